@@ -1,0 +1,1 @@
+"""Data: raw counts, store, splits, cell sets."""

@@ -1,0 +1,1 @@
+"""Noise schedule, losses and samplers. Knows neither data nor networks: takes a denoise callable."""

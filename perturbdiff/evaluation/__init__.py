@@ -1,0 +1,1 @@
+"""Metrics, differential expression and the report."""

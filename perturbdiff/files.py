@@ -1,0 +1,129 @@
+"""Outputs appear whole or not at all: write under a temporary name, then rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from perturbdiff.errors import UserError
+
+_BLOCK = 1 << 22
+
+
+@contextlib.contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise UserError(
+                f"disk full while writing {path}: free some space or choose another output folder; "
+                "nothing was left behind"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise UserError(f"cannot write {path}: permission denied; choose another output folder") from error
+        raise
+
+
+def temporary_name(path: Path) -> Path:
+    """Return the name under which ``path`` is written until it is complete."""
+    return path.with_name(f".{path.name}.partial")
+
+
+@contextlib.contextmanager
+def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside ``path`` that becomes ``path`` when the block ends well.
+
+    Parameters
+    ----------
+    path
+        The output's final name. An existing output is replaced only at the end.
+    folder
+        Whether the output is a folder, which is then created empty.
+    keep_partial
+        Keep what an interrupted run left under the temporary name, for a stage that continues there.
+        After an error the partial output is kept too, unless it is a `UserError`.
+
+    Raises
+    ------
+    UserError
+        If the place is not writable or the disk is full.
+    """
+    partial = temporary_name(path)
+    with explain_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not keep_partial:
+            remove(partial)
+        if folder:
+            partial.mkdir(exist_ok=keep_partial)
+        elif not os.access(path.parent, os.W_OK):
+            raise UserError(f"cannot write {path}: permission denied; choose another output folder")
+        try:
+            yield partial
+            replace(partial, path)
+        except BaseException as error:
+            disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not keep_partial or disk_full or isinstance(error, UserError):
+                remove(partial)
+            raise
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably."""
+    if source.is_file():
+        with source.open("rb") as handle:
+            os.fsync(handle.fileno())
+    if target.is_dir() and not target.is_symlink():
+        old = target.with_name(f".{target.name}.old")
+        remove(old)
+        target.rename(old)
+        source.rename(target)
+        remove(old)
+    else:
+        source.replace(target)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    with writing(path) as partial:
+        partial.write_text(text)
+
+
+def sha256(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file, or of a folder's files in name order.
+
+    A folder that one of our stages wrote is known by its ``manifest.json``, which determines the rest.
+    """
+    digest = hashlib.sha256()
+    if path.is_dir():
+        manifest = path / "manifest.json"
+        if manifest.is_file():
+            return sha256(manifest)
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{sha256(file)}\0".encode())
+        return digest.hexdigest()
+    with path.open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def existing(path: Path, what: str) -> Path:
+    """Return ``path`` if it exists, else raise a `UserError` that names ``what`` it should be."""
+    if not path.exists():
+        raise UserError(f"{what} not found: {path}")
+    return path

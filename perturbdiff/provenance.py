@@ -1,0 +1,158 @@
+"""What made an output: ``manifest.json`` determines the result, ``run.json`` tells how the run went.
+
+A folder carries both inside it; beside a file ``x.h5ad`` lie ``x.h5ad.manifest.json`` and ``x.h5ad.run.json``.
+Two equal runs have byte-equal manifests: no times, no hosts, no paths. A stage whose manifest already lies
+beside a finished output has nothing to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import __version__, files
+
+logger = logging.getLogger(__name__)
+
+_LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scanpy", "scipy", "torch", "zarr")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that can change a result: ours, Python's and those of the numerical libraries."""
+    found = {"perturbdiff": __version__, "python": platform.python_version()}
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def beside(out: Path, kind: str) -> Path:
+    """Return where the ``kind`` (``manifest`` or ``run``) record of output ``out`` lies."""
+    return out / f"{kind}.json" if out.is_dir() else out.with_name(f"{out.name}.{kind}.json")
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """Return the manifest of a finished output, or None if it has none that can be read."""
+    try:
+        return json.loads(beside(out, "manifest").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def as_json(record: Mapping[str, Any]) -> str:
+    """Serialise a record with sorted keys, so that equal records have equal bytes."""
+    return json.dumps(record, indent=2, sort_keys=True, default=str) + "\n"
+
+
+@dataclass
+class Stage:
+    """One run of one stage, as the body of a `stage` block sees it.
+
+    Attributes
+    ----------
+    out
+        Final name of the output.
+    path
+        Where the body writes; becomes ``out`` when the block ends.
+    skip
+        True if an equal, finished output is there: the body must return at once.
+    results
+        Facts that the inputs determine (counts, thresholds); written to the manifest.
+    notes
+        Facts of this run (throughput, retries); written to ``run.json``.
+    """
+
+    out: Path
+    path: Path
+    skip: bool = False
+    results: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def stage(
+    name: str,
+    out: Path,
+    *,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, Path],
+    seed: int | None = None,
+    folder: bool = False,
+    force: bool = False,
+    keep_partial: bool = False,
+) -> Iterator[Stage]:
+    """Run a stage file → file: hash the inputs, skip if done, write under a temporary name, record, rename.
+
+    Parameters
+    ----------
+    name
+        The command's name.
+    out
+        Final output, a file or (``folder``) a folder.
+    config
+        Everything beside the inputs that changes the result.
+    inputs
+        Input files and folders by role.
+    seed
+        The run's seed, if it draws random numbers.
+    force
+        Run even if an equal output is there.
+    keep_partial
+        See `files.writing`.
+
+    Raises
+    ------
+    UserError
+        If an input is missing or the output cannot be written.
+    """
+    started, cpu = time.time(), time.process_time()
+    hashes = {role: _input(role, Path(path)) for role, path in inputs.items()}
+    base = {"stage": name, "config": config, "inputs": hashes, "seed": seed, "versions": versions()}
+    base = json.loads(as_json(base))
+    if not force and out.exists() and _same(read_manifest(out), base):
+        logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
+        yield Stage(out, out, skip=True)
+        return
+    with files.writing(out, folder=folder, keep_partial=keep_partial) as partial:
+        run = Stage(out, partial)
+        yield run
+        manifest = as_json({**base, "results": run.results})
+        record = as_json({**run.notes, **_circumstances(name, started, cpu)})
+        for kind, text in (("manifest", manifest), ("run", record)):
+            if folder:
+                (partial / f"{kind}.json").write_text(text)
+            else:
+                files.write_text(out.with_name(f"{out.name}.{kind}.json"), text)
+
+
+def _input(role: str, path: Path) -> dict[str, str]:
+    return {"name": path.name, "sha256": files.sha256(files.existing(path, f"input '{role}'"))}
+
+
+def _same(manifest: Mapping[str, Any] | None, base: Mapping[str, Any]) -> bool:
+    return manifest is not None and {k: manifest.get(k) for k in base} == dict(base)
+
+
+def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
+    return {
+        "stage": name,
+        "command": " ".join(sys.argv),
+        "host": platform.node(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
+        "wall_seconds": round(time.time() - started, 3),
+        "cpu_seconds": round(time.process_time() - cpu, 3),
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+    }

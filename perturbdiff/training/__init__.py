@@ -1,0 +1,1 @@
+"""Training: the Lightning module, transfer between gene spaces, bundles."""
