@@ -32,7 +32,9 @@ class DataConfig(Section):
     control: str = Field("control", description="label of the control cells in the perturbation column")
     cell_type_key: str | None = Field("cell_type", description="obs column of the cell type; none: one type")
     batch_key: str | None = Field("batch", description="obs column of the batch or donor; none: one batch")
-    dose_key: str | None = Field(None, description="obs column of the dose; joined to the label as 'drug@dose'")
+    dose_key: str | None = Field(
+        None, description="obs column of the dose; joined to the label as 'drug@dose'"
+    )
     extra_obs: tuple[str, ...] = Field((), description="further obs columns to keep (e.g. to hold out by)")
     layer: str = Field("X", description="where the values are: X, raw, or layers/NAME")
     input_scale: Literal["counts", "log1p"] = Field("counts", description="what the values are")
@@ -118,7 +120,9 @@ class TrainConfig(Section):
     sets_per_step: int = Field(8, ge=1, description="B, sets in an optimiser step over all ranks")
     learning_rate: float = Field(2e-4, gt=0)
     warmup_steps: int = Field(200, ge=0)
-    plateau_fraction: float = Field(0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up")
+    plateau_fraction: float = Field(
+        0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up"
+    )
     final_rate: float = Field(0.1, ge=0, le=1, description="floor of the cosine, share of the learning rate")
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = Field(0.01, ge=0)
@@ -235,6 +239,24 @@ def load_with_sources(
         raise UserError(f"{origin}: {_explain(error)}") from None
 
 
+def describe(source: str | Path | None, overrides: Iterable[str] = ()) -> str:
+    """Return the resolved configuration as YAML, each value with its source as a comment."""
+    config, sources = load_with_sources(source, overrides)
+    lines = []
+    for dotted in keys():
+        value: Any = config
+        *sections, last = dotted.split(".")
+        for name in dotted.split("."):
+            value = getattr(value, name)
+        if sections and (head := f"{'.'.join(sections)}:") not in lines:
+            lines.append(head)
+        text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True)
+        text = text.removesuffix("...\n").strip()
+        origin = sources.get(dotted, "default")
+        lines.append(f"{'  ' if sections else ''}{last}: {text}" + (f"  # {origin}" if sections else ""))
+    return "\n".join(lines)
+
+
 def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = Path(source)
     if source in presets():
@@ -242,9 +264,11 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     elif path.is_file():
         text = path.read_text()
     else:
-        raise UserError(f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}")
+        raise UserError(
+            f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
+        )
     try:
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader with three value tags
+        tree = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"configuration {source} is not valid YAML: {error}") from None
     tree = {} if tree is None else tree
@@ -311,5 +335,7 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown key '{key}'{nearest(key, keys())}")
         else:
-            lines.append(f"'{key}': {problem['msg'].lower()}, got {problem['input']!r}")
+            lines.append(
+                f"'{key}': {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+            )
     return "; ".join(dict.fromkeys(lines))

@@ -27,7 +27,9 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 "nothing was left behind"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"cannot write {path}: permission denied; choose another output folder") from error
+            raise UserError(
+                f"cannot write {path}: permission denied; choose another output folder"
+            ) from error
         raise
 
 

@@ -67,6 +67,12 @@ def track(label: str, total: int, unit: str = "cells") -> Iterator[Track]:
         yield work
         logger.info("%s", work.line())
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as bar:
         yield Track(label, total, unit, bar)

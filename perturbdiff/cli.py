@@ -1,0 +1,463 @@
+"""The command line: one command per stage, each a function file → file. Bodies import late, so help is instant."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from perturbdiff import __version__
+from perturbdiff.errors import (
+    EXIT_FAILURE,
+    EXIT_STOPPED_EARLY,
+    EXIT_USER_ERROR,
+    StoppedEarly,
+    UserError,
+)
+
+if TYPE_CHECKING:
+    from perturbdiff.config import Config
+
+app = typer.Typer(
+    name="perturbdiff",
+    help="Predict how populations of single cells respond to a perturbation: raw counts → store → model → report.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: half the start-up time
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Show recipes and their schema.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Recipe = Annotated[str | None, typer.Option("--config", "-c", help="Preset name or YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed; default: the recipe's.")]
+Force = Annotated[bool, typer.Option("--force", help="Run even if an equal output is there.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Output; appears only when complete.")]
+Part = Annotated[
+    Literal["train", "valid", "test"], typer.Option("--part", help="Part of the split to predict.")
+]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option("--checkpoints", help="Folder for resumable checkpoints; default: OUT.checkpoints."),
+]
+Resume = Annotated[
+    Literal["auto", "never"], typer.Option("--resume", help="Continue from a checkpoint if there is one.")
+]
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"perturbdiff {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Set what is said while a command runs."""
+    if "--help" not in sys.argv and "-h" not in sys.argv:
+        from perturbdiff.progress import set_up_logging
+
+        set_up_logging(-1 if quiet else verbose)
+
+
+def _config(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
+    from perturbdiff.config import load
+
+    chosen = load(recipe, overrides or ())
+    return chosen if seed is None else chosen.model_copy(update={"seed": seed})
+
+
+def _done(out: Path) -> None:
+    typer.echo(str(out))
+
+
+@app.command()
+def simulate(
+    out: Out,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    cells: Annotated[
+        int | None, typer.Option("--cells", min=1, help="Number of cells (simulate.num_cells).")
+    ] = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Simulate counts with known truth.
+
+    Writes counts.h5ad (raw counts), effects.parquet (the true effects) and conditions.csv.
+    """
+    from perturbdiff.data.synthetic import simulate as run
+
+    given = [*(overrides or []), *([f"simulate.num_cells={cells}"] if cells else [])]
+    config = _config(recipe, given, seed)
+    _done(run(out, config.simulate, seed=config.seed, force=force))
+
+
+@app.command()
+def preprocess(
+    inputs: Annotated[list[Path], typer.Argument(help="h5ad or zarr files with raw counts.")],
+    out: Out,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Split, for genes from training cells only.")
+    ] = None,
+    genes: Annotated[
+        Path | None, typer.Option("--genes", help="Text file of gene names to keep, in order.")
+    ] = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Turn raw counts into a store.
+
+    Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition.
+    """
+    from perturbdiff.data.preprocess import preprocess as run
+
+    config = _config(recipe, overrides, seed)
+    _done(run(inputs, out, config.data, split=split, genes=genes, seed=config.seed, force=force))
+
+
+@app.command()
+def split(
+    source: Annotated[Path, typer.Argument(help="A store, or the raw h5ad/zarr input.")],
+    out: Out,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    toml: Annotated[Path | None, typer.Option("--toml", help="STATE-style split file.")] = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Decide what is held out.
+
+    Every condition is put into train, valid, test or unused; a leak is an error; counts are written.
+    """
+    from perturbdiff.data.splits import make_split
+
+    config = _config(recipe, overrides, seed)
+    _done(make_split(source, out, config, toml=toml, seed=config.seed, force=force))
+
+
+@app.command()
+def stats(
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    out: Out,
+    split: Annotated[Path | None, typer.Option("--split", help="Split, to count per part.")] = None,
+    force: Force = False,
+) -> None:
+    """Describe a store in tables.
+
+    Cells, depth, sparsity, cells per perturbation and condition, composition.
+    """
+    from perturbdiff.data.statistics import write_statistics
+
+    _done(write_statistics(store, out, split=split, force=force))
+
+
+@app.command()
+def pretrain(
+    stores: Annotated[list[Path], typer.Argument(help="Stores of unperturbed (and training) cells.")],
+    out: Out,
+    downstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--downstream",
+            metavar="STORE:SPLIT",
+            help="Its validation and test conditions and cells are left out.",
+        ),
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Learn a prior from unperturbed cells."""
+    from perturbdiff.training.run import pretrain as run
+
+    pairs = [_pair(text) for text in downstream or []]
+    config = _config(recipe, overrides, seed)
+    _done(
+        run(
+            stores,
+            out,
+            config,
+            downstream=pairs,
+            checkpoints=checkpoints,
+            resume=resume,
+            device=device,
+            force=force,
+        )
+    )
+
+
+@app.command()
+def train(
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    out: Out,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Train a model from scratch and write a bundle."""
+    from perturbdiff.training.run import train as run
+
+    config = _config(recipe, overrides, seed)
+    _done(run(store, split, out, config, checkpoints=checkpoints, resume=resume, device=device, force=force))
+
+
+@app.command()
+def finetune(
+    bundle: Annotated[Path, typer.Argument(help="Pretrained bundle.")],
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    out: Out,
+    transfer: Annotated[
+        Literal["keep", "reinitialise", "replace"],
+        typer.Option(
+            "--transfer",
+            help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",
+        ),
+    ] = "keep",
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Continue from a pretrained bundle on perturbation data."""
+    from perturbdiff.training.run import finetune as run
+
+    config = _config(recipe, overrides, seed)
+    settings: dict[str, Any] = {
+        "checkpoints": checkpoints,
+        "resume": resume,
+        "device": device,
+        "force": force,
+    }
+    _done(run(bundle, store, split, out, config, transfer=transfer, **settings))
+
+
+@app.command()
+def sample(
+    bundle: Annotated[Path, typer.Argument(help="Model bundle.")],
+    store: Annotated[Path, typer.Argument(help="Store with the control cells to start from.")],
+    out: Out,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Predict the conditions of a part of this split.")
+    ] = None,
+    part: Part = "test",
+    conditions: Annotated[
+        Path | None,
+        typer.Option(
+            "--conditions", help="CSV of cell_type, batch, perturbation, n_cells to predict instead."
+        ),
+    ] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0.")
+    ] = "0/1",
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Generate cells with a trained model.
+
+    For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls.
+    """
+    from perturbdiff.sampling import sample as run
+
+    chosen = _config(recipe, overrides, seed) if recipe or overrides else None
+    settings: dict[str, Any] = {
+        "split": split,
+        "part": part,
+        "conditions": conditions,
+        "shard": _shard(shard),
+    }
+    settings |= {
+        "config": chosen.sample if chosen else None,
+        "seed": seed or 0,
+        "device": device,
+        "force": force,
+    }
+    _done(run(bundle, store, out, **settings))
+
+
+@app.command()
+def baseline(
+    name: Annotated[str, typer.Argument(help="Which baseline; see docs/baselines.md.")],
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    out: Out,
+    part: Part = "test",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Predict with a baseline.
+
+    The same files in and out as train and sample.
+    """
+    from perturbdiff.baselines import predict
+
+    _done(predict(name, store, split, out, part=part, seed=seed or 0, force=force))
+
+
+@app.command()
+def evaluate(
+    predictions: Annotated[Path | None, typer.Argument(help="Predictions (h5ad or zarr).")] = None,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="Store, or AnnData with the real cells.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")] = None,
+    ceiling: Annotated[
+        bool, typer.Option("--ceiling", help="Score one half of the real cells against the other instead.")
+    ] = False,
+    split: Annotated[Path | None, typer.Option("--split", help="Split, for --ceiling.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="Name in the tables; default: the file's.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Name in the tables; default: the store's.")
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Score predictions against real cells.
+
+    The 14 metrics of the paper, energy distance, realism of the cells and DE tables.
+    """
+    from perturbdiff.evaluation import run
+
+    if truth is None or out is None or (split is None if ceiling else predictions is None):
+        raise UserError(
+            "evaluate needs PREDICTIONS --truth STORE --out FOLDER, or --ceiling --truth --split --out"
+        )
+    config = _config(recipe, overrides, seed)
+    common: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
+    if ceiling and split is not None:
+        _done(run.ceiling(truth, split, out, config.evaluate, **common))
+    elif predictions is not None:
+        _done(run.evaluate(predictions, truth, out, config.evaluate, method=method, **common))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders written by evaluate.")],
+    out: Out,
+    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Perturbation predictions",
+    bundle: Annotated[
+        list[Path] | None, typer.Option("--bundle", help="Trained bundles, for curves.")
+    ] = None,
+    stats: Annotated[list[Path] | None, typer.Option("--stats", help="Folders written by stats.")] = None,
+    split: Annotated[list[Path] | None, typer.Option("--split", help="Splits.")] = None,
+    against: Annotated[str | None, typer.Option("--against", help="Method to compare ours with.")] = None,
+    force: Force = False,
+) -> None:
+    """Compare methods on one HTML page.
+
+    Prints the main metrics as well.
+    """
+    from perturbdiff.evaluation.report import headline, write_report
+
+    settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
+    page = write_report(runs, out, title=title, against=against, force=force, **settings)
+    typer.echo(headline(runs))
+    _done(page)
+
+
+@app.command()
+def doctor() -> None:
+    """Tell what this machine offers.
+
+    GPU, Slurm, Apptainer, Nextflow, memory; what is missing and what to do about it.
+    """
+    from perturbdiff.doctor import diagnose, render
+
+    typer.echo(render(diagnose()))
+
+
+@config_app.command("show")
+def config_show(
+    recipe: Annotated[
+        str | None, typer.Argument(help="Preset name or YAML file; none lists the presets.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print a complete recipe with the source of each value (paper, released, ours, default)."""
+    from perturbdiff.config import describe, presets
+
+    typer.echo(describe(recipe, overrides or ()) if recipe or overrides else "\n".join(presets()))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of the configuration."""
+    import json
+
+    from perturbdiff.config import Config
+
+    typer.echo(json.dumps(Config.model_json_schema(), indent=2))
+
+
+def _pair(text: str) -> tuple[Path, Path]:
+    store, colon, parts = text.partition(":")
+    if not colon:
+        raise UserError(f"--downstream {text!r}: write it as STORE:SPLIT")
+    return Path(store), Path(parts)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise UserError(f"--shard {text!r}: write it as I/N with I counted from 0, e.g. 0/4")
+    return int(index), int(count)
+
+
+def main() -> None:
+    """Run the command line and turn what went wrong into a line for a person and an exit code."""
+    code = 0
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        code = EXIT_USER_ERROR
+    except StoppedEarly as error:
+        typer.secho(f"stopped early: {error}", err=True)
+        code = EXIT_STOPPED_EARLY
+    except Exception:
+        logging.getLogger("perturbdiff").exception(
+            "this is a bug in perturbdiff; please report it with this trace"
+        )
+        code = EXIT_FAILURE
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

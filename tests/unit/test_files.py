@@ -1,0 +1,71 @@
+import errno
+import os
+
+import pytest
+
+from perturbdiff import files
+from perturbdiff.errors import UserError
+
+
+def test_output_appears_only_at_the_end(tmp_path):
+    out = tmp_path / "a" / "out.txt"
+    with files.writing(out) as partial:
+        partial.write_text("new")
+        assert not out.exists()
+    assert out.read_text() == "new"
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_failure_leaves_the_old_output_and_nothing_else(tmp_path):
+    out = tmp_path / "out.txt"
+    out.write_text("old")
+    with pytest.raises(RuntimeError), files.writing(out) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_folder_replaces_folder(tmp_path):
+    out = tmp_path / "store"
+    for text in ("one", "two"):
+        with files.writing(out, folder=True) as partial:
+            (partial / "x").write_text(text)
+    assert (out / "x").read_text() == "two"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_partial_is_kept_for_a_stage_that_continues(tmp_path):
+    out = tmp_path / "store"
+    with pytest.raises(RuntimeError), files.writing(out, folder=True, keep_partial=True) as partial:
+        (partial / "x").write_text("done so far")
+        raise RuntimeError
+    with files.writing(out, folder=True, keep_partial=True) as partial:
+        assert (partial / "x").read_text() == "done so far"
+
+
+def test_disk_full_is_explained_and_cleaned_up(tmp_path):
+    out = tmp_path / "store"
+    with pytest.raises(UserError, match="disk full while writing .*store"):
+        with files.writing(out, folder=True, keep_partial=True) as partial:
+            (partial / "x").write_text("half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_permission_is_explained(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UserError, match="permission denied"), files.writing(tmp_path / "out.txt"):
+        pass
+
+
+def test_hash_of_a_folder_sees_names_and_contents(tmp_path):
+    def make(name, entry, text):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / entry).write_text(text)
+        return files.sha256(tmp_path / name)
+
+    one = make("a", "x", "1")
+    assert one == make("b", "x", "1")
+    assert one != make("c", "y", "1")
+    assert one != make("d", "x", "2")
