@@ -30,6 +30,10 @@ def explain_os_errors(path: Path) -> Iterator[None]:
             raise UserError(
                 f"cannot write {path}: permission denied; choose another output folder"
             ) from error
+        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise UserError(
+                f"cannot write {path}: {error.strerror.lower()}; choose another output"
+            ) from error
         raise
 
 

@@ -1,6 +1,64 @@
-"""Shared by all tests: few threads, no user site."""
+"""Shared by all tests: few threads, a tiny data set, and the command line run in this process."""
 
 import os
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_data import tiny_counts
+
+from perturbdiff import cli
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command said and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cli(monkeypatch, capfd):
+    """Run ``perturbdiff …`` as a user would; returns exit code and texts."""
+
+    def run(*arguments) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["perturbdiff", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capfd.readouterr()
+        return Outcome(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def counts_file(tmp_path) -> Path:
+    """A small h5ad with raw counts."""
+    path = tmp_path / "counts.h5ad"
+    tiny_counts().write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
+    from perturbdiff.data.preprocess import preprocess
+    from perturbdiff.data.splits import make_split
+    from perturbdiff.training.run import train
+
+    from perturbdiff import config
+
+    folder = tmp_path_factory.mktemp("trained")
+    tiny_counts().write_h5ad(folder / "counts.h5ad")
+    recipe = config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4"])
+    preprocess([folder / "counts.h5ad"], folder / "store", recipe.data)
+    make_split(folder / "store", folder / "split.parquet", recipe)
+    train(folder / "store", folder / "split.parquet", folder / "bundle", recipe, device="cpu")
+    return folder
