@@ -1,0 +1,324 @@
+"""Cell sets: which rows of a store make a training example, as a pure function of seed and position.
+
+A set holds ``m`` cells of one condition and ``m`` control cells of the same cell type and batch (paper, App.
+Training Details). The sets form one endless stream: epoch after epoch, each with every cell at least once.
+Nothing in the stream depends on the number of ranks or workers or on where a run was resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little of the population
+_CYCLE = 1024  # positions over which a mixture keeps its weights exactly
+
+# First words of the seeds, so that no two kinds of draw share a random stream.
+_ORDER, _DRAW, _MIX = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class CellSet:
+    """Rows of one training example.
+
+    Attributes
+    ----------
+    condition
+        Row of the condition in its store's table.
+    target, control
+        int64 [m]: store rows of the cells of the condition, and of control cells.
+    store
+        Index of the store in a mixture.
+    """
+
+    condition: int
+    target: np.ndarray
+    control: np.ndarray
+    store: int = 0
+
+
+class SetStream(Protocol):
+    """What the loader needs: the sets of this rank at optimiser step ``k``."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps that pass over all cells once."""
+        ...
+
+    def step(self, k: int) -> list[CellSet]:
+        """Return the sets of step ``k`` on this rank."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One epoch: every used row in its order within its condition, and the order of the sets."""
+
+    epoch: int
+    positions: np.ndarray  # int32 [cells]: permutation within each condition, conditions end to end
+    order: np.ndarray  # int [sets]
+
+
+class CellSetSampler:
+    """The stream of cell sets of one store.
+
+    Each epoch permutes the cells of each condition, cuts them in blocks of ``set_size``, fills the last block with
+    repeats drawn from the condition and shuffles the sets of all conditions together. A set never mixes
+    conditions. Control cells are drawn at random from the matched controls (`ControlPools`).
+
+    Parameters
+    ----------
+    conditions
+        `Store.conditions`.
+    use
+        bool [n_conditions]: conditions whose cells are targets. Control conditions among them are targets only
+        with ``control_targets``.
+    set_size
+        m, cells in a set.
+    sets_per_step
+        B, sets in an optimiser step over all ranks; a multiple of ``world_size``.
+    seed
+        Seed of the stream.
+    control_targets
+        Control sets are targets too. Their control set is drawn from the other cells: a condition of fewer than
+        2m cells is cut in halves, one target and one control; only below 16 cells may the two overlap.
+    rank, world_size
+        This rank gets sets r, r + W, r + 2W, … of the stream.
+    exclude
+        bool [n_cells]: store rows never used. A condition that loses all its cells disappears.
+    window
+        Rows that stay together when a condition is permuted, and in which controls are drawn. 1: single rows.
+        Larger values keep reads from disk sequential; a store is shuffled within conditions, so a window is as
+        fair a sample as single rows.
+
+    Raises
+    ------
+    UserError
+        If nothing is left to train on, the ranks do not divide the sets of a step, or controls are missing.
+    """
+
+    def __init__(
+        self,
+        conditions: pd.DataFrame,
+        use: np.ndarray,
+        *,
+        set_size: int,
+        sets_per_step: int,
+        seed: int,
+        control_targets: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        exclude: np.ndarray | None = None,
+        window: int = 1,
+    ) -> None:
+        check_ranks(sets_per_step, rank, world_size)
+        self.set_size, self.sets_per_step, self.seed, self.window = set_size, sets_per_step, seed, window
+        self.rank, self.world_size = rank, world_size
+        self._rows = Rows(conditions, exclude)
+        self._is_control = conditions["is_control"].to_numpy(bool)
+        targets = np.asarray(use, dtype=bool) & (self._rows.count > 0)
+        if not control_targets:
+            targets &= ~self._is_control
+        self.targets = np.flatnonzero(targets)
+        if not len(self.targets):
+            raise UserError(
+                "no cells to make sets of: no condition of this part of the split is in the store"
+            )
+        self._pools = ControlPools(conditions, self._rows, self.targets)
+        count = self._rows.count[self.targets]
+        self._block = self._block_sizes(count)
+        sets = -(-count // self._block)
+        self._first_set = np.concatenate([[0], np.cumsum(sets)])
+        self._first_cell = np.concatenate([[0], np.cumsum(count)])
+        self.sets_per_epoch = int(self._first_set[-1])
+        self._plans: dict[int, _Plan] = {}
+        self._report_small(count)
+
+    def _block_sizes(self, count: np.ndarray) -> np.ndarray:
+        halves = (
+            self._is_control[self.targets] & (count < 2 * self.set_size) & (count >= 2 * FEWEST_CONTROLS_LEFT)
+        )
+        return np.where(halves, np.minimum(-(-count // 2), self.set_size), self.set_size)
+
+    def _report_small(self, count: np.ndarray) -> None:
+        small = int((count < self.set_size).sum())
+        if small:
+            logger.info(
+                "%d of %d conditions have fewer than %d cells: their sets hold repeats drawn with replacement",
+                small, len(count), self.set_size,
+            )  # fmt: skip
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps that pass over all cells once (the last one reaches into the next epoch)."""
+        return -(-self.sets_per_epoch // self.sets_per_step)
+
+    def step(self, k: int) -> list[CellSet]:
+        """Return the B / W sets of optimiser step ``k`` on this rank."""
+        return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
+
+    def set_at(self, position: int) -> CellSet:
+        """Return the set at a position of the stream, the same for every rank."""
+        epoch, index = divmod(position, self.sets_per_epoch)
+        plan = self._plan(epoch)
+        number = int(plan.order[index])
+        slot = int(np.searchsorted(self._first_set, number, side="right")) - 1
+        condition, first = int(self.targets[slot]), int(self._first_cell[slot])
+        count, block = int(self._rows.count[condition]), int(self._block[slot])
+        begin = (number - int(self._first_set[slot])) * block
+        own = plan.positions[first + begin : first + min(begin + block, count)].astype(np.int64)
+        rng = generator(_DRAW, self.seed, epoch, number)
+        cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
+        if self._is_control[condition]:
+            cells, control = self._own_controls(condition, own, rng)
+        else:
+            control = self._controls(condition, rng)
+        return CellSet(condition, self._rows.at(condition, cells), control)
+
+    def _controls(self, condition: int, rng: np.random.Generator) -> np.ndarray:
+        if self.window == 1:
+            return self._pools.draw(condition, self.set_size, rng)
+        pool = self._pools.pool(condition)
+        total = int(self._rows.count[pool].sum())
+        starts = rng.choice(total, -(-self.set_size // self.window), replace=True)
+        positions = (starts[:, None] + np.arange(self.window)).reshape(-1)[: self.set_size] % total
+        return self._rows.pooled(pool, positions)
+
+    def _own_controls(
+        self, condition: int, own: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return target positions and control rows of a set of controls, disjoint where enough are left."""
+        count, size = int(self._rows.count[condition]), self.set_size
+        # Repeats come from the target's own cells: any other cell may be in the control set.
+        cells = np.concatenate([own, rng.choice(own, size - len(own))]) if len(own) < size else own
+        left = np.setdiff1d(np.arange(count), own, assume_unique=True)
+        if len(left) < FEWEST_CONTROLS_LEFT:
+            left = np.arange(count)
+        return cells, self._rows.at(condition, rng.choice(left, size, replace=len(left) < size))
+
+    def _plan(self, epoch: int) -> _Plan:
+        if epoch not in self._plans:
+            # A step may straddle two epochs, so the one before is kept until it is surely done with.
+            self._plans = {e: plan for e, plan in self._plans.items() if abs(e - epoch) == 1}
+            self._plans[epoch] = self._make_plan(epoch)
+        return self._plans[epoch]
+
+    def _make_plan(self, epoch: int) -> _Plan:
+        rng = generator(_ORDER, self.seed, epoch)
+        positions = np.empty(self._first_cell[-1], dtype=np.int32)
+        for slot in range(len(self.targets)):
+            part = positions[self._first_cell[slot] : self._first_cell[slot + 1]]
+            part[:] = np.arange(len(part), dtype=np.int32)
+            if self.window == 1:
+                rng.shuffle(part)
+            else:
+                part[:] = _shuffled_windows(part, self.window, rng)
+        return _Plan(epoch, positions, rng.permutation(self.sets_per_epoch))
+
+
+class MixtureSampler:
+    """Several stores' streams in one, with exact weights.
+
+    Of every 1024 successive sets each store gets its share, in an order drawn from (seed, cycle); within a store
+    the sets follow its own stream, so none is left out.
+
+    Parameters
+    ----------
+    samplers
+        One for each store.
+    weights
+        Relative share of each store's sets. None: by the number of sets in an epoch, as if all were one store.
+    sets_per_step, seed, rank, world_size
+        As in `CellSetSampler`; those of the single samplers are not used.
+    """
+
+    def __init__(
+        self,
+        samplers: Sequence[CellSetSampler],
+        *,
+        sets_per_step: int,
+        seed: int,
+        weights: Sequence[float] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        check_ranks(sets_per_step, rank, world_size)
+        sizes = {sampler.set_size for sampler in samplers}
+        if len(sizes) > 1:
+            raise UserError(
+                f"the stores of a mixture need one set size, found {listing(map(str, sorted(sizes)))}"
+            )
+        share = np.array(
+            weights if weights is not None else [s.sets_per_epoch for s in samplers], dtype=np.float64
+        )
+        if len(share) != len(samplers) or (share <= 0).any():
+            raise UserError(f"mixture: give one weight above 0 for each of the {len(samplers)} stores")
+        self.samplers, self.sets_per_step, self.seed = list(samplers), sets_per_step, seed
+        self.rank, self.world_size = rank, world_size
+        self.quota = _quota(share / share.sum())
+        self._cycle: tuple[int, np.ndarray, np.ndarray] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps after which every store has been passed over at least once."""
+        longest = max(s.sets_per_epoch / q for s, q in zip(self.samplers, self.quota, strict=True))
+        return -(-int(np.ceil(longest * self.quota.sum())) // self.sets_per_step)
+
+    def step(self, k: int) -> list[CellSet]:
+        """Return the B / W sets of optimiser step ``k`` on this rank."""
+        return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
+
+    def set_at(self, position: int) -> CellSet:
+        """Return the set at a position of the mixed stream, the same for every rank."""
+        cycle, index = divmod(position, int(self.quota.sum()))
+        if self._cycle is None or self._cycle[0] != cycle:
+            order = np.repeat(np.arange(len(self.samplers)), self.quota)
+            generator(_MIX, self.seed, cycle).shuffle(order)
+            before = np.empty_like(order)
+            for i in range(len(self.samplers)):
+                before[order == i] = np.arange(self.quota[i])
+            self._cycle = (cycle, order, before)
+        store, before_here = int(self._cycle[1][index]), int(self._cycle[2][index])
+        return replace(self.samplers[store].set_at(cycle * int(self.quota[store]) + before_here), store=store)
+
+
+def check_ranks(sets_per_step: int, rank: int, world_size: int) -> None:
+    """Raise a `UserError` if the sets of a step cannot be shared out evenly."""
+    if sets_per_step % world_size or not 0 <= rank < world_size:
+        raise UserError(
+            f"train.sets_per_step={sets_per_step} cannot be shared evenly by {world_size} processes; "
+            "choose a multiple of their number"
+        )
+
+
+def rank_positions(k: int, sets_per_step: int, rank: int, world_size: int) -> range:
+    """Return the stream positions of optimiser step ``k`` that belong to a rank."""
+    return range(k * sets_per_step + rank, (k + 1) * sets_per_step, world_size)
+
+
+def _quota(share: np.ndarray) -> np.ndarray:
+    """Return how many of a cycle's positions each store gets: largest remainders, at least one."""
+    exact = share * _CYCLE
+    quota = np.maximum(np.floor(exact).astype(np.int64), 1)
+    left = _CYCLE - int(quota.sum())
+    if left > 0:
+        quota[np.argsort(np.floor(exact) - exact, kind="stable")[:left]] += 1
+    return quota
+
+
+def _shuffled_windows(rows: np.ndarray, window: int, rng: np.random.Generator) -> np.ndarray:
+    """Return ``rows`` with windows of successive rows in random order, cut at a random offset."""
+    turned = np.roll(rows, -int(rng.integers(len(rows))))
+    starts = np.arange(0, len(rows), window)
+    rng.shuffle(starts)
+    return np.concatenate([turned[a : a + window] for a in starts])

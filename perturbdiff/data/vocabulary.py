@@ -1,0 +1,253 @@
+"""Names and numbers: covariate labels to embedding ids, and a store's genes to a model's gene list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from perturbdiff import files
+from perturbdiff.data.kernels import kernel
+from perturbdiff.errors import UserError, listing, nearest
+
+Kind = Literal["perturbation", "cell_type", "batch", "datasets"]
+KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch", "datasets")
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Labels of each covariate and their ids; id 0 means "none or unknown", the first label has id 1.
+
+    Attributes
+    ----------
+    perturbation, cell_type, batch, datasets
+        Labels in the order of their ids, each once.
+    control
+        The perturbation label of control cells. Stores that call their controls by another name share this id.
+    """
+
+    perturbation: tuple[str, ...]
+    cell_type: tuple[str, ...]
+    batch: tuple[str, ...]
+    datasets: tuple[str, ...] = ("all",)
+    control: str = "control"
+    _ids: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            labels = getattr(self, kind)
+            ids = {label: i for i, label in enumerate(labels, start=1)}
+            if len(ids) != len(labels):
+                twice = next(label for i, label in enumerate(labels) if label in labels[:i])
+                raise UserError(f"vocabulary: {kind} '{twice}' occurs twice; every label needs one id")
+            self._ids[kind] = ids
+        if self.control not in self._ids["perturbation"]:
+            raise UserError(f"vocabulary: the control label '{self.control}' is not among its perturbations")
+
+    @classmethod
+    def from_conditions(
+        cls, tables: Sequence[pd.DataFrame], *, control: str, datasets: Sequence[str] = ("all",)
+    ) -> Vocabulary:
+        """Collect the labels of condition tables (`Store.conditions`, one for each store), sorted.
+
+        Controls count under the label ``control`` whatever their store calls them.
+        """
+        labels: dict[str, set[str]] = {"perturbation": {control}, "cell_type": set(), "batch": set()}
+        for table in tables:
+            perturbed = table[~table["is_control"].to_numpy(bool)]
+            labels["perturbation"] |= set(perturbed["perturbation"].astype(str))
+            labels["cell_type"] |= set(table["cell_type"].astype(str))
+            labels["batch"] |= set(table["batch"].astype(str))
+        ordered = {kind: tuple(sorted(found)) for kind, found in labels.items()}
+        return cls(**ordered, datasets=tuple(datasets), control=control)
+
+    def size(self, kind: Kind) -> int:
+        """Return the number of ids of a covariate, the reserved id 0 included."""
+        return len(self._ids[kind]) + 1
+
+    def __contains__(self, item: tuple[Kind, str]) -> bool:
+        kind, label = item
+        return label in self._ids[kind]
+
+    def encode(self, kind: Kind, labels: Iterable[str], *, strict: bool = False) -> np.ndarray:
+        """Return the ids of ``labels`` as int64 [n]; an unknown label gets 0.
+
+        Raises
+        ------
+        UserError
+            If ``strict`` and a label is unknown.
+        """
+        ids = self._ids[kind]
+        labels = [str(label) for label in labels]
+        unknown = [label for label in dict.fromkeys(labels) if label not in ids] if strict else []
+        if unknown:
+            raise UserError(
+                f"the model was not trained with {kind} {listing(unknown)}{nearest(unknown[0], ids)}; "
+                f"leave these conditions out or train a model with them"
+            )
+        return np.array([ids.get(label, 0) for label in labels], dtype=np.int64)
+
+    def encode_conditions(self, conditions: pd.DataFrame) -> dict[Kind, np.ndarray]:
+        """Return int64 ids [n_conditions] of the three covariates of a condition table."""
+        perturbation = conditions["perturbation"].astype(str).to_numpy(object)
+        if "is_control" in conditions:
+            perturbation = np.where(conditions["is_control"].to_numpy(bool), self.control, perturbation)
+        return {
+            "perturbation": self.encode("perturbation", perturbation),
+            "cell_type": self.encode("cell_type", conditions["cell_type"]),
+            "batch": self.encode("batch", conditions["batch"]),
+        }
+
+    def extended(self, other: Vocabulary) -> Vocabulary:
+        """Return this vocabulary with the labels of ``other`` that it lacks appended; old ids stay."""
+
+        def grown(kind: Kind) -> tuple[str, ...]:
+            old, new = getattr(self, kind), getattr(other, kind)
+            if kind == "perturbation":  # both controls are the one control
+                new = tuple(label for label in new if label != other.control)
+            return (*old, *(label for label in new if label not in self._ids[kind]))
+
+        return Vocabulary(**{kind: grown(kind) for kind in KINDS}, control=self.control)
+
+    def to_json(self, path: Path) -> None:
+        """Write the labels in the order of their ids."""
+        record = {
+            "format": FORMAT,
+            "control": self.control,
+            **{kind: list(getattr(self, kind)) for kind in KINDS},
+        }
+        files.write_text(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+
+    @classmethod
+    def from_json(cls, path: Path) -> Vocabulary:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        UserError
+            If the file is missing, not ours or of a newer format.
+        """
+        try:
+            record = json.loads(files.existing(path, "vocabulary").read_text())
+            labels = {kind: tuple(str(label) for label in record[kind]) for kind in KINDS}
+            version, control = int(record["format"]), str(record["control"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path}: not a vocabulary of this package ({error})") from None
+        if version > FORMAT:
+            raise UserError(f"{path}: format {version} is newer than this version reads; update perturbdiff")
+        return cls(**labels, control=control)
+
+
+class GeneMap:
+    """Places a store's columns in the order of a model's gene list, by name.
+
+    Genes the store lacks are zero; genes the model does not know are left out.
+
+    Parameters
+    ----------
+    source
+        Names of the columns that are there.
+    target
+        Names of the columns that are wanted.
+    name
+        What the source is called in messages.
+
+    Attributes
+    ----------
+    columns
+        int32 [len(source)]: target column of each source column, -1 if it is left out.
+    missing, extra
+        Names that only the target or only the source has.
+
+    Raises
+    ------
+    UserError
+        If a name occurs twice or the two lists have none in common.
+    """
+
+    def __init__(self, source: Sequence[str], target: Sequence[str], *, name: str = "input") -> None:
+        self.source, self.target, self.name = list(map(str, source)), list(map(str, target)), name
+        for what, genes in ((name, self.source), ("gene list of the model", self.target)):
+            index = pd.Index(genes)
+            if not index.is_unique:
+                twice = index[index.duplicated()].unique()
+                raise UserError(f"{what}: genes occur twice: {listing(twice)}; make the names unique")
+        position = {gene: i for i, gene in enumerate(self.target)}
+        self.columns = np.array([position.get(gene, -1) for gene in self.source], dtype=np.int32)
+        present = set(self.source)
+        self.missing = [gene for gene in self.target if gene not in present]
+        self.extra = [gene for gene, column in zip(self.source, self.columns, strict=True) if column < 0]
+        if len(self.missing) == len(self.target):
+            raise UserError(
+                f"{name}: no gene in common with the model (here e.g. {listing(self.source, 3)}; model "
+                f"{listing(self.target, 3)}); use the same kind of gene names"
+            )
+
+    @property
+    def identity(self) -> bool:
+        """Whether source and target are the same list in the same order."""
+        return self.source == self.target
+
+    def report(self) -> str:
+        """Return one line on how the genes match."""
+        shared = len(self.target) - len(self.missing)
+        line = f"{self.name}: {shared} of the model's {len(self.target)} genes found"
+        if self.missing:
+            line += f"; set to zero: {listing(self.missing, 5)}"
+        if self.extra:
+            line += f"; not used: {listing(self.extra, 5)}"
+        return line
+
+    def apply(self, matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+        """Return ``matrix`` [n, source] as CSR [n, target], units unchanged."""
+        if self.identity:
+            return matrix
+        placed = self.columns[np.asarray(matrix.indices)]
+        keep = placed >= 0
+        counted = np.concatenate([[0], np.cumsum(keep)])
+        indptr = counted[np.asarray(matrix.indptr)]
+        result = sparse.csr_matrix(
+            (np.asarray(matrix.data)[keep], placed[keep], indptr), shape=(len(indptr) - 1, len(self.target))
+        )
+        result.sort_indices()
+        return result
+
+    def dense(
+        self, matrix: sparse.csr_matrix, out: np.ndarray | None = None, rows: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Return ``matrix`` [n, source] as float32 [n, target].
+
+        With ``out`` [N, target], row i of ``matrix`` is written to row ``rows[i]`` of it (default: to row i).
+        """
+        indptr = np.asarray(matrix.indptr)
+        if out is None:
+            out = np.empty((len(indptr) - 1, len(self.target)), dtype=np.float32)
+        if rows is None:
+            rows = np.arange(len(indptr) - 1)
+        _scatter(np.asarray(matrix.data), np.asarray(matrix.indices), indptr, self.columns, rows, out)
+        return out
+
+
+@kernel
+def _scatter(
+    data: np.ndarray,
+    indices: np.ndarray,
+    indptr: np.ndarray,
+    columns: np.ndarray,
+    rows: np.ndarray,
+    out: np.ndarray,
+) -> None:
+    for i in range(len(rows)):
+        row = rows[i]
+        out[row, :] = 0
+        for position in range(indptr[i], indptr[i + 1]):
+            column = columns[indices[position]]
+            if column >= 0:
+                out[row, column] = data[position]
