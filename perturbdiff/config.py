@@ -91,6 +91,12 @@ class ModelConfig(Section):
     unit: Literal["scale", "rms"] = Field(
         "scale", description="model values are log1p / data.scale, or log1p / RMS of the training cells"
     )
+    gene_embedding: Literal["none", "shared"] = Field(
+        "none", description="one learned vector added to every cell of both streams (paper), or none"
+    )
+    covariate_projection: Literal["width", "genes"] = Field(
+        "width", description="covariates go straight to D (paper), or through a vector of G (released)"
+    )
 
 
 class ScheduleConfig(Section):
@@ -154,6 +160,9 @@ class SampleConfig(Section):
     self_condition: bool = True
     set_size: int | None = Field(None, ge=2, description="m when sampling; none: as trained")
     sets_per_batch: int = Field(8, ge=1)
+    ddpm_variance: Literal["posterior", "beta"] = Field(
+        "posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
+    )
 
 
 class EvaluateConfig(Section):
@@ -162,6 +171,45 @@ class EvaluateConfig(Section):
     definition: Literal["cell-eval-0.6.6"] = "cell-eval-0.6.6"
     alpha: float = Field(0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
     context_column: str = Field("cell_type", description="obs column of the contexts scored one by one")
+
+
+class SimulateConfig(Section):
+    """A simulated experiment with known effects; calibrated on real screens (docs/simulation.md)."""
+
+    cells: int = Field(8000, ge=1, description="cells in all")
+    genes: int = Field(900, ge=2, description="measured genes")
+    cell_types: int = Field(3, ge=1)
+    batches: int = Field(2, ge=1)
+    knockdowns: int = Field(12, ge=0, description="perturbations named by the measured gene they knock down")
+    drugs: int = Field(2, ge=0, description="drugs, each at every dose")
+    doses: tuple[float, ...] = Field((0.1, 1.0, 10.0), description="doses of each drug, positive")
+    cytokines: int = Field(2, ge=0)
+    control_fraction: float = Field(0.15, gt=0, lt=1, description="share of cells that are controls")
+    size_spread: float = Field(0.6, ge=0, description="SD of the log size of conditions")
+    tiny_fraction: float = Field(0.03, ge=0, le=1, description="share of conditions with only 1 to 5 cells")
+    counts_per_gene: float = Field(0.8, gt=0, description="median depth of a cell / number of genes")
+    depth_spread: float = Field(0.45, ge=0, description="SD of the log depth of cells")
+    mean_spread: float = Field(1.5, ge=0, description="SD of the genes' log mean expression")
+    mean_skew: float = Field(0.6, ge=0, description="skewness of the genes' log mean expression")
+    dispersion: float = Field(0.1, ge=0, description="NB dispersion of well expressed genes")
+    dispersion_low: float = Field(0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean")
+    dispersion_spread: float = Field(0.7, ge=0, description="SD of the genes' log dispersion about that trend")
+    cell_type_spread: float = Field(0.5, ge=0, description="SD of a cell type's log expression about the mean")
+    batch_spread: float = Field(0.12, ge=0, description="SD of a batch's shift of log expression")
+    cell_programmes: int = Field(5, ge=0, description="activities that differ from cell to cell")
+    cell_spread: float = Field(0.3, ge=0, description="SD of the strongest activity's effect on its genes")
+    programmes: int = Field(8, ge=1, description="response programmes that perturbations share")
+    programme_share: float = Field(0.12, gt=0, le=1, description="share of genes in a response programme")
+    effect_size: float = Field(1.0, ge=0, description="RMS log fold change of a programme's genes, knock-downs")
+    effect_spread: float = Field(0.4, ge=0, description="SD of the perturbations' log strength")
+    specificity: float = Field(
+        0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
+    )
+    private_share: float = Field(0.15, ge=0, le=1, description="share of an effect's variance outside programmes")
+    escape: float = Field(0.1, ge=0, lt=1, description="share of knock-down cells that do not respond")
+    wells: int = Field(4, ge=1, description="sets (wells) of each condition, each with its latent factor")
+    latent_strength: float = Field(0.25, ge=0, description="SD of the response's strength between sets")
+    latent_shift: float = Field(0.1, ge=0, description="SD of the sets' common shift on its genes, controls too")
 
 
 class Config(Section):
@@ -178,6 +226,7 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     sample: SampleConfig = SampleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    simulate: SimulateConfig = SimulateConfig()
 
 
 class _Tagged:
