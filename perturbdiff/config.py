@@ -171,6 +171,15 @@ class EvaluateConfig(Section):
     definition: Literal["cell-eval-0.6.6"] = "cell-eval-0.6.6"
     alpha: float = Field(0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
     context_column: str = Field("cell_type", description="obs column of the contexts scored one by one")
+    perturbation_key: str = Field("perturbation", description="perturbation column of a truth that is AnnData")
+    cell_type_key: str | None = Field("cell_type", description="its cell type column; none: one type")
+    batch_key: str | None = Field("batch", description="its batch column; none: one batch")
+    scale: Literal["declared", "log1p"] = Field(
+        "declared", description="what AnnData values are: as uns['perturbdiff'] says, or log1p on your word"
+    )
+    max_cells: int = Field(2000, ge=2, description="cells a side in the energy distance of a condition")
+    embed_conditions: int = Field(6, ge=0, description="conditions in the embedding")
+    embed_cells: int = Field(300, ge=2, description="cells of each kind and condition in the embedding")
 
 
 class SimulateConfig(Section):
