@@ -1,0 +1,202 @@
+"""From obs columns to conditions: cell type, batch and perturbation (with its dose) of every cell."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.config import DataConfig
+from perturbdiff.data.counts import CountsFile, Inputs
+from perturbdiff.data.schema import ALL, LABELS, dose_label, sort_conditions
+from perturbdiff.errors import UserError, listing, nearest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The conditions of the inputs' cells.
+
+    Attributes
+    ----------
+    conditions
+        One row per condition in store order: ``cell_type, batch, perturbation, n_cells``.
+    codes
+        Row of ``conditions`` for every cell, in input order, int32 (4 bytes per cell).
+    perturbations
+        One row per perturbation: ``perturbation, agent, dose`` (nan without a dose).
+    """
+
+    conditions: pd.DataFrame
+    codes: np.ndarray
+    perturbations: pd.DataFrame
+
+
+def read_labels(inputs: Inputs) -> Labels:
+    """Return the condition of every cell of ``inputs``, reading obs only.
+
+    Raises
+    ------
+    UserError
+        If a column is missing or has missing values, a dose is not a number, or no cell is a control.
+    """
+    config = inputs.config
+    tables, codes, doses = [], [], {}
+    for file in inputs.files:
+        frame = _label_frame(file, config, doses)
+        numbers = frame.groupby(list(LABELS), observed=True, sort=False).ngroup().to_numpy().astype(np.int32)
+        seen, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+        table = frame.iloc[first].astype(str).reset_index(drop=True)
+        table["n_cells"] = counts
+        tables.append(table)
+        codes.append(numbers if len(seen) == numbers.max() + 1 else np.searchsorted(seen, numbers))
+    rows = pd.concat(tables, ignore_index=True)
+    total = rows.groupby(list(LABELS), sort=False)["n_cells"].sum().reset_index()
+    conditions = sort_conditions(total, config.control)
+    _check_control(conditions, inputs)
+    place = pd.MultiIndex.from_frame(conditions[list(LABELS)])
+    for number, table in enumerate(tables):
+        to_global = place.get_indexer(pd.MultiIndex.from_frame(table[list(LABELS)])).astype(np.int32)
+        codes[number] = to_global[codes[number]]
+    every = codes[0] if len(codes) == 1 else np.concatenate(codes)
+    return Labels(conditions, every, _perturbations(conditions, doses))
+
+
+def conditions_of(inputs: Sequence[Path], config: DataConfig) -> pd.DataFrame:
+    """Return the conditions of raw inputs before a store exists, reading obs only.
+
+    Parameters
+    ----------
+    inputs
+        h5ad files or Zarr stores.
+    config
+        Names of the columns.
+
+    Returns
+    -------
+    pd.DataFrame
+        Columns ``cell_type, batch, perturbation``, the configured ``extra_obs`` (str) and ``n_cells``: one
+        row per condition, and several where an extra column has several values within it.
+    """
+    with Inputs(inputs, config, Path()) as opened:
+        labels = read_labels(opened)
+        frame = labels.conditions.loc[labels.codes, list(LABELS)].reset_index(drop=True)
+        for name in config.extra_obs:
+            frame[name] = extra_column(opened, name).astype(str).to_numpy()
+    keys = [*LABELS, *config.extra_obs]
+    grouped = frame.groupby(keys, sort=False).size().rename("n_cells").reset_index()
+    return sort_conditions(grouped, config.control)
+
+
+def extra_column(inputs: Inputs, name: str) -> pd.Series:
+    """Return a further obs column of all files: numbers stay numbers, anything else is categorical."""
+    parts = [file.column(name, "data.extra_obs") for file in inputs.files]
+    if all(pd.api.types.is_numeric_dtype(p) and not pd.api.types.is_bool_dtype(p) for p in parts):
+        return pd.concat(parts, ignore_index=True)
+    text = [pd.Categorical(p.astype(object).where(p.notna(), "").astype(str)) for p in parts]
+    categories = sorted(set().union(*(t.categories for t in text)))
+    return pd.concat([pd.Series(t.set_categories(categories)) for t in text], ignore_index=True)
+
+
+def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
+    """Return the three labels of a file's cells as categoricals, noting agents and doses in ``doses``."""
+    perturbation = _categorical(file, config.perturbation_key, "data.perturbation_key")
+    if config.dose_key is not None:
+        perturbation = _with_dose(file, perturbation, config, doses)
+    columns = {"perturbation": perturbation}
+    keys = {"cell_type": config.cell_type_key, "batch": config.batch_key}
+    for label, key in keys.items():
+        if key is None:
+            columns[label] = pd.Categorical.from_codes(np.zeros(file.n_cells, np.int8), [ALL])
+        else:
+            columns[label] = _categorical(file, key, f"data.{label}_key; null if the data has none")
+    return pd.DataFrame(columns)[list(LABELS)]
+
+
+def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:
+    values = file.column(name, role)
+    missing = values.isna().to_numpy()
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        cell = file.cell_names(row, row + 1)[0]
+        raise UserError(
+            f"{file.path}: obs column '{name}' has {int(missing.sum())} missing values (first: cell '{cell}'); "
+            "give these cells a label or drop them"
+        )
+    found = values.array if isinstance(values.dtype, pd.CategoricalDtype) else pd.Categorical(values)
+    return found.rename_categories([_text(c) for c in found.categories])  # type: ignore[union-attr]
+
+
+def _text(value: object) -> str:
+    """Return a label as text; a whole number stored as a float loses its '.0'."""
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+
+
+def _with_dose(
+    file: CountsFile, agents: pd.Categorical, config: DataConfig, doses: dict[str, tuple[str, float]]
+) -> pd.Categorical:
+    name = str(config.dose_key)
+    raw = file.column(name, "data.dose_key")
+    plain = raw.astype(object) if isinstance(raw.dtype, pd.CategoricalDtype) else raw
+    values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    control = np.asarray(agents == config.control)
+    wrong = ~np.isfinite(values) & ~control
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise UserError(
+            f"{file.path}: obs column '{name}' is not a number for {int(wrong.sum())} treated cells "
+            f"(first: {plain.iloc[row]!r}, cell '{file.cell_names(row, row + 1)[0]}'); give doses as numbers"
+        )
+    levels, level = np.unique(np.where(control, 0.0, values), return_inverse=True)
+    pair = agents.codes.astype(np.int64) * len(levels) + level
+    seen, codes = np.unique(pair, return_inverse=True)
+    labels = []
+    for number in seen:
+        agent, dose = str(agents.categories[number // len(levels)]), float(levels[number % len(levels)])
+        label = agent if agent == config.control else dose_label(agent, dose)
+        doses.setdefault(label, (agent, np.nan if agent == config.control else dose))
+        labels.append(label)
+    unique = sorted(set(labels))
+    place = np.array([unique.index(label) for label in labels])
+    return pd.Categorical.from_codes(place[codes], unique)
+
+
+def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
+    config = inputs.config
+    names = listing([f.path.name for f in inputs.files], 3)
+    labels = conditions["perturbation"].unique()
+    if config.control not in labels:
+        hint = nearest(config.control, labels) or f"; its labels are {listing(labels)}"
+        raise UserError(
+            f"{names}: no control cells, '{config.control}' (data.control) is not a label of obs column "
+            f"'{config.perturbation_key}'{hint}"
+        )
+    if len(labels) == 1:
+        logger.warning("%s: every cell is a control; there is no perturbation to learn", names)
+    groups = conditions.groupby(["cell_type", "batch"])["perturbation"]
+    without = [" / ".join(key) for key, group in groups if config.control not in set(group)]
+    if without:
+        logger.warning(
+            "%d combinations of cell type and batch have no control cells (%s); "
+            "their cells can be stored but not used as sets",
+            len(without),
+            listing(without, 4),
+        )
+
+
+def _perturbations(conditions: pd.DataFrame, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
+    labels = sorted(conditions["perturbation"].unique())
+    pairs = [doses.get(label, (label, np.nan)) for label in labels]
+    return pd.DataFrame(
+        {
+            "perturbation": labels,
+            "agent": [p[0] for p in pairs],
+            "dose": np.array([p[1] for p in pairs], float),
+        }
+    )
