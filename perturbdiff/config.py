@@ -219,6 +219,7 @@ class SimulateConfig(Section):
     wells: int = Field(4, ge=1, description="sets (wells) of each condition, each with its latent factor")
     latent_strength: float = Field(0.25, ge=0, description="SD of the response's strength between sets")
     latent_shift: float = Field(0.1, ge=0, description="SD of the sets' common shift on its genes, controls too")
+    context_depth_spread: float = Field(0.15, ge=0, description="SD of the contexts' log median depth")
 
 
 class Config(Section):

@@ -1,1 +1,1 @@
-"""Noise schedule, losses and samplers. Knows neither data nor networks: takes a denoise callable."""
+"""Diffusion over sets of cells: schedule, losses, samplers. Knows neither data nor model."""

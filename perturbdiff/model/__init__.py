@@ -1,1 +1,6 @@
 """The denoiser: MM-DiT over a perturbed and a control set of cells. Needs torch and numpy only."""
+
+from perturbdiff.model.covariates import Covariates
+from perturbdiff.model.denoiser import Denoiser
+
+__all__ = ["Covariates", "Denoiser"]

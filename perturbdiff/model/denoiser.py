@@ -1,0 +1,233 @@
+"""The denoiser f(x_t, t; control set, covariates): an estimate of the clean perturbed cells.
+
+What is notable
+- one token per cell, a set of cells is the sentence; nothing tells cell j its position, so the network is
+  equivariant to a permutation that moves perturbed and control cells together
+- the control set is always seen; classifier-free guidance drops the covariates only, for a learned null vector
+- AdaLN-Zero from s = MLP([time, covariates]), [B, 1, D] when the cells of a set share their covariates
+- the previous estimate of the clean cells (self-conditioning) enters beside x_t
+- non-negative output; optionally a hard gate that turns values below the data's detection limit into exact zeros
+- the model works in units of log1p / `unit`; `encode` and `decode` translate, and travel with the weights
+
+Dimension letters: B sets, S cells in a set, G genes, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from perturbdiff.model.covariates import CovariateEncoder, Covariates
+from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, normalise
+from perturbdiff.model.mmdit import MMDiTBlock
+
+if TYPE_CHECKING:
+    from perturbdiff.config import ModelConfig
+
+NULL_STD = 0.02
+
+
+class InputLayers(nn.Module):
+    """Linear maps genes → D, one for each data set; a set of cells goes through its own data set's."""
+
+    def __init__(self, inputs: int, width: int, datasets: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(linear(inputs, width) for _ in range(datasets))
+
+    def forward(self, parts: Sequence[Tensor | None], dataset: Tensor | None) -> Tensor:
+        """Map the concatenation of ``parts``, each [B, S, G] or None for zeros, to [B, S, D].
+
+        ``dataset`` [B] says which layer each set uses; it may be None if there is only one.
+        """
+        if len(self.layers) == 1:
+            return _split_linear(parts, self.layers[0])
+        if dataset is None:
+            raise ValueError(f"the model has {len(self.layers)} input layers: say each set's data set")
+        first = next(part for part in parts if part is not None)
+        out = first.new_empty(*first.shape[:-1], self.layers[0].out_features)  # pyright: ignore
+        for index, layer in enumerate(
+            self.layers
+        ):  # empty groups too, so that every parameter has a gradient
+            mine = dataset == index
+            chosen = _split_linear([None if part is None else part[mine] for part in parts], layer)
+            out = out.to(chosen.dtype)
+            out[mine] = chosen
+        return out
+
+
+def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
+    """Apply a linear layer to concatenated ``parts`` without concatenating; a None part costs nothing."""
+    weight, total = layer.weight, None
+    size = weight.shape[1] // len(parts)
+    for index, part in enumerate(parts):
+        if part is None:
+            continue
+        columns = weight[:, index * size : (index + 1) * size]
+        term = F.linear(part.to(weight.dtype), columns, layer.bias if total is None else None)  # pyright: ignore
+        total = term if total is None else total + term
+    if total is None:
+        raise ValueError("nothing to embed")
+    return total
+
+
+class Denoiser(nn.Module):
+    """Estimates the clean cells B_0 from the noised cells B_t (paper, Eq. x0_predictor).
+
+    Parameters
+    ----------
+    config
+        Architecture.
+    num_genes
+        G.
+    num_perturbations, num_cell_types, num_batches
+        Sizes of the vocabularies, each with the reserved id 0.
+    datasets
+        Names of the data sets; each has its own input layers.
+
+    Attributes
+    ----------
+    unit
+        Model values are log1p / unit.
+    gate_threshold
+        Detection limit, log1p; outputs below it become zero if ``config.gate``.
+    maximum
+        [G], largest log1p value of each gene in training cells; bounds `decode` if ``config.clip``.
+    """
+
+    unit: Tensor
+    gate_threshold: Tensor
+    maximum: Tensor
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        num_genes: int,
+        num_perturbations: int,
+        num_cell_types: int,
+        num_batches: int,
+        datasets: Sequence[str] = ("all",),
+    ) -> None:
+        super().__init__()
+        width = config.width
+        self.config, self.num_genes, self.datasets = config, num_genes, tuple(datasets)
+        self.input_layers = InputLayers(2 * num_genes, width, len(datasets))
+        self.control_layers = InputLayers(num_genes, width, len(datasets))
+        self.gene_embedding = (
+            nn.Parameter(NULL_STD * torch.randn(width)) if config.gene_embedding == "shared" else None
+        )
+        self.time_embedding = TimeEmbedding(width)
+        sizes = {"perturbation": num_perturbations, "cell_type": num_cell_types, "batch": num_batches}
+        through_genes = config.covariate_projection == "genes"
+        self.covariate_encoder = CovariateEncoder(
+            sizes, config.covariates, config.covariate_width, num_genes if through_genes else width
+        )
+        self.covariate_projection = linear(num_genes, width) if through_genes else None
+        self.null_covariates = nn.Parameter(NULL_STD * torch.randn(width))
+        self.fusion = (
+            nn.Sequential(linear(2 * width, width), nn.SiLU(), linear(width, width))
+            if config.fusion == "concat"
+            else None
+        )
+        last = config.depth - 1
+        self.blocks = nn.ModuleList(
+            MMDiTBlock(width, config.heads, config.mlp_ratio, config.mlp_branch, last=index == last)
+            for index in range(config.depth)
+        )
+        self.final_modulation = AdaptiveNorm(width, 2)
+        self.output_layer = linear(width, num_genes)
+        self.register_buffer("unit", torch.ones(()))
+        self.register_buffer("gate_threshold", torch.zeros(()))
+        self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
+
+    def forward(
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        control: Tensor,
+        covariates: Covariates | None,
+        *,
+        self_condition: Tensor | None = None,
+        drop: Tensor | None = None,
+        dataset: Tensor | None = None,
+    ) -> Tensor:
+        """Estimate the clean cells.
+
+        Parameters
+        ----------
+        x_t
+            Noised cells [B, S, G], model units.
+        t
+            Noise level of each set, int64 [B], 0 .. T-1.
+        control
+            Control cells of the same context [B, S, G], model units.
+        covariates
+            Ids [B] or [B, S]; None drops them for all sets.
+        self_condition
+            Earlier estimate of the clean cells [B, S, G]; None stands for zeros.
+        drop
+            Boolean [B]: sets whose covariates are dropped.
+        dataset
+            Index into `datasets` of each set, int64 [B].
+
+        Returns
+        -------
+        Non-negative estimate [B, S, G], model units.
+        """
+        conditioning = self.conditioning(t, covariates, drop)
+        x = self.input_layers([x_t, self_condition], dataset)
+        stream = self.control_layers([control], dataset)
+        if self.gene_embedding is not None:
+            x, stream = x + self.gene_embedding, stream + self.gene_embedding
+        for block in self.blocks:
+            x, stream = block(x, stream, conditioning)
+        shift, scale = self.final_modulation(conditioning)
+        return self._head(self.output_layer(normalise(x) * (1 + scale) + shift))
+
+    def conditioning(self, t: Tensor, covariates: Covariates | None, drop: Tensor | None = None) -> Tensor:
+        """Return s, the vector that modulates every block: [B, 1, D], or [B, S, D] with covariates per cell."""
+        time = self.time_embedding(t)[:, None]
+        if covariates is None:
+            label = self.null_covariates.expand(len(t), 1, -1)
+        else:
+            label = self.covariate_encoder(covariates)
+            if self.covariate_projection is not None:
+                label = self.covariate_projection(F.silu(label))
+            label = label[:, None] if label.dim() == 2 else label
+            if drop is not None:
+                label = torch.where(drop[:, None, None], self.null_covariates.to(label.dtype), label)
+        if self.fusion is None:
+            return time + label
+        return self.fusion(torch.cat([time.expand(-1, label.shape[1], -1), label], dim=-1))
+
+    def _head(self, raw: Tensor) -> Tensor:
+        raw = raw.float()
+        value = F.relu(raw) if self.config.head == "relu" else F.softplus(raw)
+        return self._gate(value)
+
+    def _gate(self, value: Tensor) -> Tensor:
+        if not self.config.gate:
+            return value
+        below = value * (value < self.gate_threshold / self.unit)
+        return value - below.detach()  # zero, but the gradient passes as if it were not gated
+
+    def encode(self, log1p: Tensor) -> Tensor:
+        """Translate log1p values to model units."""
+        return log1p / self.unit
+
+    def decode(self, value: Tensor) -> Tensor:
+        """Translate model units to log1p values: non-negative, within the training range, exact zeros."""
+        log1p = (value * self.unit).clamp_min(0)
+        if self.config.clip:
+            log1p = torch.minimum(log1p, self.maximum)
+        if self.config.gate:
+            log1p = torch.where(log1p < self.gate_threshold, 0.0, log1p)
+        return log1p
+
+    def clean(self, value: Tensor) -> Tensor:
+        """Put an estimate of clean cells, model units, back into what cells can be (see `decode`)."""
+        return self.encode(self.decode(value))

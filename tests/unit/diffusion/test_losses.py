@@ -1,0 +1,78 @@
+"""Energy distance and hybrid loss against brute force."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from perturbdiff.config import LossConfig
+from perturbdiff.diffusion.losses import energy_distance, hybrid_loss
+
+
+def brute_force(x, y, statistic):
+    def mean(a, b, skip):
+        pairs = [
+            (a[i] - b[j]).double().norm()
+            for i in range(len(a))
+            for j in range(len(b))
+            if not (skip and i == j)
+        ]
+        return torch.stack(pairs).mean()
+
+    skip = statistic == "U"
+    return 2 * mean(x, y, False) - mean(x, x, skip) - mean(y, y, skip)
+
+
+@pytest.mark.parametrize("statistic", ["V", "U"])
+def test_matches_brute_force(statistic):
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(2, 5, 7, generator=generator), torch.rand(2, 4, 7, generator=generator) + 0.3
+    expected = torch.stack([brute_force(a, b, statistic) for a, b in zip(x, y, strict=True)])
+    full = energy_distance(x, y, statistic=statistic)
+    torch.testing.assert_close(full, expected.float(), atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(energy_distance(x, y, statistic=statistic, factor="half"), 0.5 * full)
+
+
+def test_zero_for_equal_sets_and_positive_otherwise():
+    x = torch.rand(3, 8, 20, generator=torch.Generator().manual_seed(0))
+    assert energy_distance(x, x).abs().max() < 1e-6
+    assert energy_distance(x, x[:, torch.randperm(8)]).abs().max() < 1e-4
+    assert (energy_distance(x, x + 0.5) > 0.1).all()
+
+
+def test_the_u_statistic_is_unbiased_and_the_v_statistic_is_not():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 3000, 6, 4, generator=generator)
+    unbiased, biased = energy_distance(x, y, statistic="U"), energy_distance(x, y)
+    error = unbiased.std() / 3000**0.5
+    assert unbiased.mean().abs() < 3 * error
+    assert biased.mean() > 20 * error
+
+
+def test_float32_even_under_autocast_and_for_far_away_cells():
+    x = torch.rand(1, 6, 2000) * 0.1
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = energy_distance(x.bfloat16(), x.bfloat16() + 0.1)
+    assert value.dtype == torch.float32
+
+
+def test_gradient_is_finite_at_coinciding_cells():
+    x = torch.zeros(1, 4, 3, requires_grad=True)
+    energy_distance(x, torch.zeros(1, 4, 3), statistic="U").sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def test_hybrid_loss_terms():
+    x, y = torch.rand(2, 2, 5, 7)
+    mean = hybrid_loss(x, y, LossConfig(mmd_weight=2.0, mse_weight=3.0))
+    assert mean["mse"] == pytest.approx(((x - y) ** 2).mean().item(), rel=1e-5)
+    assert mean["total"] == pytest.approx((2 * mean["mmd"] + 3 * mean["mse"]).item(), rel=1e-6)
+    summed = hybrid_loss(x, y, LossConfig(mse_reduction="sum"))
+    assert summed["mse"] == pytest.approx(7 * mean["mse"].item(), rel=1e-5)
+    only = hybrid_loss(x, y, LossConfig(mse_weight=0.0))
+    assert only["total"] == only["mmd"]
+
+
+def test_one_cell_is_not_a_set():
+    with pytest.raises(ValueError, match="at least two"):
+        energy_distance(torch.rand(1, 1, 3), torch.rand(1, 4, 3))
