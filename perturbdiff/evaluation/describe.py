@@ -1,0 +1,80 @@
+"""What the data are, for the report: folders of `stats` and splits as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perturbdiff.errors import UserError
+from perturbdiff.evaluation import tables
+from perturbdiff.evaluation.results import read_json
+from perturbdiff.evaluation.tables import Cell, Row, Table
+
+_SHARES = ("sparsity", "share", "fraction")
+
+
+def read_splits(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """Return the splits by their names.
+
+    Raises
+    ------
+    UserError
+        If a file is not a split.
+    """
+    found = {}
+    for path in paths:
+        try:
+            table = pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a split ({error}); give a file written by 'perturbdiff split'"
+            ) from None
+        if "part" not in table:
+            raise UserError(f"{path}: no column 'part'; give a file written by 'perturbdiff split'")
+        name = path.stem if path.stem not in found else f"{path.parent.name}/{path.stem}"
+        found[name] = table
+    return found
+
+
+def data_tables(statistics: Sequence[Path], splits: Mapping[str, pd.DataFrame]) -> list[Table]:
+    """Return the facts of each data set side by side, and conditions and cells per part of each split."""
+    found = []
+    facts = {path.name: _facts(path) for path in statistics}
+    if facts:
+        keys = list(dict.fromkeys(k for record in facts.values() for k in record))
+        rows = [Row(_words(k), tuple(Cell(_shown(k, r.get(k)), "num") for r in facts.values())) for k in keys]
+        found.append(Table(("", *facts), tuple(rows), "Cells, genes, depth"))
+    if (counts := tables.parts(splits)) is not None:
+        found.append(Table(counts.columns, counts.rows, "Parts of the split"))
+    return found
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return the single numbers and words of a folder of `stats`."""
+    record = read_json(folder / "summary.json")
+    if not record:
+        raise UserError(f"{folder}: no summary.json; is it a folder written by 'perturbdiff stats'?")
+    return _flat(record)
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in record.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{prefix}{key} "))
+        elif isinstance(value, str | int | float):
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ").replace("n ", "", 1) if key.startswith("n_") else key.replace("_", " ")
+
+
+def _shown(key: str, value: Any) -> str:
+    if isinstance(value, float) and any(word in key for word in _SHARES) and 0 <= value <= 1:
+        return f"{100 * value:.1f} %"
+    return tables.amount(value)

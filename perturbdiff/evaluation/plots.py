@@ -1,0 +1,251 @@
+"""The report's figures. Each takes tables and returns a `Plot`; narrow panels, so that a phone can show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from perturbdiff.evaluation.results import Column
+from perturbdiff.evaluation.svg import (
+    DENSE,
+    GREY,
+    INK,
+    PALETTE,
+    RULE,
+    WIDTH,
+    Look,
+    Plot,
+    canvas,
+    draw,
+    shorten,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SOURCES = {"control": GREY, "real": PALETTE[0], "predicted": PALETTE[1]}
+_RADAR_METHODS = 6
+_PAIRS_SHOWN = 3000
+
+
+def radar(
+    name: str, title: str, scores: pd.DataFrame, columns: Sequence[Column], look: Mapping[str, Look]
+) -> Plot:
+    """Draw scores scaled to [0, 1] (see `comparison.scaled`) as polygons, the strongest methods in colour.
+
+    Parameters
+    ----------
+    scores
+        Methods × metric names, scaled; a metric on which nothing is defined is left out.
+    """
+    scores = scores.dropna(axis=1, how="all")
+    labels = [m.label for m in columns if m.name in scores]
+    order = scores.mean(axis=1).sort_values(ascending=False, kind="stable").index
+    strong = list(order[:_RADAR_METHODS])
+    angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
+    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + 1) // 2)) as (figure, flat):
+        flat.remove()
+        axes = figure.add_subplot(projection="polar")
+        axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
+        axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
+        for method in reversed(order):
+            ring = np.append(scores.loc[method].fillna(0.0), scores.loc[method].fillna(0.0).iloc[0])
+            shown = method in strong
+            color = look[method].color if shown else RULE
+            axes.plot(np.append(angles, angles[0]), ring, color=color, lw=1.6 if shown else 0.8)
+            if method == strong[0]:
+                axes.fill(np.append(angles, angles[0]), ring, color=color, alpha=0.12, lw=0)
+        axes.set_xticks(angles, labels)
+        axes.tick_params(axis="x", pad=5)
+        axes.set_ylim(0, 1.02)
+        axes.set_yticks((0.25, 0.5, 0.75, 1.0), ("", "", "", ""))
+        axes.spines["polar"].set_visible(False)
+        handles = [Line2D([], [], color=look[m].color, lw=2.5) for m in strong]
+        figure.legend(
+            handles, [_legend_text(m) for m in strong], loc="outside lower center", ncols=2, handlelength=1.2
+        )
+        return draw(figure, name, title, scores.rename_axis("method").reset_index())
+
+
+def _legend_text(label: str) -> str:
+    return f"\u200b{shorten(label, 28)}"  # a first letter '_' would hide the entry
+
+
+def scatter(
+    name: str, pairs: pd.DataFrame, metric: Column, methods: tuple[str, str], look: Mapping[str, Look]
+) -> Plot:
+    """Draw one metric per condition, method ``methods[0]`` (y, column a) against ``methods[1]`` (x, column b)."""
+    ours, other = methods
+    a, b = pairs["a"].to_numpy(), pairs["b"].to_numpy()
+    better = (a > b) if metric.higher else (a < b)
+    low, high, logarithmic = _range(np.concatenate([a, b]))
+    with canvas(WIDTH, 4.4) as (figure, axes):
+        if logarithmic:
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+        axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
+        size = 16 if len(pairs) < 300 else 8
+        for rows, method in ((~better, other), (better, ours)):
+            color, marker = look[method].color, look[method].marker
+            axes.scatter(
+                b[rows],
+                a[rows],
+                s=size,
+                color=color,
+                marker=marker,
+                alpha=0.65,
+                lw=0,
+                rasterized=len(a) > DENSE,
+            )
+        axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
+        axes.set_xlabel(f"{shorten(other, 40)}")
+        axes.set_ylabel(f"{shorten(ours, 40)}")
+        axes.set_title(metric.heading, loc="left", fontweight="bold")
+        corner = (0.03, 0.97, "left", "top") if metric.higher else (0.97, 0.03, "right", "bottom")
+        x, y, horizontal, vertical = corner
+        text = f"better: {shorten(ours, 26)}"
+        axes.text(
+            x,
+            y,
+            text,
+            transform=axes.transAxes,
+            ha=horizontal,
+            va=vertical,
+            color=INK,
+            fontsize=8,
+            alpha=0.75,
+        )
+        data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
+        return draw(figure, name, f"{metric.label}: {ours} against {other}", data)
+
+
+def _range(values: np.ndarray) -> tuple[float, float, bool]:
+    """Return padded limits and whether a logarithmic axis serves better (all positive, wide spread)."""
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return 0.0, 1.0, False
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / low > 30:
+        return low / 1.3, high * 1.3, True
+    pad = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+    return low - pad, high + pad, False
+
+
+def strips(
+    name: str, title: str, values: Mapping[str, pd.Series], metric: Column, look: Mapping[str, Look]
+) -> Plot:
+    """Draw a metric's values per condition, one row per method: box, points, best median on top."""
+    filled = {method: series.dropna() for method, series in values.items()}
+    order = sorted(filled, key=lambda m: _median_key(filled[m], higher=metric.higher))
+    every = np.concatenate([filled[m].to_numpy() for m in order]) if order else np.empty(0)
+    low, high, logarithmic = _range(every)
+    rng = np.random.default_rng(0)
+    with canvas(WIDTH, 0.75 + 0.36 * len(order)) as (figure, axes):
+        if logarithmic:
+            axes.set_xscale("log")
+        for row, method in enumerate(order):
+            x, style = filled[method].to_numpy(), look[method]
+            y = row + 0.22 * rng.uniform(-1, 1, len(x))
+            axes.scatter(x, y, s=7, color=style.color, alpha=0.35, lw=0, rasterized=len(every) > DENSE)
+            if len(x) > 1:
+                _box(axes, x, row, style.color)
+        axes.set_yticks(range(len(order)), [shorten(m, 24) for m in order])
+        axes.set(xlim=(low, high), ylim=(len(order) - 0.4, -0.6), xlabel=metric.heading)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        data = pd.concat(
+            [s.rename("value").reset_index().assign(method=m) for m, s in filled.items()], ignore_index=True
+        )
+        return draw(figure, name, title, data)
+
+
+def _median_key(series: pd.Series, *, higher: bool) -> tuple[bool, float]:
+    return (series.empty, 0.0 if series.empty else float(series.median()) * (-1 if higher else 1))
+
+
+def _box(axes: Axes, x: np.ndarray, row: int, color: str) -> None:
+    q1, middle, q3 = np.percentile(x, (25, 50, 75))
+    axes.plot([q1, q3], [row, row], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
+    axes.plot([middle, middle], [row - 0.3, row + 0.3], color=INK, lw=1.6)
+
+
+def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
+    """Draw one loss term of training.csv over the steps, training in blue and validation in orange."""
+    data = table[["step", "split", term]].dropna()
+    with canvas(WIDTH, 2.9) as (figure, axes):
+        groups = sorted(
+            data.groupby("split", observed=True), key=lambda item: (item[0] != "train", str(item[0]))
+        )
+        for i, (split, rows) in enumerate(groups):
+            color = PALETTE[i % len(PALETTE)]
+            rows = rows.sort_values("step")  # noqa: PLW2901
+            step, value = rows["step"].to_numpy(), rows[term].to_numpy()
+            many = len(rows) > 40
+            axes.plot(step, value, color=color, lw=0.8 if many else 1.5, alpha=0.35 if many else 1.0)
+            if many:
+                smooth = rows[term].rolling(max(len(rows) // 25, 3), center=True, min_periods=1).median()
+                axes.plot(step, smooth, color=color)
+            elif split != "train":
+                axes.plot(step, value, "o", color=color, ms=3.5)
+            if len(rows):
+                axes.plot([], [], color=color, label=f"\u200b{split}")
+        if _range(data[term].to_numpy(float))[2]:
+            axes.set_yscale("log")
+        axes.set(xlabel="optimiser step")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_title(term, loc="left", fontweight="bold")
+        axes.legend(loc="upper right", handlelength=1.2)
+        return draw(figure, name, title, data)
+
+
+def embedding(name: str, label: str, cells: pd.DataFrame, limits: tuple[float, float, float, float]) -> Plot:
+    """Draw control, real and predicted cells of one condition on axes shared with the other conditions."""
+    with canvas(WIDTH, 4.0) as (figure, axes):
+        for source in ("control", "real", "predicted"):
+            rows = cells[cells["source"] == source]
+            x, y, color = rows["x"].to_numpy(), rows["y"].to_numpy(), SOURCES[source]
+            axes.scatter(x, y, s=6, color=color, alpha=0.4, lw=0, rasterized=len(cells) > DENSE)
+        for source in ("control", "real", "predicted"):
+            rows = cells[cells["source"] == source]
+            if len(rows):
+                axes.plot(
+                    rows["x"].mean(), rows["y"].mean(), "P", color=SOURCES[source], ms=9, mec="white", mew=1.0
+                )
+        axes.set(xlim=limits[:2], ylim=limits[2:], xlabel="PC 1", ylabel="PC 2", box_aspect=0.8)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        axes.set_title(shorten(label, 44), loc="left")
+        return draw(figure, name, f"Cells of {label}: control, real and predicted", cells)
+
+
+def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look]) -> Plot:
+    """Draw, for pairs of perturbations, how alike predicted changes are against how alike the real ones are."""
+    shown = pairs.dropna(subset=["real", "predicted"])
+    if len(shown) > _PAIRS_SHOWN:
+        shown = shown.sample(_PAIRS_SHOWN, random_state=0).sort_index()
+    style = look[method]
+    with canvas(WIDTH, 4.2) as (figure, axes):
+        axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))
+        dense = len(shown) > DENSE
+        axes.scatter(
+            shown["real"],
+            shown["predicted"],
+            s=12 if len(shown) < 300 else 6,
+            color=style.color,
+            marker=style.marker,
+            alpha=0.5,
+            lw=0,
+            rasterized=dense,
+        )
+        low = min(-0.05, *shown[["real", "predicted"]].min()) if len(shown) else -0.05
+        axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), box_aspect=1)
+        axes.set_xlabel("correlation of the real changes")
+        axes.set_ylabel("correlation of the predicted changes")
+        axes.set_title(shorten(method, 44), loc="left", fontweight="bold")
+        return draw(figure, name, f"How alike two perturbations are: {method}", shown)

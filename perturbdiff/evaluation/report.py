@@ -1,0 +1,220 @@
+"""`report`: runs of `evaluate` → one self-contained HTML page, its figures and their numbers beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+import yaml
+
+from perturbdiff import __version__, files, provenance
+from perturbdiff.errors import UserError, listing
+from perturbdiff.evaluation import plots, tables
+from perturbdiff.evaluation.chapters import Chapter, chapter
+from perturbdiff.evaluation.describe import data_tables, read_splits
+from perturbdiff.evaluation.results import Run, read_json, read_runs
+from perturbdiff.evaluation.svg import Look, Plot, looks, slug
+
+_MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
+
+
+def write_report(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    title: str = "Perturbation predictions",
+    bundles: Sequence[Path] = (),
+    statistics: Sequence[Path] = (),
+    splits: Sequence[Path] = (),
+    against: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Write one HTML file that compares methods, and a folder with its figures.
+
+    Parameters
+    ----------
+    runs
+        Folders written by `evaluate`; several methods and data sets may be mixed.
+    out
+        The page. Beside it ``<name>_figures/`` holds every figure as SVG and its numbers as CSV.
+    title
+        Heading of the page.
+    bundles
+        Trained bundles: their configurations and training curves.
+    statistics
+        Folders written by `stats`.
+    splits
+        Splits, to count cells and conditions per part.
+    against
+        Method to compare the first model with, condition by condition. Default: ``nearest-context`` if it was
+        run, else the best other by PDCorr.
+    force
+        Write even if an equal page is there.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If an input is not what it should be, or ``against`` was run on no data set.
+    """
+    found = read_runs(runs)
+    _check(found, against)
+    figures = out.with_name(f"{out.stem}_figures")
+    inputs = _inputs({"run": runs, "bundle": bundles, "statistics": statistics, "split": splits})
+    config = {"title": title, "against": against}
+    force = force or not figures.is_dir()
+    with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
+        if stage.skip:
+            return out
+        page, drawn = _page(found, title, list(bundles), list(statistics), list(splits), against)
+        page["figures"] = figures.name
+        stage.path.write_text(_render(page), encoding="utf-8")
+        _export(drawn, figures)
+        stage.results.update(runs=len(found), figures=len(drawn))
+    return out
+
+
+def headline(runs: Sequence[Path]) -> str:
+    """Return the main metrics of the runs as a text table, one per data set."""
+    return tables.text_scores(read_runs(runs))
+
+
+def _check(runs: Sequence[Run], against: str | None) -> None:
+    methods = sorted({r.method for r in runs if r.kind != "ceiling"})
+    if against is not None and against not in methods:
+        raise UserError(f"no run of '{against}' to compare with; methods: {listing(methods)}")
+
+
+def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
+    """Name every input; the run records count too, for the page shows times and memory."""
+    inputs = {}
+    for role, paths in given.items():
+        for i, path in enumerate(paths, start=1):
+            inputs[f"{role} {i}"] = files.existing(Path(path), f"input '{role}'")
+            if (record := provenance.beside(Path(path), "run")).is_file():
+                inputs[f"{role} {i} record"] = record
+    return inputs
+
+
+def _page(
+    runs: list[Run],
+    title: str,
+    bundles: list[Path],
+    statistics: list[Path],
+    splits: list[Path],
+    against: str | None,
+) -> tuple[dict[str, Any], list[Plot]]:
+    look = _looks(runs)
+    names = list(dict.fromkeys(r.dataset for r in runs))
+    chapters = [
+        chapter(i, [r for r in runs if r.dataset == n], look, against) for i, n in enumerate(names, 1)
+    ]
+    training = [(path.name, shown) for i, path in enumerate(bundles) if (shown := _curves(i, path))]
+    records = list(_records(runs, bundles, statistics, splits))
+    page = {
+        "title": title,
+        "facts": _facts(runs),
+        "warnings": [w for c in chapters for w in c.warnings],
+        "chapters": chapters,
+        "ceilings": any(r.kind == "ceiling" for r in runs),
+        "sources": plots.SOURCES,
+        "training": training,
+        "data": data_tables(statistics, read_splits(splits)),
+        "ran": tables.ran(runs, look),
+        "configs": [(p.name, text) for p in bundles if (text := _config(p))],
+        "provenance": tables.provenance_rows(records),
+        "manifests": [(f"{what} {name}", _clipped(m)) for what, name, m, _ in records if m],
+        "version": __version__,
+    }
+    return page, [*_drawn(chapters), *(p for _, shown in training for p in shown)]
+
+
+def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
+    for found in chapters:
+        yield from found.plots
+
+
+def _looks(runs: Sequence[Run]) -> dict[str, Look]:
+    ceilings = [r.method for r in runs if r.kind == "ceiling"]
+    return looks([r.method for r in runs if r.kind != "ceiling"], ceilings)
+
+
+def _facts(runs: Sequence[Run]) -> list[str]:
+    methods = {r.method for r in runs if r.kind != "ceiling"}
+    datasets = {r.dataset for r in runs}
+    definitions = sorted({r.definition for r in runs})
+    return [
+        f"{len(methods)} method{'s' * (len(methods) != 1)}",
+        f"{len(datasets)} data set{'s' * (len(datasets) != 1)}",
+        f"metrics as {', '.join(definitions)}",
+        f"perturbdiff {__version__}",
+    ]
+
+
+def _curves(index: int, bundle: Path) -> list[Plot]:
+    """Return a figure per loss term of a bundle's training.csv."""
+    path = bundle / "training.csv"
+    if not path.is_file():
+        return []
+    try:
+        table = pd.read_csv(path)
+    except ValueError as error:
+        raise UserError(f"{path} is not a table ({error}); train again or leave this bundle out") from None
+    if not {"step", "split"} <= set(table.columns):
+        raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
+    terms = [c for c in table.select_dtypes("number") if c != "step" and table[c].notna().any()]
+    name = f"training-{index + 1}"
+    return [
+        plots.curves(f"{name}-{slug(t)}", f"{t} while training {bundle.name}", table, str(t)) for t in terms
+    ]
+
+
+def _config(bundle: Path) -> str:
+    config = read_json(bundle / "config.json")
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True) if config else ""
+
+
+def _records(
+    runs: Sequence[Run], bundles: Sequence[Path], statistics: Sequence[Path], splits: Sequence[Path]
+) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
+    for run in runs:
+        yield "metrics", f"{run.method} on {run.dataset}", run.manifest, run.record
+    for what, paths in (("bundle", bundles), ("statistics", statistics), ("split", splits)):
+        for path in paths:
+            run_record = read_json(provenance.beside(Path(path), "run"))
+            yield what, Path(path).name, provenance.read_manifest(Path(path)) or {}, run_record
+
+
+def _clipped(manifest: Mapping[str, Any]) -> str:
+    text = provenance.as_json(manifest)
+    return (
+        text
+        if len(text) <= _MANIFEST_LIMIT
+        else f"{text[:_MANIFEST_LIMIT]}\n… (the rest is in manifest.json)"
+    )
+
+
+def _render(page: Mapping[str, Any]) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("perturbdiff.evaluation"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(page=page).lstrip()
+
+
+def _export(drawn: Sequence[Plot], folder: Path) -> None:
+    """Write every figure as SVG and its numbers as CSV."""
+    with files.writing(folder, folder=True) as partial:
+        for plot in drawn:
+            (partial / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
+            plot.data.to_csv(partial / f"{plot.name}.csv", index=False)

@@ -1,0 +1,144 @@
+"""matplotlib figures as small inline SVG: colours that follow the page, unique ids, equal bytes for equal data."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe-Ito, without its yellow (too pale on white) and black (the page's ink).
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+GREY = "#8A8F98"
+# Stand-ins that become CSS colours on the page; in an exported SVG they are what they say.
+INK, RULE = "#22272E", "#D5D9DF"
+# A scatter of more points than this is drawn as an image inside the SVG.
+DENSE = 1200
+WIDTH = 4.6
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "perturbdiff",
+    "text.parse_math": False,
+    "font.family": "sans-serif",
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "text.color": INK,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.5,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "figure.dpi": 72.0,
+    "savefig.dpi": 200.0,
+    "path.simplify": True,
+    "axes.unicode_minus": True,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn, everywhere the same."""
+
+    color: str
+    marker: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawn figure: the markup for the page, a file of its own, and the numbers behind it."""
+
+    name: str
+    title: str
+    svg: str
+    file: str
+    data: pd.DataFrame
+
+
+def looks(models: Sequence[str], ceilings: Sequence[str] = ()) -> dict[str, Look]:
+    """Return a look for each method: a colour first, then another marker once the colours are used up."""
+    found = {}
+    for i, name in enumerate(dict.fromkeys(models)):
+        found[name] = Look(PALETTE[i % len(PALETTE)], MARKERS[i // len(PALETTE) % len(MARKERS)])
+    return {**found, **{name: Look(GREY, "d") for name in ceilings}}
+
+
+@contextlib.contextmanager
+def canvas(width: float = WIDTH, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
+    """Yield a styled figure and its axes; sizes in inches."""
+    with mpl.rc_context({**mpl.rcParamsDefault, "backend": "svg", **_STYLE}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        yield figure, figure.add_subplot()
+
+
+def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
+    """Turn a figure into a `Plot`; call it inside its `canvas` block."""
+    buffer = io.StringIO()
+    blank = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", metadata=blank)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _short_font, text)
+    text = re.sub(r"\n\s*", "\n", text)
+    return Plot(name, title, _inline(text, name, title), text, data)
+
+
+def _short_font(match: re.Match[str]) -> str:
+    return f"font{match[1] or ''}: {match[2] or ''}sans-serif"
+
+
+def _inline(text: str, name: str, title: str) -> str:
+    """Make ids unique on the page, colours the page's own and the size fluid."""
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, count=1, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    text = text.replace("url(#", f"url(#{name}-")
+    for color, page in ((INK, "currentColor"), (RULE, "var(--rule)")):
+        text = text.replace(color.lower(), page)
+    head, rest = text.split(">", 1)
+    box = re.search(r'viewBox="[^"]*"', head)
+    label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return f'<svg {box[0] if box else ""} role="img" aria-label="{label}">{rest}'.strip()
+
+
+def shorten(label: str, length: int = 26) -> str:
+    """Return a label cut in its middle, so that its ends stay recognisable."""
+    if len(label) <= length:
+        return label
+    tail = (length - 1) // 3
+    return f"{label[: length - 1 - tail]}…{label[-tail:]}"
+
+
+def slug(*parts: str) -> str:
+    """Return a name for files and ids made of letters, digits and hyphens."""
+    text = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
+    return text or "figure"

@@ -1,0 +1,296 @@
+"""The report's tables as plain data that the template lays out, and the same scores as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.evaluation.comparison import ranks
+from perturbdiff.evaluation.results import POOLED, Column, Run, metric_columns, score_table
+from perturbdiff.evaluation.svg import Look
+
+_TOP_GENES = 10
+_TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field: its text, CSS classes, a small note below, a longer text on hover, a bar in [-1, 1]."""
+
+    text: str
+    kind: str = ""
+    note: str = ""
+    hint: str = ""
+    bar: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: its head stays in sight when a wide table is scrolled."""
+
+    head: str
+    cells: tuple[Cell, ...]
+    kind: str = ""
+    color: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its column heads; the first names the rows."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    title: str = ""
+
+
+def number(value: float, decimals: int = 3) -> str:
+    """Return a number for reading: true minus sign, ∞, and n/a where it is undefined."""
+    if math.isnan(value):
+        return "n/a"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:,.{decimals}f}"
+    return (text.lstrip("-") if float(text.replace(",", "")) == 0 else text).replace("-", "−")
+
+
+def decimals_for(values: Sequence[float]) -> int:
+    """Return how many decimals show three digits of a column's typical value, 2 to 6."""
+    sizes = [abs(v) for v in values if math.isfinite(v) and v != 0]
+    if not sizes:
+        return 3
+    return int(np.clip(2 - math.floor(math.log10(float(np.median(sizes)))), 1, 6))
+
+
+def amount(value: Any) -> str:
+    """Return a count or a measured number with separators, text as it is."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "n/a"
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int | np.integer) or float(value).is_integer():
+        return f"{int(value):,}"
+    return number(float(value), decimals_for([float(value)]))
+
+
+def scores(
+    runs: Sequence[Run], columns: Sequence[Column], scope: str | None, look: Mapping[str, Look]
+) -> Table:
+    """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
+
+    Ceilings stand below and are not ranked. A mean is over the perturbations where the metric is defined; if
+    these are not all, their number is noted; if there is none, the field says n/a.
+    """
+    ranked = [r for r in runs if r.kind != "ceiling"]
+    places = {m.name: ranks(score_table(ranked, columns, scope)[m.name], m.direction) for m in columns}
+    every = score_table(runs, columns, scope)
+    decimals = {m.name: decimals_for(list(every[m.name])) for m in columns}
+    rows = []
+    for run in [*ranked, *(r for r in runs if r.kind == "ceiling")]:
+        cells = []
+        for metric in columns:
+            value, defined, total = run.score(metric.name, scope or run.main_scope)
+            place = places[metric.name].get(run.method, math.nan) if len(ranked) > 1 else math.nan
+            kind = {1.0: "best", 2.0: "second"}.get(place, "") if run.kind != "ceiling" else ""
+            note = f"{defined} of {total}" if defined < total else ""
+            hint = (
+                f"{run.method}, {metric.label}: {value:.6g}, defined for {defined} of {total} perturbations"
+            )
+            text = number(value, decimals[metric.name])
+            cells.append(Cell(text, f"num {kind if text != 'n/a' else 'na'}".strip(), note, hint))
+        rows.append(Row(run.method, tuple(cells), run.kind, look[run.method].color))
+    heads = ("Method", *(m.heading for m in columns))
+    return Table(heads, tuple(rows), scope or "")
+
+
+def inner_scopes(runs: Sequence[Run]) -> list[str]:
+    """Return the contexts (not the conditions) that any of the runs was scored on."""
+    return [s for s in dict.fromkeys(s for r in runs for s in r.scopes) if s != POOLED and "|" not in s]
+
+
+def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
+    """Return what was run: method, data set, what was scored, seeds, versions, definitions."""
+    rows = []
+    for run in runs:
+        scored = run.metrics[run.metrics["scope"] == run.main_scope]
+        cells = (
+            Cell(run.kind),
+            Cell(run.dataset),
+            Cell(amount(scored["perturbation"].nunique()), "num"),
+            Cell(amount(_cells_scored(scored)), "num"),
+            Cell(amount(run.manifest.get("seed")), "num"),
+            Cell(run.definition),
+            Cell(str(run.manifest.get("versions", {}).get("perturbdiff", "n/a"))),
+        )
+        rows.append(Row(run.method, cells, run.kind, look[run.method].color))
+    heads = ("Method", "kind", "data set", "perturbations", "cells scored", "seed", "definition", "version")
+    return Table(heads, tuple(rows))
+
+
+def _cells_scored(rows: pd.DataFrame) -> int:
+    per_perturbation = rows.groupby("perturbation", observed=True)["n_cells"].max()
+    return int(per_perturbation.fillna(0).sum())
+
+
+def parts(splits: Mapping[str, pd.DataFrame]) -> Table | None:
+    """Return conditions and cells per part of each split (columns part, n_cells, cell_type, batch)."""
+    rows = []
+    for name, split in splits.items():
+        for part in ("train", "valid", "test", "unused"):
+            of = split[split["part"] == part]
+            counts = [len(of), int(of["n_cells"].sum()) if "n_cells" in of else math.nan]
+            counts += [
+                of[c].nunique() if c in of else math.nan for c in ("perturbation", "cell_type", "batch")
+            ]
+            if len(of):
+                rows.append(Row(f"{name}: {part}", tuple(Cell(amount(c), "num") for c in counts)))
+    heads = ("Split", "conditions", "cells", "perturbations", "cell types", "batches")
+    return Table(heads, tuple(rows)) if rows else None
+
+
+def genes(run: Run, scope: str, conditions: Sequence[str], alpha: float) -> list[Table]:
+    """Return for each perturbation its strongest truly changed genes with true and predicted log2 fold change.
+
+    Genes with real q < ``alpha``, by descending |log2 fold change|, then p; without such genes the table is
+    left out.
+    """
+    real, predicted = run.table("de_real", scope), run.table("de_pred", scope)
+    if real is None or predicted is None:
+        return []
+    real = real[(real["q"] < alpha) & real["perturbation"].isin(list(conditions))]
+    found = []
+    for condition in conditions:
+        rows = real[real["perturbation"] == condition]
+        rows = rows.assign(size=rows["log2fc"].abs())
+        rows = rows.sort_values(["size", "p", "gene"], ascending=[False, True, True]).head(_TOP_GENES)
+        if len(rows):
+            ours = predicted[predicted["perturbation"] == condition].set_index("gene")
+            found.append(_gene_table(condition, rows, ours, alpha))
+    return found
+
+
+def _gene_table(condition: str, real: pd.DataFrame, predicted: pd.DataFrame, alpha: float) -> Table:
+    both = real.set_index("gene")[["log2fc", "q"]].join(predicted[["log2fc", "q"]], rsuffix="_predicted")
+    folds = both[["log2fc", "log2fc_predicted"]].to_numpy(np.float64)
+    finite = np.abs(folds[np.isfinite(folds)])
+    top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    rows = []
+    for gene, row in both.iterrows():
+        true, ours, q = (float(row[c]) for c in ("log2fc", "log2fc_predicted", "q_predicted"))
+        agrees = not math.isnan(ours) and np.sign(true) == np.sign(ours)
+        cells = (
+            Cell(number(true, 2), "num", bar=_bar(true, top)),
+            Cell(number(ours, 2), "num", bar=_bar(ours, top)),
+            Cell("same" if agrees else "no", "" if agrees else "off"),
+            Cell(small(q), "num" if q < alpha else "num faint"),
+        )
+        rows.append(Row(str(gene), cells))
+    return Table(
+        ("Gene", "log₂FC real", "log₂FC predicted", "direction", "q predicted"), tuple(rows), condition
+    )
+
+
+def _bar(value: float, top: float) -> float:
+    return 0.0 if math.isnan(value) else float(np.clip(value / top, -1.0, 1.0))
+
+
+def small(q: float) -> str:
+    """Return a probability for reading."""
+    if math.isnan(q):
+        return "n/a"
+    return f"{q:.3f}" if q >= 1e-3 else "< 10⁻³⁰" if q < 1e-30 else f"{q:.0e}".replace("-", "−")
+
+
+def provenance_rows(records: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]) -> Table:
+    """Return one line per output: (what it is, name, manifest, run record)."""
+    rows = []
+    for what, name, manifest, run in records:
+        results = str(manifest.get("versions", {}).get("perturbdiff", "n/a"))
+        hashes = {
+            role: entry for role, entry in (manifest.get("inputs") or {}).items() if isinstance(entry, dict)
+        }
+        inputs = ", ".join(f"{role} {str(e.get('sha256', ''))[:10]}" for role, e in hashes.items())
+        full = "\n".join(f"{role}: {e.get('name')} {e.get('sha256')}" for role, e in hashes.items())
+        cells = (
+            Cell(what),
+            Cell(str(manifest.get("stage", "n/a"))),
+            Cell(results),
+            Cell(amount(manifest.get("seed")), "num"),
+            Cell(duration(run.get("wall_seconds")), "num"),
+            Cell(duration(run.get("cpu_seconds")), "num"),
+            Cell(memory(run.get("peak_memory_mib")), "num"),
+            Cell(str(run.get("started", "n/a"))),
+            Cell(inputs or "n/a", "code", hint=full),
+        )
+        rows.append(Row(name, cells))
+    heads = (
+        "Output",
+        "of",
+        "stage",
+        "version",
+        "seed",
+        "wall time",
+        "CPU time",
+        "peak memory",
+        "started",
+        "inputs",
+    )
+    return Table(heads, tuple(rows))
+
+
+def duration(seconds: Any) -> str:
+    """Return a duration in the unit that suits it."""
+    if not isinstance(seconds, int | float):
+        return "n/a"
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def memory(mib: Any) -> str:
+    """Return an amount of memory in MiB or GiB."""
+    if not isinstance(mib, int | float):
+        return "n/a"
+    return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
+def text_scores(runs: Sequence[Run]) -> str:
+    """Return the main metrics as a text table per data set; metrics in rows while the methods are few."""
+    blocks = []
+    for dataset in dict.fromkeys(r.dataset for r in runs):
+        of = [r for r in runs if r.dataset == dataset]
+        columns = [m for m in metric_columns(of)]
+        columns = [m for m in columns if m.name in _TERMINAL] or columns
+        table = score_table(of, columns)
+        shown = {
+            m.name: [number(v, decimals_for(list(table[m.name]))) for v in table[m.name]] for m in columns
+        }
+        if len(of) <= 3:
+            lines = [[dataset, *table.index]]
+            lines += [[m.heading, *shown[m.name]] for m in columns]
+        else:
+            lines = [[dataset, *(m.heading for m in columns)]]
+            lines += [[method, *(shown[m.name][i] for m in columns)] for i, method in enumerate(table.index)]
+        blocks.append(_aligned(lines))
+    return "\n\n".join(blocks)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    padded = [
+        "  ".join(
+            [line[0].ljust(widths[0]), *(t.rjust(w) for t, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in lines
+    ]
+    return "\n".join([padded[0], "─" * len(padded[0]), *padded[1:]])
+
+
+def name_of(path: Path) -> str:
+    """Return what to call an input on the page: its name, or its folder's if that says nothing."""
+    return path.name or str(path)
