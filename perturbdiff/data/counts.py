@@ -101,7 +101,7 @@ class CountsFile:
         if frame not in self._root:
             raise UserError(f"{self.path}: has no raw; set data.layer to X or to layers/NAME")
         group = self._root[frame]
-        return [str(n) for n in anndata.io.read_elem(group[group.attrs["_index"]])]
+        return [str(n) for n in np.asarray(anndata.io.read_elem(group[group.attrs["_index"]]), object)]
 
     def _matrix(self, layer: str, scratch: Path) -> RowMatrix:
         place = "raw/X" if layer == "raw" else layer

@@ -34,12 +34,16 @@ class GeneSums:
         self.cells = np.zeros(num_batches, np.int64)
 
     def add(
-        self, block: Block, columns: np.ndarray, group: np.ndarray, divisor: np.ndarray, *, log: bool
+        self,
+        block: Block,
+        columns: np.ndarray,
+        group: np.ndarray,
+        divisor: np.ndarray,
     ) -> None:
         """Add a block's rows to the sums of their ``group`` (-1: left out), divided by ``divisor``."""
         self.cells += np.bincount(group[group >= 0], minlength=len(self.cells))
         kernels.add_gene_sums(
-            block.indptr, block.indices, block.data, columns, log, group, divisor,
+            block.indptr, block.indices, block.data, columns, group, divisor,
             self.total, self.squares, self.positive,
         )  # fmt: skip
 
@@ -81,7 +85,9 @@ def seurat_dispersions(mean: np.ndarray, variance: np.ndarray, num_top: int) -> 
     frame = pd.DataFrame({"means": np.log1p(mean), "dispersions": np.log(dispersion)})
     bins = pd.cut(frame["means"], bins=NUM_BINS)
     statistics = frame.groupby(bins, observed=True)["dispersions"].agg(centre="mean", width="std")
-    alone = statistics["width"].isna()  # a single gene in its bin gets a normalised dispersion of 1
+    alone = np.isnan(
+        statistics["width"].to_numpy()
+    )  # a single gene in its bin gets a normalised dispersion of 1
     statistics.loc[alone, "width"] = statistics.loc[alone, "centre"]
     statistics.loc[alone, "centre"] = 0.0
     own = statistics.loc[bins].set_index(frame.index)
@@ -122,11 +128,10 @@ def rank_genes_by_batch(
     every = pd.concat(frames)
     table = every.groupby(every.index, observed=True).agg({**means, "highly_variable": "sum"})
     table["highly_variable_nbatches"] = table["highly_variable"].astype(int)
-    order = table.sort_values(
+    order = pd.DataFrame(table).sort_values(
         ["highly_variable_nbatches", "dispersions_norm"], ascending=False, na_position="last"
     )
-    order["highly_variable"] = np.arange(len(order)) < num_top
-    return order.loc[list(genes)]
+    return order.assign(highly_variable=np.arange(len(order)) < num_top).loc[list(genes)]
 
 
 def choose_genes(
@@ -136,17 +141,17 @@ def choose_genes(
 
     With no ``num_hvgs``, or as many as there are genes, all genes are kept.
     """
-    everything = num_hvgs is None or num_hvgs >= len(genes)
+    wanted = len(genes) if num_hvgs is None else num_hvgs
     rank = rank_genes_by_batch if by_batch else rank_genes
-    table = rank(sums, genes, target_sum, len(genes) if num_hvgs is None else num_hvgs)
-    if everything:
-        if num_hvgs is not None and num_hvgs > len(genes):
-            logger.warning("data.num_hvgs is %d but there are %d genes: all are kept", num_hvgs, len(genes))
+    table = rank(sums, genes, target_sum, wanted)
+    if wanted >= len(genes):
+        if wanted > len(genes):
+            logger.warning("data.num_hvgs is %d but there are %d genes: all are kept", wanted, len(genes))
         table["highly_variable"] = True
-    elif (kept := int(table["highly_variable"].sum())) != num_hvgs:
+    elif (kept := int(table["highly_variable"].sum())) != wanted:
         logger.warning(
-            "%d genes are kept where %d were asked for: %s", kept, num_hvgs,
-            "some are tied at the cut" if kept > num_hvgs else "the others are detected in no cell",
+            "%d genes are kept where %d were asked for: %s", kept, wanted,
+            "some are tied at the cut" if kept > wanted else "the others are detected in no cell",
         )  # fmt: skip
     return table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -14,9 +14,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def kernel(function: F) -> F:
     """Compile ``function`` on first use; keep the machine code where a cache folder can be written."""
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        return cast(F, numba.njit(nogil=True, cache=True)(function))
     except RuntimeError:  # no writable place for the cache, e.g. in a read-only container
-        return numba.njit(nogil=True)(function)
+        return cast(F, numba.njit(nogil=True)(function))
 
 
 @kernel
@@ -45,16 +45,15 @@ def row_totals(
     indices: np.ndarray,
     data: np.ndarray,
     columns: np.ndarray,
-    log: bool,
     depth: np.ndarray,
     detected: np.ndarray,
 ) -> None:
-    """Write each row's sum (of expm1 if ``log``) and number of positive values over the mapped columns."""
+    """Write each row's sum and number of positive values over the mapped columns."""
     for i in range(len(indptr) - 1):
         total, positive = 0.0, 0
         for k in range(indptr[i], indptr[i + 1]):
             if columns[indices[k]] >= 0 and data[k] > 0:
-                total += np.expm1(data[k]) if log else data[k]
+                total += data[k]
                 positive += 1
         depth[i] = total
         detected[i] = positive
@@ -66,7 +65,6 @@ def add_gene_sums(
     indices: np.ndarray,
     data: np.ndarray,
     columns: np.ndarray,
-    log: bool,
     group: np.ndarray,
     divisor: np.ndarray,
     total: np.ndarray,
@@ -81,7 +79,7 @@ def add_gene_sums(
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
-                value = (np.expm1(data[k]) if log else data[k]) / divisor[i]
+                value = data[k] / divisor[i]
                 total[g, j] += value
                 squares[g, j] += value * value
                 positive[g, j] += 1
@@ -162,19 +160,29 @@ def dense_log1p(
     starts: np.ndarray,
     lengths: np.ndarray,
     factors: np.ndarray,
-    log: bool,
     indices: np.ndarray,
     data: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write rows densely into ``out`` (zeroed here): log1p(value * factor) unless values are ``log`` already."""
+    """Write rows densely into ``out``, which is zeroed here, as log1p(value * factor of the row)."""
     for i in range(len(starts)):
         factor = np.float32(factors[i])
         for j in range(out.shape[1]):
             out[i, j] = 0.0
         for k in range(starts[i], starts[i] + lengths[i]):
-            value = np.float32(data[k])
-            out[i, indices[k]] = value if log else np.log1p(value * factor)
+            out[i, indices[k]] = np.log1p(np.float32(data[k]) * factor)
+
+
+@kernel
+def dense_values(
+    starts: np.ndarray, lengths: np.ndarray, indices: np.ndarray, data: np.ndarray, out: np.ndarray
+) -> None:
+    """Write rows densely into ``out``, which is zeroed here."""
+    for i in range(len(starts)):
+        for j in range(out.shape[1]):
+            out[i, j] = 0.0
+        for k in range(starts[i], starts[i] + lengths[i]):
+            out[i, indices[k]] = data[k]
 
 
 @kernel

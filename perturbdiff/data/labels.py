@@ -59,7 +59,7 @@ def read_labels(inputs: Inputs) -> Labels:
     total = rows.groupby(list(LABELS), sort=False)["n_cells"].sum().reset_index()
     conditions = sort_conditions(total, config.control)
     _check_control(conditions, inputs)
-    place = pd.MultiIndex.from_frame(conditions[list(LABELS)])
+    place = pd.MultiIndex.from_frame(pd.DataFrame(conditions[list(LABELS)]))
     for number, table in enumerate(tables):
         to_global = place.get_indexer(pd.MultiIndex.from_frame(table[list(LABELS)])).astype(np.int32)
         codes[number] = to_global[codes[number]]
@@ -115,7 +115,7 @@ def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[st
             columns[label] = pd.Categorical.from_codes(np.zeros(file.n_cells, np.int8), [ALL])
         else:
             columns[label] = _categorical(file, key, f"data.{label}_key; null if the data has none")
-    return pd.DataFrame(columns)[list(LABELS)]
+    return pd.DataFrame({label: columns[label] for label in LABELS})
 
 
 def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:
@@ -144,7 +144,7 @@ def _with_dose(
     name = str(config.dose_key)
     raw = file.column(name, "data.dose_key")
     plain = raw.astype(object) if isinstance(raw.dtype, pd.CategoricalDtype) else raw
-    values = pd.to_numeric(plain, errors="coerce").to_numpy(np.float64)
+    values = np.asarray(pd.to_numeric(plain, errors="coerce"), np.float64)
     control = np.asarray(agents == config.control)
     wrong = ~np.isfinite(values) & ~control
     if wrong.any():
@@ -180,7 +180,7 @@ def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
     if len(labels) == 1:
         logger.warning("%s: every cell is a control; there is no perturbation to learn", names)
     groups = conditions.groupby(["cell_type", "batch"])["perturbation"]
-    without = [" / ".join(key) for key, group in groups if config.control not in set(group)]
+    without = [f"{key[0]} / {key[1]}" for key, group in groups if config.control not in set(group)]  # type: ignore[index]
     if without:
         logger.warning(
             "%d combinations of cell type and batch have no control cells (%s); "

@@ -137,12 +137,11 @@ def _lay_out(inputs: Inputs, labels: Labels, scan: Scan, look: np.ndarray, genes
     table = choose_genes(scan.sums, inputs.genes, scale, num, by_batch=config.hvg_by_batch)
     if genes is not None:
         chosen = read_gene_list(genes, inputs.genes)
-        var = table.loc[chosen].drop(columns="highly_variable")
     else:
-        var = table[table["highly_variable"]]
-        chosen = list(var.index)
+        chosen = [g for g, kept in zip(inputs.genes, table["highly_variable"], strict=True) if kept]
+    var = pd.DataFrame(table.loc[chosen]).drop(columns="highly_variable")
     left = np.bincount(scan.codes[scan.codes >= 0], minlength=len(labels.conditions))
-    conditions = labels.conditions.assign(n_cells=left)[left > 0].reset_index(drop=True)
+    conditions = labels.conditions.assign(n_cells=left).loc[left > 0].reset_index(drop=True)
     number = np.where(left > 0, np.cumsum(left > 0) - 1, -1).astype(np.int32)
     kept = scan.codes >= 0
     scan.codes[kept] = number[scan.codes[kept]]
@@ -237,7 +236,7 @@ class _ObsMaker:
         self._inputs, self._scan = inputs, scan
         self._labels = {n: pd.Categorical(conditions[n]) for n in LABELS}
         self._dose: np.ndarray | None = None
-        if perturbations["dose"].notna().any():
+        if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
             dose = perturbations.set_index("perturbation")["dose"]
             self._dose = dose.loc[conditions["perturbation"]].to_numpy()
         self._extra = {name: extra_column(inputs, name) for name in inputs.config.extra_obs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -87,16 +87,18 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
             columns = inputs.columns_of(file, inputs.genes)
             for block in file.blocks():
                 whole &= _check(file, block, config, scan)
+                if log:  # the depths and sums are those of the values before the logarithm
+                    block = replace(block, data=np.expm1(block.data))
                 rows = slice(offset + block.start, offset + block.stop)
                 depth, detected = np.zeros(len(block.indptr) - 1), scan.detected[rows]
-                kernels.row_totals(block.indptr, block.indices, block.data, columns, log, depth, detected)
+                kernels.row_totals(block.indptr, block.indices, block.data, columns, depth, detected)
                 scan.depth[rows] = depth
                 codes = scan.codes[rows]
                 _filter(codes, depth, detected, config, scan)
                 kept = np.where(codes >= 0, codes, 0)
                 group = np.where((codes >= 0) & look[kept], batch_of[kept], -1).astype(np.int32)
                 divisor = np.ones_like(depth) if log else depth
-                scan.sums.add(block, columns, group, divisor, log=log)
+                scan.sums.add(block, columns, group, divisor)
                 progress.advance(len(depth))
     if log and whole and scan.largest > _LARGEST_LOG1P:
         raise UserError(

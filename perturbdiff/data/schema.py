@@ -66,4 +66,4 @@ def complete(table: pd.DataFrame, control: str) -> pd.DataFrame:
     of_group[group[controls]] = controls
     table["control"] = of_group[group]
     table["part"] = np.int64(0)
-    return table[list(CONDITION_COLUMNS)]
+    return pd.DataFrame(table[list(CONDITION_COLUMNS)])

@@ -225,8 +225,10 @@ class Store:
         starts, lengths, indices, data = self._fetch(wanted)
         if out is None:
             out = np.empty((len(wanted), self.n_genes), np.float32)
-        log = self.input_scale == "log1p"
-        kernels.dense_log1p(starts, lengths, self._factors[wanted], log, indices, data, out)
+        if self.input_scale == "log1p":
+            kernels.dense_values(starts, lengths, indices, data, out)
+        else:
+            kernels.dense_log1p(starts, lengths, self._factors[wanted], indices, data, out)
         return out
 
     def blocks(self, rows_per_block: int = 4096) -> Iterator[tuple[int, sparse.csr_matrix]]:
@@ -242,7 +244,7 @@ class Store:
         if isinstance(rows, slice):
             return np.arange(*rows.indices(self.n_cells), dtype=np.int64)
         numbers = np.asarray(rows, np.int64)
-        if len(numbers) and not (0 <= numbers.min() and numbers.max() < self.n_cells):
+        if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.n_cells):
             raise IndexError(f"rows must lie in 0..{self.n_cells - 1}")
         return numbers
 
