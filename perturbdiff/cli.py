@@ -92,7 +92,7 @@ def simulate(
     recipe: Recipe = None,
     overrides: Overrides = None,
     cells: Annotated[
-        int | None, typer.Option("--cells", min=1, help="Number of cells (simulate.num_cells).")
+        int | None, typer.Option("--cells", min=1, help="Number of cells (simulate.cells).")
     ] = None,
     seed: Seed = None,
     force: Force = False,
@@ -103,7 +103,7 @@ def simulate(
     """
     from perturbdiff.data.synthetic import simulate as run
 
-    given = [*(overrides or []), *([f"simulate.num_cells={cells}"] if cells else [])]
+    given = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
     config = _config(recipe, given, seed)
     _done(run(out, config.simulate, seed=config.seed, force=force))
 
