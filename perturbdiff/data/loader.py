@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import psutil
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.data.cell_sets import CellSet, SetStream
+from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.errors import UserError
 
@@ -60,12 +61,12 @@ class Batch:
         return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
-def fits_in_memory(store: Any, share: float) -> bool:
+def fits_in_memory(store: Store, share: float) -> bool:
     """Return whether a store's values take at most ``share`` of the memory that is free now."""
     return store.nbytes_in_memory <= share * psutil.virtual_memory().available
 
 
-def resident(store: Any, share: float = 0.5) -> Any:
+def resident(store: Store, share: float = 0.5) -> Store:
     """Return the store held in memory if it fits in ``share`` of what is free, else as it is."""
     if share <= 0 or not fits_in_memory(store, share):
         logger.info("%s is read from disk, in windows of %d cells", store.path, WINDOW_ON_DISK)
@@ -111,7 +112,7 @@ class SetLoader:
 
     def __init__(
         self,
-        stores: Sequence[Any],
+        stores: Sequence[Store],
         sampler: SetStream,
         *,
         vocabulary: Vocabulary,
@@ -150,6 +151,9 @@ class SetLoader:
             if not mine:
                 continue
             rows = np.concatenate([sets[b].target for b in mine] + [sets[b].control for b in mine])
+            if gene_map.identity and len(mine) == number:  # rows are already in the order of the batch
+                store.dense(rows, values)
+                continue
             place = np.array(mine + [number + b for b in mine])
             place = (place[:, None] * size + np.arange(size)).reshape(-1)
             gene_map.dense(store.expression(rows), values, place)

@@ -1,0 +1,308 @@
+"""How a split is decided: by a STATE-style TOML, or by a rule that holds out contexts.
+
+Both work on a table of conditions with the columns ``context`` (the label that can be held out), ``perturbation``
+and ``is_control``, and return the part of every row.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff import files
+from perturbdiff.config import SplitConfig
+from perturbdiff.data.controls import generator
+from perturbdiff.errors import UserError, listing, nearest
+
+PARTS = ("train", "valid", "test", "unused")
+
+_SECTIONS = ("datasets", "training", "zeroshot", "fewshot", "context_column")
+_PART_NAMES = {"val": "valid", "valid": "valid", "test": "test"}
+_CONTEXTS, _PERTURBATIONS = 11, 12  # first words of the seeds
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What a TOML file says of one data set.
+
+    Attributes
+    ----------
+    path
+        The file, for messages.
+    context_column
+        obs column of the contexts if the file names one.
+    whole
+        Whether all contexts that are not named are training data.
+    training
+        Contexts named as training data.
+    zeroshot
+        Part ("valid" or "test") of whole contexts.
+    fewshot
+        For each context, part → perturbations; its other perturbations are training data.
+    """
+
+    path: Path
+    context_column: str | None
+    whole: bool
+    training: frozenset[str]
+    zeroshot: Mapping[str, str]
+    fewshot: Mapping[str, Mapping[str, tuple[str, ...]]]
+
+    def contexts(self) -> list[str]:
+        """Return every context the file names."""
+        return [*self.training, *self.zeroshot, *self.fewshot]
+
+
+def read_toml(path: Path, names: Sequence[str]) -> Specification:
+    """Read a split in the format of STATE: ``[datasets] [training] [zeroshot] [fewshot."dataset.context"]``.
+
+    Parameters
+    ----------
+    path
+        The TOML file.
+    names
+        What this data set may be called, if the file names several.
+
+    Raises
+    ------
+    UserError
+        If the file is not TOML, has other sections or values, or does not tell which data set is meant.
+    """
+    try:
+        tree = tomllib.loads(files.existing(path, "split specification").read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+    for key in tree:
+        if key not in _SECTIONS:
+            raise UserError(
+                f"{path}: unknown section '{key}'{nearest(key, _SECTIONS)} known: {listing(_SECTIONS)}"
+            )
+    sections = {name: tree.get(name, {}) for name in _SECTIONS[:4]}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise UserError(f"{path}: [{name}] must be a table, found {section!r}")
+    dataset = _dataset(path, sections, names)
+    training = _of_dataset(sections["training"], dataset)
+    for key, value in training.items():
+        if value != "train":
+            raise UserError(f'{path}: [training] {key!r} = {value!r}; the only value there is "train"')
+    zeroshot = {
+        context: _part(path, f"[zeroshot] '{dataset}.{context}'", value)
+        for context, value in _of_dataset(sections["zeroshot"], dataset).items()
+    }
+    fewshot = {
+        context: _lists(path, f"[fewshot.'{dataset}.{context}']", value)
+        for context, value in _of_dataset(sections["fewshot"], dataset).items()
+    }
+    both = sorted(set(zeroshot) & set(fewshot))
+    if both:
+        raise UserError(f"{path}: context '{both[0]}' is in [zeroshot] and in [fewshot]; keep one")
+    named = frozenset(context for context in training if context)
+    for context in sorted(named & set(zeroshot)):
+        raise UserError(f"{path}: context '{context}' is in [training] and in [zeroshot]; keep one")
+    return Specification(path, tree.get("context_column"), "" in training, named, zeroshot, fewshot)
+
+
+def _dataset(path: Path, sections: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return the name under which the file speaks of this data set."""
+    known = list(sections["datasets"])
+    if not known:
+        keys = [key for name in ("training", "zeroshot", "fewshot") for key in sections[name]]
+        known = list(dict.fromkeys(key.partition(".")[0] for key in keys))
+    if len(known) == 1:
+        return known[0]
+    for name in names:
+        if name in known:
+            return name
+    if not known:
+        raise UserError(f'{path}: names no data set; write e.g. [training] with my_data = "train"')
+    raise UserError(
+        f"{path}: names the data sets {listing(known)}, none of them called '{names[0]}'; rename the input or "
+        "keep one data set in the file"
+    )
+
+
+def _of_dataset(section: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """Return the entries of a data set by context; the entry of the whole data set has the context ''."""
+    entries = {
+        key[len(dataset) + 1 :]: value for key, value in section.items() if key.startswith(f"{dataset}.")
+    }
+    return {**({"": section[dataset]} if dataset in section else {}), **entries}
+
+
+def _part(path: Path, where: str, value: object) -> str:
+    if not isinstance(value, str) or value not in _PART_NAMES:
+        raise UserError(f'{path}: {where} = {value!r}; write "test" or "val"')
+    return _PART_NAMES[value]
+
+
+def _lists(path: Path, where: str, value: object) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {where} must hold the lists val and test, found {value!r}")
+    lists: dict[str, tuple[str, ...]] = {}
+    for key, labels in value.items():
+        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+            raise UserError(f"{path}: {where} {key} must be a list of perturbation names")
+        lists[_part(path, where, key)] = tuple(labels)
+    both = sorted(set(lists.get("valid", ())) & set(lists.get("test", ())))
+    if both:
+        raise UserError(
+            f"{path}: {where}: {listing(both)} in both val and test, so a condition would be in two parts; "
+            "keep each in one list"
+        )
+    return lists
+
+
+def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
+    """Return the part of each condition (object [n]) as the file says; controls are always training data.
+
+    Raises
+    ------
+    UserError
+        If the file names a context or a condition that has no cells, or holds out the control.
+    """
+    contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
+    present = sorted(set(contexts))
+    for context in spec.contexts():
+        if context not in present:
+            others = {c for k in ("cell_type", "batch") if k in table for c in table[k]}
+            hint = nearest(context, present) or f"; contexts are {listing(present)}"
+            elsewhere = (
+                " (it is a value of another column: set split.context_column)" if context in others else ""
+            )
+            raise UserError(f"{spec.path}: no cells of context '{context}'{elsewhere}{hint}")
+    part = np.full(len(table), "train" if spec.whole else "unused", dtype=object)
+    part[np.isin(contexts, sorted(spec.training))] = "train"
+    for context, value in spec.zeroshot.items():
+        part[contexts == context] = value
+    for context, lists in spec.fewshot.items():
+        here = contexts == context
+        part[here] = "train"
+        for value, labels in lists.items():
+            _check_labels(spec, context, labels, pd.DataFrame(table[here]))
+            part[here & np.isin(perturbations, labels)] = value
+    part[table["is_control"].to_numpy(bool)] = "train"
+    return part
+
+
+def _check_labels(spec: Specification, context: str, labels: Sequence[str], here: pd.DataFrame) -> None:
+    is_control = here["is_control"].to_numpy(bool)
+    controls = set(here["perturbation"][is_control])
+    found = sorted(set(here["perturbation"][~is_control]))
+    for label in labels:
+        if label in controls:
+            raise UserError(
+                f"{spec.path}: context '{context}': '{label}' is the control, which is never held out"
+            )
+        if label not in found:
+            raise UserError(
+                f"{spec.path}: no cells of perturbation '{label}' in context '{context}'{nearest(label, found)}"
+            )
+
+
+def by_rule(
+    table: pd.DataFrame, rule: SplitConfig, seed: int, profiles: Callable[[Sequence[str]], np.ndarray]
+) -> tuple[np.ndarray, list[str]]:
+    """Return the part of each condition (object [n]) and the contexts held out.
+
+    Of the perturbations of the held-out contexts a random share is training data, and a share of the others
+    validation. The draw is one for all of them: a perturbation is training data or held out alike in every
+    condition of the held-out contexts (paper, App. Data Splits for Task Evaluation).
+
+    Parameters
+    ----------
+    table
+        Conditions.
+    rule
+        The settings.
+    seed
+        Seed of the choices.
+    profiles
+        Gives the mean profile float64 [n, G] of contexts; called only to choose by PCA.
+
+    Raises
+    ------
+    UserError
+        If a name is unknown, a held-out context has no controls, or nothing is left to train on.
+    """
+    held_out = _held_out(table, rule, seed, profiles)
+    eligible = ~table["is_control"].to_numpy(bool) & np.isin(table["context"].to_numpy(object), held_out)
+    perturbations = table["perturbation"].to_numpy(object)
+    if rule.perturbations:
+        known = sorted(set(perturbations[~table["is_control"].to_numpy(bool)]))
+        for label in rule.perturbations:
+            if label not in known:
+                raise UserError(f"split.perturbations: no cells of '{label}'{nearest(label, known)}")
+        eligible &= np.isin(perturbations, rule.perturbations)
+    labels = np.array(sorted(set(perturbations[eligible])), dtype=object)
+    generator(_PERTURBATIONS, seed).shuffle(labels)
+    n_train = round(rule.train_fraction * len(labels))
+    rest = len(labels) - n_train
+    n_valid = round(rule.valid_fraction * rest)
+    if rule.valid_fraction > 0 and rest > 1:
+        n_valid = min(max(n_valid, 1), rest - 1)
+    part = np.full(len(table), "train", dtype=object)
+    part[eligible & np.isin(perturbations, labels[n_train : n_train + n_valid])] = "valid"
+    part[eligible & np.isin(perturbations, labels[n_train + n_valid :])] = "test"
+    return part, held_out
+
+
+def _held_out(
+    table: pd.DataFrame, rule: SplitConfig, seed: int, profiles: Callable[[Sequence[str]], np.ndarray]
+) -> list[str]:
+    is_control = table["is_control"].to_numpy(bool)
+    present = sorted(set(table["context"]))
+    with_controls = set(table["context"][is_control])
+    for context in rule.held_out:
+        if context not in present:
+            hint = nearest(context, present) or f"; contexts are {listing(present)}"
+            raise UserError(
+                f"split.held_out: no cells of context '{context}' in '{rule.context_column}'{hint}"
+            )
+        if context not in with_controls:
+            raise UserError(
+                f"split.held_out: context '{context}' has no control cells, so nothing can be predicted there; "
+                "hold out another"
+            )
+    if rule.held_out or not rule.num_held_out:
+        return sorted(set(rule.held_out))
+    candidates = sorted(with_controls & set(table["context"][~is_control]))
+    if rule.num_held_out > len(candidates):
+        raise UserError(
+            f"split.num_held_out={rule.num_held_out}, but only {len(candidates)} values of '{rule.context_column}' "
+            "have control and perturbed cells; hold out fewer"
+        )
+    if rule.choose == "pca":
+        return spread(candidates, profiles(candidates), rule.num_held_out, seed)
+    chosen = generator(_CONTEXTS, seed).choice(len(candidates), rule.num_held_out, replace=False)
+    return sorted(candidates[i] for i in chosen)
+
+
+def spread(names: Sequence[str], profiles: np.ndarray, number: int, seed: int) -> list[str]:
+    """Choose ``number`` contexts that differ: PCA of their profiles, k-means, the member nearest each centre.
+
+    Parameters
+    ----------
+    names
+        The n contexts.
+    profiles
+        float64 [n, G]: mean log1p expression of each.
+    """
+    from sklearn.cluster import KMeans
+
+    centred = profiles - profiles.mean(axis=0)
+    left, values, _ = np.linalg.svd(centred, full_matrices=False)
+    scores = (left * values)[:, : min(len(names) - 1, 20)]
+    clusters = KMeans(number, n_init=10, random_state=seed).fit(scores)  # pyright: ignore[reportArgumentType]
+    distance = np.linalg.norm(scores - clusters.cluster_centers_[clusters.labels_], axis=1)
+    chosen = []
+    for cluster in range(number):
+        members = np.flatnonzero(clusters.labels_ == cluster)
+        chosen.append(names[members[np.argmin(distance[members])]])
+    return sorted(chosen)

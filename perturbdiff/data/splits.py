@@ -1,0 +1,260 @@
+"""Splits: which conditions train, validate and test. One parquet row for each condition."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff import files, provenance
+from perturbdiff.config import Config
+from perturbdiff.data.labels import conditions_of
+from perturbdiff.data.pseudobulk import group_means
+from perturbdiff.data.schema import LABELS
+from perturbdiff.data.split_rules import PARTS, by_rule, by_toml, read_toml
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError, listing, nearest
+
+logger = logging.getLogger(__name__)
+
+KEYS = list(LABELS)
+
+
+def make_split(
+    source: Path, out: Path, config: Config, *, toml: Path | None = None, seed: int = 0, force: bool = False
+) -> Path:
+    """Decide the part of every condition and write it.
+
+    Parameters
+    ----------
+    source
+        A store, or a raw h5ad or Zarr file (obs only is read).
+    out
+        Parquet file to write: ``cell_type, batch, perturbation, part`` ('train', 'valid', 'test' or 'unused') and
+        ``n_cells``. Beside it ``<out>.counts.csv`` tells cells and conditions of each part.
+    config
+        ``split`` and, for a raw file, the column names in ``data``.
+    toml
+        STATE-style specification; replaces the rules in ``config.split``.
+    seed
+        Seed of the random choices.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If a name has no cells, the context column is not constant within conditions, a held-out context has no
+        controls, a condition would be in two parts, or nothing is left to train on or to test.
+    """
+    source, out = Path(source), Path(out)
+    inputs = {"source": files.existing(source, "input")} | ({"toml": Path(toml)} if toml else {})
+    recipe = {"split": config.split.model_dump(), "data": config.data.model_dump()}
+    with provenance.stage("split", out, config=recipe, inputs=inputs, seed=seed, force=force) as stage:
+        if stage.skip:
+            return out
+        table, held_out = decide(source, config, toml=toml, seed=seed)
+        check(table)
+        counts = count(table)
+        logger.info("split of %s:\n%s", source, counts.to_string(index=False))
+        table[[*KEYS, "part", "n_cells"]].to_parquet(stage.path, index=False)
+        files.write_text(out.with_name(f"{out.name}.counts.csv"), counts.to_csv(index=False))
+        stage.results |= {"held_out": held_out, "counts": counts.to_dict(orient="records")}
+    return out
+
+
+def decide(source: Path, config: Config, *, toml: Path | None, seed: int) -> tuple[pd.DataFrame, list[str]]:
+    """Return the conditions of ``source`` with their ``context`` and ``part``, and the held-out contexts."""
+    store = Store(source) if source.is_dir() and not (source / "obs").exists() else None
+    spec = read_toml(toml, [source.stem, source.name, config.name]) if toml else None
+    column = (spec.context_column if spec else None) or config.split.context_column
+    table = with_context(source, store, config, column)
+    if spec:
+        table["part"] = by_toml(table, spec)
+        held_out = sorted(set(table["context"][table["part"].isin(["valid", "test"])]))
+        without = sorted(set(held_out) - set(table["context"][table["is_control"]]))
+        if without:
+            raise UserError(f"{toml}: held-out context '{without[0]}' has no control cells; leave it out")
+        return table, held_out
+
+    def profiles(contexts: Sequence[str]) -> np.ndarray:
+        if store is None:
+            raise UserError(
+                "split.choose=pca looks at expression: make the split from a store, not from raw data"
+            )
+        groups = pd.Index(contexts).get_indexer(table["context"])
+        return group_means(store, groups, len(contexts), label="pseudobulk of contexts")[0]
+
+    table["part"], held_out = by_rule(table, config.split, seed, profiles)
+    if not held_out:
+        logger.warning("nothing is held out: name contexts in split.held_out, or set split.num_held_out")
+    return table, held_out
+
+
+def with_context(source: Path, store: Store | None, config: Config, column: str) -> pd.DataFrame:
+    """Return the table of conditions with the column ``context``, the value of obs column ``column``.
+
+    Raises
+    ------
+    UserError
+        If there is no such column or it has several values within one condition.
+    """
+    known = {"cell_type": "cell_type", "batch": "batch"}
+    known |= {
+        str(k): v
+        for k, v in ((config.data.cell_type_key, "cell_type"), (config.data.batch_key, "batch"))
+        if k
+    }
+    if store is None:
+        extra = () if column in known else (column,)
+        table = conditions_of([source], config.data.model_copy(update={"extra_obs": extra}))
+        table["is_control"] = table["perturbation"] == config.data.control
+    else:
+        table = pd.DataFrame(store.conditions[[*KEYS, "n_cells", "is_control"]])
+    if column in known:
+        table["context"] = table[known[column]].astype(str)
+    elif store is None:
+        table["context"] = table[column].astype(str)
+    else:
+        table = _join_column(store, table, column)
+    several = table.duplicated(subset=KEYS).to_numpy()
+    if several.any():
+        where = _condition(table, several)
+        raise UserError(
+            f"{source}: obs column '{column}' has several values within one condition ({where}), so it cannot be "
+            "held out; use a column that is constant in each cell type, batch and perturbation"
+        )
+    return table.reset_index(drop=True)
+
+
+def _join_column(store: Store, table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Return the conditions with each value of an extra obs column, one row for each pair that has cells."""
+    try:
+        values = store.obs([column])[column].astype(str).to_numpy(object)
+    except UserError as error:
+        raise UserError(
+            f"{error}; to hold out by another column, add it to data.extra_obs and preprocess"
+        ) from None
+    condition = np.repeat(np.arange(len(table)), table["n_cells"].to_numpy(np.int64))
+    found = pd.DataFrame({"condition": condition, "context": values}).value_counts(sort=False)
+    pairs = found.rename("n_cells").reset_index().sort_values(["condition", "context"])
+    joined = pairs.join(table.drop(columns="n_cells"), on="condition")
+    return pd.DataFrame(joined.drop(columns="condition"))
+
+
+def check(table: pd.DataFrame) -> None:
+    """Look for leaks.
+
+    Raises
+    ------
+    UserError
+        If a condition, or a perturbation within a context, is in two parts; a control is held out; or the training
+        part has no perturbed cells.
+    """
+    perturbed = table[~table["is_control"]]
+    once = set(zip(perturbed["context"], perturbed["perturbation"], perturbed["part"], strict=True))
+    seen = Counter((context, perturbation) for context, perturbation, _ in once)
+    twice = sorted(pair for pair, number in seen.items() if number > 1)
+    if twice:
+        context, perturbation = twice[0]
+        raise UserError(f"split: perturbation '{perturbation}' of context '{context}' is in two parts")
+    if (table["part"][table["is_control"]] != "train").any():
+        raise UserError("split: control cells are held out; they are inputs and always belong to training")
+    trained = set(perturbed["perturbation"][perturbed["part"] == "train"])
+    if not trained:
+        raise UserError("split: no perturbed cells are left for training; hold out less")
+    unseen = sorted(set(perturbed["perturbation"][perturbed["part"] == "test"]) - trained)
+    if unseen:
+        logger.warning(
+            "%d test perturbations have no training cells in any context: %s", len(unseen), listing(unseen, 5)
+        )
+
+
+def count(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``part, cells, conditions, perturbations, contexts`` of the perturbed cells, then of the controls."""
+    perturbed = table[~table["is_control"]]
+    groups = [(part, perturbed[perturbed["part"] == part]) for part in PARTS]
+    groups.append(("control", table[table["is_control"]]))
+    return pd.DataFrame(
+        [
+            {
+                "part": name,
+                "cells": int(rows["n_cells"].sum()),
+                "conditions": len(rows),
+                "perturbations": len(set(rows["perturbation"])),
+                "contexts": len(set(rows["context"])),
+            }
+            for name, rows in groups
+        ]
+    )
+
+
+def read_split(path: Path) -> pd.DataFrame:
+    """Read a split.
+
+    Returns
+    -------
+    pd.DataFrame
+        ``cell_type, batch, perturbation, part`` (str) and ``n_cells``, one row for each condition.
+
+    Raises
+    ------
+    UserError
+        If it is not a split, or a condition is in it twice.
+    """
+    path = files.existing(Path(path), "split")
+    try:
+        table = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a split file ({error}); make one with 'perturbdiff split'") from None
+    missing = [c for c in (*KEYS, "part") if c not in table]
+    if missing:
+        raise UserError(
+            f"{path}: a split needs the columns {listing([*KEYS, 'part'])}; missing {listing(missing)}"
+        )
+    table = table.astype(dict.fromkeys([*KEYS, "part"], str))
+    wrong = sorted(set(table["part"]) - set(PARTS))
+    if wrong:
+        raise UserError(
+            f"{path}: unknown part '{wrong[0]}'{nearest(wrong[0], PARTS)}; parts are {listing(PARTS)}"
+        )
+    twice = table.duplicated(subset=KEYS).to_numpy()
+    if twice.any():
+        where = _condition(table, twice)
+        raise UserError(f"{path}: condition {where} occurs twice, so it can be in two parts; keep one row")
+    return table
+
+
+def parts(conditions: pd.DataFrame, split: pd.DataFrame) -> np.ndarray:
+    """Return the part (object [n_conditions]) of each of a store's conditions.
+
+    Raises
+    ------
+    UserError
+        If a condition is not in the split.
+    """
+    found = _index(split).get_indexer(_index(conditions))
+    if (found < 0).any():
+        where = _condition(conditions, found < 0)
+        raise UserError(
+            f"split: {(found < 0).sum()} conditions of the store are not in it (first: {where}); "
+            "make the split from the same data"
+        )
+    return split["part"].to_numpy(object)[found]
+
+
+def _index(table: pd.DataFrame) -> pd.MultiIndex:
+    return pd.MultiIndex.from_arrays([table[key].astype(str) for key in KEYS], names=KEYS)
+
+
+def _condition(table: pd.DataFrame, which: np.ndarray) -> str:
+    """Return the first of the conditions picked by a mask, in words."""
+    first = int(np.flatnonzero(which)[0])
+    return " / ".join(str(table[key].to_numpy()[first]) for key in KEYS)

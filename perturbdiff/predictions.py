@@ -1,0 +1,351 @@
+"""Predictions: AnnData of predicted cells followed by the real control cells of the same cell type and batch.
+
+``X`` is CSR float32 log1p. ``obs`` has the categorical columns ``perturbation, cell_type, batch, source`` ('predicted'
+or 'control') and ``cell`` (for a control, or a prediction made from one cell, that cell's name; else empty).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import zarr
+from scipy import sparse
+
+from perturbdiff import files
+from perturbdiff.data.splits import parts
+from perturbdiff.data.store import Store
+from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.errors import UserError, listing, nearest
+
+KIND = "predictions"
+LABELS = ("perturbation", "cell_type", "batch")
+SOURCES = ("predicted", "control")
+
+_CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
+_CHUNK_CELLS = 1 << 16
+_ROWS_PER_READ = 4096
+_FORMATS = (".h5ad", ".zarr")
+
+
+def format_of(path: Path) -> str:
+    """Return ``".h5ad"`` or ``".zarr"``, whichever occurs in the file's name.
+
+    Raises
+    ------
+    UserError
+        If neither does.
+    """
+    for suffix in _FORMATS:
+        if suffix in path.suffixes:
+            return suffix
+    raise UserError(f"{path}: predictions are written as .h5ad or .zarr; give the file one of these endings")
+
+
+class PredictionWriter:
+    """Append blocks of cells to an AnnData file; memory is one block and 13 bytes per cell.
+
+    Use as a context manager on the temporary path of a stage (for ``.zarr`` a stage with ``folder=True``): the file is
+    complete only when the block ends without an error.
+
+    Parameters
+    ----------
+    path
+        File to write; its name holds ``.h5ad`` or ``.zarr``, e.g. ``.x.h5ad.partial``.
+    genes
+        Names of the columns.
+    method
+        What made the predictions.
+    control
+        Label of control cells.
+    target_sum
+        Depth the log1p values refer to.
+    dataset
+        Name of the data set.
+    facts
+        More entries of ``uns["perturbdiff"]``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        genes: Sequence[str],
+        *,
+        method: str,
+        control: str,
+        target_sum: float,
+        dataset: str = "",
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path, self.genes, self.n_cells, self.n_values = Path(path), list(map(str, genes)), 0, 0
+        self.facts = {
+            **(facts or {}),
+            "kind": KIND,
+            "scale": "log1p",
+            "target_sum": float(target_sum),
+            "method": method,
+            "dataset": dataset,
+            "control": control,
+        }
+        self._codes: dict[str, list[np.ndarray]] = {name: [] for name in (*LABELS, "source")}
+        self._categories: dict[str, dict[str, int]] = {name: {} for name in (*LABELS, "source")}
+        self._numbered = dict.fromkeys(SOURCES, 0)
+        self._root = self._open()
+
+    def _open(self) -> Any:
+        if format_of(self.path) == ".h5ad":
+            root: Any = h5py.File(self.path, "w")
+        else:
+            root = zarr.open_group(self.path, mode="a", zarr_format=3)
+        root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        matrix = root.create_group("X")
+        matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
+        for name, dtype in (("data", np.float32), ("indices", np.int32)):
+            _create(matrix, name, dtype, _CHUNK_VALUES)
+        _append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
+        obs = root.create_group("obs")
+        for name in ("_index", "cell"):
+            column = _create(obs, name, str, _CHUNK_CELLS)
+            column.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
+        return root
+
+    def append(self, values: sparse.spmatrix | sparse.csr_matrix | np.ndarray, obs: pd.DataFrame) -> None:
+        """Add cells.
+
+        Parameters
+        ----------
+        values
+            float [n, G], log1p, ≥ 0.
+        obs
+            n rows with ``perturbation, cell_type, batch``; ``source`` (default 'predicted') and ``cell`` may be there.
+
+        Raises
+        ------
+        ValueError
+            If the shapes differ or a value is not finite.
+        """
+        block = sparse.csr_matrix(values, dtype=np.float32)
+        data, indptr = np.asarray(block.data), np.asarray(block.indptr, np.int64)
+        if (len(indptr) - 1, block.get_shape()[1]) != (len(obs), len(self.genes)):
+            raise ValueError(f"{block.get_shape()} values for {len(obs)} cells and {len(self.genes)} genes")
+        if not np.isfinite(data).all():
+            raise ValueError("predicted values are not finite")
+        matrix = self._root["X"]
+        _append(matrix["data"], data)
+        _append(matrix["indices"], np.asarray(block.indices, np.int32))
+        _append(matrix["indptr"], indptr[1:] + self.n_values)
+        self._append_obs(obs)
+        self.n_cells += len(obs)
+        self.n_values += len(data)
+
+    def _append_obs(self, obs: pd.DataFrame) -> None:
+        source = (
+            obs["source"].astype(str).to_numpy(object) if "source" in obs else np.full(len(obs), SOURCES[0])
+        )
+        for name in LABELS:
+            self._encode(name, obs[name].astype(str).to_numpy(object))
+        self._encode("source", source)
+        cell = obs["cell"].astype(str).to_numpy(object) if "cell" in obs else np.full(len(obs), "", object)
+        names = np.empty(len(obs), dtype=object)
+        for kind in SOURCES:
+            mine = np.flatnonzero(source == kind)
+            names[mine] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(mine))]
+            self._numbered[kind] += len(mine)
+        _append(self._root["obs"]["_index"], names)
+        _append(self._root["obs"]["cell"], cell)
+
+    def _encode(self, name: str, labels: np.ndarray) -> None:
+        known = self._categories[name]
+        found, inverse = np.unique(labels.astype(str), return_inverse=True)
+        codes = np.array([known.setdefault(label, len(known)) for label in found.tolist()], dtype=np.int32)
+        self._codes[name].append(codes[inverse].astype(np.int8 if name == "source" else np.int32))
+
+    def close(self) -> None:
+        """Write what is known only at the end: labels, genes, shape and units."""
+        root = self._root
+        root["X"].attrs["shape"] = [self.n_cells, len(self.genes)]
+        for name, codes in self._codes.items():
+            anndata.io.write_elem(root["obs"], name, self._categorical(name, codes))
+        root["obs"].attrs.update(
+            {
+                "encoding-type": "dataframe",
+                "encoding-version": "0.2.0",
+                "_index": "_index",
+                "column-order": [*LABELS, "source", "cell"],
+            }
+        )
+        anndata.io.write_elem(root, "var", pd.DataFrame(index=pd.Index(self.genes, dtype=object)))
+        anndata.io.write_elem(root, "uns", {"perturbdiff": self.facts})
+        for name in ("layers", "obsm", "varm", "obsp", "varp"):
+            anndata.io.write_elem(root, name, {})
+        self._release()
+
+    def _categorical(self, name: str, codes: list[np.ndarray]) -> pd.Categorical:
+        labels = np.array(list(self._categories[name]), dtype=object)
+        order = np.argsort(labels.astype(str), kind="stable")
+        place = np.empty(len(order), dtype=np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        every = np.concatenate(codes) if codes else np.empty(0, np.int32)
+        return pd.Categorical.from_codes(place[every] if len(labels) else every, list(labels[order]))
+
+    def _release(self) -> None:
+        if isinstance(self._root, h5py.File):
+            self._root.close()
+
+    def __enter__(self) -> PredictionWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._release()
+
+
+def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
+    """Create an empty one-dimensional array that grows."""
+    if isinstance(group, zarr.Group):
+        return group.create_array(name, shape=(0,), dtype=dtype, chunks=(chunk,))
+    if dtype is str:
+        return group.create_dataset(name, (0,), h5py.string_dtype(), maxshape=(None,), chunks=(4096,))
+    return group.create_dataset(
+        name,
+        (0,),
+        dtype,
+        maxshape=(None,),
+        chunks=(chunk,),
+        compression="gzip",
+        compression_opts=1,
+        shuffle=True,
+    )
+
+
+def _append(array: Any, values: np.ndarray) -> None:
+    if not len(values):
+        return
+    start = array.shape[0]
+    array.resize((start + len(values),))
+    array[start:] = values
+
+
+def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
+    """Read a predictions file.
+
+    Parameters
+    ----------
+    path
+        h5ad or zarr that `PredictionWriter` wrote, or any AnnData that declares the same in
+        ``uns["perturbdiff"]``.
+    backed
+        Leave the values on disk (h5ad only).
+
+    Returns
+    -------
+    AnnData
+        Values log1p; ``obs`` as described for this module.
+
+    Raises
+    ------
+    UserError
+        If it is not AnnData, declares another scale or lacks a column.
+    """
+    path = files.existing(Path(path), "predictions")
+    try:
+        if format_of(path) == ".h5ad":
+            adata = anndata.read_h5ad(path, backed="r" if backed else None)
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings(
+                    "ignore", message=".*not recognized as a component of a Zarr hierarchy"
+                )
+                adata = anndata.io.read_zarr(path)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as AnnData ({' '.join(str(error).split())})") from None
+    facts = adata.uns.get("perturbdiff", {})
+    if facts.get("kind") != KIND:
+        raise UserError(
+            f"{path}: does not declare itself predictions; set uns['perturbdiff'] = {{'kind': '{KIND}', 'scale': "
+            "'log1p', 'control': …} or make it with 'perturbdiff sample' or 'baseline'"
+        )
+    if facts.get("scale") != "log1p":
+        raise UserError(f"{path}: values are declared as {facts.get('scale')!r}; predictions must be log1p")
+    missing = [name for name in (*LABELS, "source") if name not in adata.obs]
+    if missing:
+        raise UserError(f"{path}: obs lacks {listing(missing)}; it has {listing(adata.obs.columns)}")
+    wrong = sorted(set(adata.obs["source"].astype(str)) - set(SOURCES))
+    if wrong:
+        raise UserError(
+            f"{path}: obs 'source' has '{wrong[0]}'{nearest(wrong[0], SOURCES)} values: {listing(SOURCES)}"
+        )
+    return adata
+
+
+def requests(store: Store, split: pd.DataFrame, part: str = "test") -> pd.DataFrame:
+    """Return the conditions of a part that are to be predicted.
+
+    Parameters
+    ----------
+    store
+        Where they are, for their number of cells; no expression is read.
+    split
+        `data.splits.read_split`.
+    part
+        'train', 'valid' or 'test'.
+
+    Returns
+    -------
+    pd.DataFrame
+        ``condition`` (id in the store), ``cell_type, batch, perturbation, n_cells``; controls are never among them.
+
+    Raises
+    ------
+    UserError
+        If the part has no perturbed condition.
+    """
+    conditions = store.conditions
+    wanted = (parts(conditions, split) == part) & ~conditions["is_control"].to_numpy(bool)
+    if not wanted.any():
+        raise UserError(
+            f"{store.path}: the split has no perturbed conditions in part '{part}'; nothing to predict"
+        )
+    table = pd.DataFrame(conditions[["cell_type", "batch", "perturbation", "n_cells"]][wanted])
+    table.insert(0, "condition", np.flatnonzero(wanted))
+    return table.reset_index(drop=True)
+
+
+def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame) -> int:
+    """Append the real control cells of every (cell type, batch) of ``wanted``; return their number.
+
+    Parameters
+    ----------
+    writer
+        Its genes decide the columns; those the store lacks are zero.
+    store
+        Where the controls are.
+    wanted
+        ``cell_type`` and ``batch`` of the predicted conditions. Groups without controls add none.
+    """
+    groups = set(zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True))
+    table = store.conditions
+    pairs = zip(table["cell_type"].astype(str), table["batch"].astype(str), strict=True)
+    here = np.array([pair in groups for pair in pairs]) & table["is_control"].to_numpy(bool)
+    genes = GeneMap(store.genes, writer.genes, name=str(store.path))
+    cells = store.obs(["cell"])["cell"].to_numpy(object)
+    for i in np.flatnonzero(here):
+        labels = {name: str(table[name].iloc[i]) for name in ("cell_type", "batch")}
+        labels |= {"perturbation": str(writer.facts["control"]), "source": SOURCES[1]}
+        first, last = int(table["start"].iloc[i]), int(table["stop"].iloc[i])
+        for start in range(first, last, _ROWS_PER_READ):
+            rows = slice(start, min(start + _ROWS_PER_READ, last))
+            obs = pd.DataFrame({"cell": cells[rows]}).assign(**labels)
+            writer.append(genes.apply(store.expression(rows)), obs)
+    return int(table["n_cells"].to_numpy(np.int64)[here].sum())
