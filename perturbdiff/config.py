@@ -145,6 +145,19 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(1000, ge=1, description="steps between resumable checkpoints")
     log_every: int = Field(50, ge=1)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    valid_metric: Literal["energy", "loss"] = Field(
+        "energy", description="choose the best step by the energy distance of sampled cells, or by the loss"
+    )
+    valid_steps: int = Field(4, ge=1, description="reverse steps of the samples that validation draws")
+    memory_gib: float = Field(
+        8.0, ge=0, description="stores up to this size are held in memory, larger ones read in windows"
+    )
+    statistics_cells: int = Field(
+        500_000, ge=1, description="training cells looked at for the unit, the detection limit and the maxima"
+    )
+    stop_margin: float = Field(
+        120.0, ge=0, description="seconds before the allocation's end to stop with a checkpoint"
+    )
 
 
 class SampleConfig(Section):
@@ -177,6 +190,7 @@ class EvaluateConfig(Section):
     scale: Literal["declared", "log1p"] = Field(
         "declared", description="what AnnData values are: as uns['perturbdiff'] says, or log1p on your word"
     )
+    control: str | None = Field(None, description="control label of AnnData files that do not declare theirs")
     max_cells: int = Field(2000, ge=2, description="cells a side in the energy distance of a condition")
     embed_conditions: int = Field(6, ge=0, description="conditions in the embedding")
     embed_cells: int = Field(300, ge=2, description="cells of each kind and condition in the embedding")
@@ -196,11 +210,11 @@ class SimulateConfig(Section):
     control_fraction: float = Field(0.15, gt=0, lt=1, description="share of cells that are controls")
     size_spread: float = Field(0.6, ge=0, description="SD of the log size of conditions")
     tiny_fraction: float = Field(0.03, ge=0, le=1, description="share of conditions with only 1 to 5 cells")
-    counts_per_gene: float = Field(0.8, gt=0, description="median depth of a cell / number of genes")
+    counts_per_gene: float = Field(0.9, gt=0, description="median depth of a cell / number of genes")
     depth_spread: float = Field(0.45, ge=0, description="SD of the log depth of cells")
     mean_spread: float = Field(1.5, ge=0, description="SD of the genes' log mean expression")
     mean_skew: float = Field(0.6, ge=0, description="skewness of the genes' log mean expression")
-    dispersion: float = Field(0.1, ge=0, description="NB dispersion of well expressed genes")
+    dispersion: float = Field(0.07, ge=0, description="NB dispersion of well expressed genes")
     dispersion_low: float = Field(0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean")
     dispersion_spread: float = Field(0.7, ge=0, description="SD of the genes' log dispersion about that trend")
     cell_type_spread: float = Field(0.5, ge=0, description="SD of a cell type's log expression about the mean")
@@ -209,7 +223,7 @@ class SimulateConfig(Section):
     cell_spread: float = Field(0.3, ge=0, description="SD of the strongest activity's effect on its genes")
     programmes: int = Field(8, ge=1, description="response programmes that perturbations share")
     programme_share: float = Field(0.12, gt=0, le=1, description="share of genes in a response programme")
-    effect_size: float = Field(1.0, ge=0, description="RMS log fold change of a programme's genes, knock-downs")
+    effect_size: float = Field(1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs")
     effect_spread: float = Field(0.4, ge=0, description="SD of the perturbations' log strength")
     specificity: float = Field(
         0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"

@@ -109,6 +109,7 @@ def draw_blocks(config: SimulateConfig, truth: Truth, plan: Plan, seed: int, row
     """Yield all cells in order, ``rows`` at a time; the counts do not depend on ``rows``."""
     is_knockdown = (truth.perturbations["kind"] == "knockdown").to_numpy()
     escape = config.escape * is_knockdown[plan.of_set("perturbation")]
+    depth = config.counts_per_gene * config.genes * truth.depth
     for start in range(0, config.cells, rows):
         sets = plan.set_of_cell[start : start + rows]
         cells = np.arange(start, start + len(sets), dtype=np.int64)
@@ -120,7 +121,7 @@ def draw_blocks(config: SimulateConfig, truth: Truth, plan: Plan, seed: int, row
             of_cell.astype(np.int64),
             _rates(config, truth, plan, populations),
             truth.cell_programmes,
-            depth=config.counts_per_gene * config.genes,
+            depth=depth[plan.of_set("cell_type"), plan.of_set("batch")][populations // 2],
             depth_spread=config.depth_spread,
             dispersion=truth.dispersion,
         )

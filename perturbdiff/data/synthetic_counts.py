@@ -85,7 +85,7 @@ def _draw(
     rows: Any,
     rates: Any,
     programmes: Any,
-    log_depth: float,
+    log_depth: Any,
     depth_spread: float,
     dispersion: Any,
     inverses: Any,
@@ -108,7 +108,7 @@ def _draw(
         for j in range(genes):
             rate[j] = rates[rows[i], j] * np.exp(rate[j])
             whole += np.float64(rate[j])
-        scale = np.exp(log_depth + depth_spread * _normal(key, 1)) / whole
+        scale = np.exp(log_depth[rows[i]] + depth_spread * _normal(key, 1)) / whole
         start = filled
         for j in range(genes):
             mean = rate[j] * scale
@@ -131,7 +131,7 @@ def draw_counts(
     rates: NDArray[np.float32],
     programmes: NDArray[np.float32],
     *,
-    depth: float,
+    depth: NDArray[np.float64],
     depth_spread: float,
     dispersion: NDArray[np.float64],
 ) -> Counts:
@@ -150,8 +150,10 @@ def draw_counts(
     programmes
         Log-expression loadings ``[K, G]`` of the activities in which cells of a population differ; activities
         are standard normal.
-    depth, depth_spread
-        Median of the cells' expected depth in counts, and the deviation of its logarithm.
+    depth
+        Median ``[U]`` of the expected depth of a population's cells, in counts.
+    depth_spread
+        Standard deviation of a cell's log depth about it.
     dispersion
         Negative-binomial φ ``[G]``, positive.
 
@@ -164,7 +166,7 @@ def draw_counts(
     per_cell = np.zeros(len(cells), np.int64)
     indices, data = np.empty(capacity, np.int32), np.empty(capacity, np.int32)
     filled = _draw(
-        seed, cells, rows, rates, programmes, float(np.log(depth)), float(depth_spread), dispersion, _INVERSES,
+        seed, cells, rows, rates, programmes, np.log(depth), float(depth_spread), dispersion, _INVERSES,
         per_cell, indices, data,
     )  # fmt: skip
     return Counts(per_cell, indices[:filled], data[:filled])

@@ -59,6 +59,8 @@ class Truth:
         Log expression ``[C, G]`` float32 of each cell type, natural log, up to a constant.
     batch
         Batch shift of the log expression ``[C, B, G]`` float32.
+    depth
+        Median depth ``[C, B]`` of each context's cells, relative to the experiment's.
     dispersion
         Negative-binomial φ ``[G]`` (variance = μ + φμ²).
     programmes
@@ -81,6 +83,7 @@ class Truth:
     perturbations: pd.DataFrame
     base: Floats
     batch: Floats
+    depth: NDArray[np.float64]
     dispersion: NDArray[np.float64]
     programmes: Floats
     weights: Floats
@@ -125,6 +128,7 @@ class Truth:
 
 def draw_truth(config: SimulateConfig, seed: int) -> Truth:
     """Draw the truth of a simulated experiment from ``seed``."""
+    contexts = (config.cell_types, config.batches)
     genes = [f"GENE{j + 1:0{len(str(config.genes))}d}" for j in range(config.genes)]
     base = _base(config, seed)
     mean = base.mean(0)
@@ -141,6 +145,7 @@ def draw_truth(config: SimulateConfig, seed: int) -> Truth:
         perturbations=perturbations,
         base=base,
         batch=_batch(config, seed),
+        depth=np.exp(config.context_depth_spread * stream(seed, "depth").normal(size=contexts)),
         dispersion=_dispersion(config, mean, seed),
         programmes=programmes,
         weights=weights,
