@@ -1,0 +1,191 @@
+#!/usr/bin/env nextflow
+
+// perturbdiff: raw counts → store → split → model or baseline → predictions → metrics → one report.
+// A sheet lists runs; stores and splits that runs have in common are made once. docs/workflow.md
+
+include { checkParameters } from './modules/plan/parameters'
+include { planOf          } from './modules/plan/experiment'
+include { readRows        } from './modules/plan/samplesheet'
+
+include { BASELINE   } from './modules/local/baseline'
+include { CEILING    } from './modules/local/ceiling'
+include { EVALUATE   } from './modules/local/evaluate'
+include { FINETUNE   } from './modules/local/finetune'
+include { PREPROCESS } from './modules/local/preprocess'
+include { PRETRAIN   } from './modules/local/pretrain'
+include { REPORT     } from './modules/local/report'
+include { SAMPLE     } from './modules/local/sample'
+include { SIMULATE   } from './modules/local/simulate'
+include { SPLIT; SPLIT as SPLIT_FIRST } from './modules/local/split'
+include { STATS      } from './modules/local/stats'
+include { TRAIN      } from './modules/local/train'
+
+def readPlan() {
+    def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
+    checkpoints.mkdirs()   // a container can only bind what exists
+    def sheet   = file(params.input, checkIfExists: true)
+    def known   = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines
+    def names   = params.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
+    def unknown = names.findAll { name -> !(name in known['x-choices']) }
+    if (unknown) { error("--baselines: unknown ${unknown.join(', ')}; built in: ${known['x-choices'].join(', ')}, or none") }
+    def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"))
+    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names])
+}
+
+// a function, because `workflow` is null in an onComplete closure of the entry workflow
+def summarise() {
+    def stats = workflow.stats
+    log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${stats.ignoredCount + stats.failedCount} failed"
+    if (stats.ignoredCount) { log.warn 'some runs failed and are missing from the report; their errors are above. Mend them and run again with -resume.' }
+    if (workflow.success) { log.info "perturbdiff: report in ${params.outdir}/report.html" }
+}
+
+// raw counts → stores and splits
+workflow DATA {
+    take:
+    plan
+
+    main:
+    SIMULATE(channel.fromList(plan.simulations).map { one -> tuple([id: one.id], one.recipe, one.seed) })
+    simulated = SIMULATE.out.counts.map { meta, counts -> tuple(meta.id, counts) }
+    origins   = channel.fromList(plan.stores + plan.splits.findAll { one -> !one.store })
+    raw = origins.filter { one -> !one.simulation }.map { one -> tuple(one.id, one.inputs) }
+        .mix(origins.filter { one -> one.simulation }.map { one -> tuple(one.simulation.id, one.id) }
+            .combine(simulated, by: 0).map { _drawn, id, counts -> tuple(id, counts) })
+
+    // genes chosen from training cells: the split comes first and reads the input
+    early = channel.fromList(plan.splits.findAll { one -> !one.store })
+    SPLIT_FIRST(early.map { one -> tuple(one.id, one) }.combine(raw, by: 0)
+        .map { id, one, source -> tuple([id: id], source, one.toml, one.recipe, one.seed) })
+    firstSplits = SPLIT_FIRST.out.split.map { meta, split -> tuple(meta.id, split) }
+
+    wanted = channel.fromList(plan.stores).map { one -> tuple(one.id, one) }.combine(raw, by: 0)
+    PREPROCESS(wanted.filter { _id, one, _source -> !one.split }.map { _id, one, source -> tuple(one, source, []) }
+        .mix(wanted.filter { _id, one, _source -> one.split }.map { _id, one, source -> tuple(one.split, one, source) }
+            .combine(firstSplits, by: 0).map { _split, one, source, split -> tuple(one, source, split) })
+        .map { one, source, split -> tuple([id: one.id], source, split, one.genes, one.recipe, one.seed) })
+    stores = PREPROCESS.out.store.map { meta, store -> tuple(meta.id, store) }
+
+    // otherwise it reads the store
+    SPLIT(channel.fromList(plan.splits.findAll { one -> one.store }).map { one -> tuple(one.store, one) }.combine(stores, by: 0)
+        .map { _id, one, store -> tuple([id: one.id], store, one.toml, one.recipe, one.seed) })
+    splits = firstSplits.mix(SPLIT.out.split.map { meta, split -> tuple(meta.id, split) })
+
+    units = channel.fromList(plan.units).map { unit -> tuple(unit.store, unit.id) }.combine(stores, by: 0)
+        .map { _id, unit, store -> tuple(unit, store) }.combine(splits, by: 0)
+    bare  = channel.fromList(plan.stores.collect { one -> one.id } - plan.units.collect { unit -> unit.store }).combine(stores.map { id, store -> tuple(id, store) })
+        .filter { wantedId, id, _store -> wantedId == id }.map { id, _id, store -> tuple([id: id], store, []) }
+    STATS(units.map { id, store, split -> tuple([id: id], store, split) }.mix(bare))
+
+    statistics = STATS.out.tables.map { _meta, tables -> tables }
+    versions   = SIMULATE.out.versions.mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
+
+    emit:
+    stores      // id, folder
+    splits      // id, parquet
+    units       // id, store folder, split parquet
+    statistics  // folder
+    versions
+}
+
+// stores and splits → bundles
+workflow FIT {
+    take:
+    plan
+    stores
+    units
+
+    main:
+    runs   = plan.runs
+    fitted = { mode -> channel.fromList(runs.findAll { run -> run.mode == mode }) }
+
+    // a pretraining run waits for all its stores and for the splits of the runs that start from it
+    own = channel.fromList(runs.findAll { run -> run.mode == 'pretrain' }.collectMany { run ->
+            run.stores.collect { store -> tuple(store.id, groupKey(run.id, run.stores.size())) } })
+        .combine(stores, by: 0).map { id, key, store -> tuple(key, tuple(id, store)) }
+        .groupTuple().map { key, found -> tuple("${key}".toString(), found.sort { one -> one[0] }.collect { one -> one[1] }) }
+    later = runs.findAll { run -> run.mode == 'pretrain' }
+        .collectEntries { run -> [(run.id): runs.findAll { other -> other.init == run.id }.collect { other -> other.unit.id }.unique()] }
+    held = channel.fromList(later.collectMany { id, ids -> ids.collect { unit -> tuple(unit, groupKey(id, ids.size())) } })
+        .combine(units, by: 0).map { unit, key, store, split -> tuple(key, tuple(unit, store, split)) }
+        .groupTuple().map { key, found -> tuple("${key}".toString(), found.sort { one -> one[0] }) }
+        .map { id, found -> tuple(id, found.collect { one -> one[1] }, found.collect { one -> one[2] }) }
+        .mix(channel.fromList(later.findAll { _id, ids -> !ids }.collect { id, _ids -> tuple(id, [], []) }))
+    PRETRAIN(fitted.call('pretrain').map { run -> tuple(run.id, run) }.combine(own, by: 0).combine(held, by: 0)
+        .map { id, run, found, heldStores, heldSplits -> tuple([id: id, seed: run.seed], found, heldStores, heldSplits, run.recipe, run.checkpoints) })
+    pretrained = PRETRAIN.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
+
+    TRAIN(fitted.call('train').map { run -> tuple(run.unit.id, run) }.combine(units, by: 0)
+        .map { _unit, run, store, split -> tuple([id: run.id, seed: run.seed], store, split, run.recipe, run.checkpoints) })
+
+    starts = fitted.call('finetune').filter { run -> run.bundle }.map { run -> tuple(run, run.bundle) }
+        .mix(fitted.call('finetune').filter { run -> !run.bundle }.map { run -> tuple(run.init, run) }
+            .combine(pretrained, by: 0).map { _init, run, bundle -> tuple(run, bundle) })
+    FINETUNE(starts.map { run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
+        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, transfer: run.transfer], store, split, bundle, run.recipe, run.checkpoints) })
+
+    bundles  = TRAIN.out.bundle.mix(FINETUNE.out.bundle)
+    everyone = TRAIN.out.bundle.mix(FINETUNE.out.bundle, PRETRAIN.out.bundle).map { _meta, bundle -> bundle }
+    versions = PRETRAIN.out.versions.mix(TRAIN.out.versions, FINETUNE.out.versions)
+
+    emit:
+    bundles   // meta, folder: of models that predict
+    everyone  // folder: pretrained ones too
+    versions
+}
+
+// bundles and baselines → predictions → metrics
+workflow SCORE {
+    take:
+    plan
+    units
+    bundles
+
+    main:
+    models = plan.runs.findAll { run -> run.mode in ['train', 'finetune'] }
+    SAMPLE(channel.fromList(models).map { run -> tuple(run.id, run) }.combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
+        .map { _id, run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
+        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed], bundle, store, split, run.sample) })
+    BASELINE(channel.fromList(plan.baselines).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
+        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed], store, split) })
+
+    // how each prediction is scored: its unit, its name in the tables and its recipe
+    labels  = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
+    scoring = models.collectEntries { run -> [(run.id): [unit: run.unit.id, method: run.id, recipe: run.evaluate]] } +
+        plan.baselines.collectEntries { one -> [(one.id): [unit: one.unit.id, method: one.method, recipe: one.evaluate]] }
+    EVALUATE(SAMPLE.out.predictions.mix(BASELINE.out.predictions)
+        .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
+        .map { unit, id, predictions, store, _split ->
+            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit]], predictions, store, scoring[id].recipe) })
+    CEILING(channel.fromList(params.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
+        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label], store, split, unit.evaluate) })
+
+    metrics  = EVALUATE.out.metrics.mix(CEILING.out.metrics).map { _meta, scores -> scores }
+    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions)
+
+    emit:
+    metrics  // folder
+    versions
+}
+
+workflow {
+    checkParameters(params, file("${projectDir}/nextflow_schema.json"))
+    plan = readPlan()
+    DATA(plan)
+    FIT(plan, DATA.out.stores, DATA.out.units)
+    SCORE(plan, DATA.out.units, FIT.out.bundles)
+
+    // sorted by name, so that the order in which tasks end does not matter to -resume; no metrics, no report
+    byName = { one, other -> one.name <=> other.name }
+    REPORT(
+        SCORE.out.metrics.toSortedList(byName).filter { found -> found },
+        FIT.out.everyone.toSortedList(byName),
+        DATA.out.statistics.toSortedList(byName),
+        DATA.out.splits.map { _id, split -> split }.toSortedList(byName),
+    )
+    DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)
+        .map { found -> found.text }.unique()
+        .collectFile(name: 'versions.yml', storeDir: "${params.outdir}/pipeline_info", sort: true)
+
+    workflow.onComplete { summarise() }
+}

@@ -1,0 +1,23 @@
+process BASELINE {
+    tag   "${meta.id}"
+    label 'process_medium'
+    label 'cpu'
+
+    input:
+    tuple val(meta), path(store), path(split)
+
+    output:
+    tuple val(meta), path("${meta.id}.h5ad"), emit: predictions
+    path 'versions.yml',                      emit: versions
+
+    script:
+    """
+    perturbdiff baseline ${meta.name} ${store} --split ${split} --out ${meta.id}.h5ad --seed ${meta.seed}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    touch ${meta.id}.h5ad versions.yml
+    """
+}

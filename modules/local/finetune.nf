@@ -1,0 +1,30 @@
+process FINETUNE {
+    tag   "${meta.id}"
+    label 'process_gpu'
+    label 'gpu'
+    label 'resumable'
+
+    input:
+    // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
+    tuple val(meta), path(store), path(split), path(init, stageAs: 'pretrained/*'), val(recipe), val(checkpoints)
+
+    output:
+    tuple val(meta), path("${meta.id}"), emit: bundle
+    path 'versions.yml',                 emit: versions
+
+    script:
+    def args = task.ext.args ?: ''
+    """
+    cat > recipe.yaml <<'END'
+    ${recipe}
+    END
+    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}' ${args}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    mkdir ${meta.id}
+    touch ${meta.id}/manifest.json versions.yml
+    """
+}

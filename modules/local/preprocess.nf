@@ -1,0 +1,29 @@
+process PREPROCESS {
+    tag   "${meta.id}"
+    label 'process_medium'
+    label 'cpu'
+
+    input:
+    tuple val(meta), path(inputs), path(split), path(genes), val(recipe), val(seed)
+
+    output:
+    tuple val(meta), path("${meta.id}"), emit: store
+    path 'versions.yml',                 emit: versions
+
+    script:
+    def training = split ? "--split ${split}" : ''
+    def chosen   = genes ? "--genes ${genes}" : ''
+    """
+    cat > recipe.yaml <<'END'
+    ${recipe}
+    END
+    perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${training} ${chosen} --seed ${seed}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    mkdir ${meta.id}
+    touch ${meta.id}/manifest.json versions.yml
+    """
+}

@@ -1,0 +1,31 @@
+process PRETRAIN {
+    tag   "${meta.id}"
+    label 'process_gpu'
+    label 'gpu'
+    label 'resumable'
+
+    input:
+    // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
+    tuple val(meta), path(stores), path(heldStores, stageAs: 'held?/*'), path(heldSplits, stageAs: 'held?/*'), val(recipe), val(checkpoints)
+
+    output:
+    tuple val(meta), path("${meta.id}"), emit: bundle
+    path 'versions.yml',                 emit: versions
+
+    script:
+    def args = task.ext.args ?: ''
+    def held = [heldStores].flatten().withIndex().collect { store, i -> "--downstream ${store}:${[heldSplits].flatten()[i]}" }.join(' ')
+    """
+    cat > recipe.yaml <<'END'
+    ${recipe}
+    END
+    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${held} --seed ${meta.seed} --checkpoints '${checkpoints}' ${args}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    mkdir ${meta.id}
+    touch ${meta.id}/manifest.json versions.yml
+    """
+}

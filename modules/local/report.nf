@@ -1,0 +1,29 @@
+process REPORT {
+    label 'process_low'
+    label 'cpu'
+
+    input:
+    path metrics
+    path bundles
+    path statistics
+    path splits
+
+    output:
+    path 'report.html',  emit: page
+    path 'report.txt',   emit: table
+    path 'versions.yml', emit: versions
+
+    script:
+    def args  = task.ext.args ?: ''
+    def extra = [bundle: bundles, stats: statistics, split: splits]
+        .collectMany { option, paths -> [paths].flatten().collect { path -> "--${option} ${path}" } }.join(' ')
+    """
+    perturbdiff report ${metrics} --out report.html ${extra} ${args} | tee report.txt
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    touch report.html report.txt versions.yml
+    """
+}

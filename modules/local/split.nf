@@ -1,0 +1,28 @@
+process SPLIT {
+    tag   "${meta.id}"
+    label 'process_low'
+    label 'cpu'
+
+    input:
+    tuple val(meta), path(source), path(toml), val(recipe), val(seed)
+
+    output:
+    tuple val(meta), path("${meta.id}.parquet"), emit: split
+    path "${meta.id}.parquet.*",                 emit: records
+    path 'versions.yml',                         emit: versions
+
+    script:
+    def rule = toml ? "--toml ${toml}" : ''
+    """
+    cat > recipe.yaml <<'END'
+    ${recipe}
+    END
+    perturbdiff split ${source} --out ${meta.id}.parquet --config recipe.yaml ${rule} --seed ${seed}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    touch ${meta.id}.parquet ${meta.id}.parquet.counts.csv versions.yml
+    """
+}

@@ -1,0 +1,25 @@
+process STATS {
+    tag   "${meta.id}"
+    label 'process_low'
+    label 'cpu'
+
+    input:
+    tuple val(meta), path(store), path(split)
+
+    output:
+    tuple val(meta), path("${meta.id}.stats"), emit: tables
+    path 'versions.yml',                       emit: versions
+
+    script:
+    def parts = split ? "--split ${split}" : ''
+    """
+    perturbdiff stats ${store} --out ${meta.id}.stats ${parts}
+    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    """
+
+    stub:
+    """
+    mkdir ${meta.id}.stats
+    touch ${meta.id}.stats/summary.json versions.yml
+    """
+}

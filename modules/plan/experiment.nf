@@ -1,0 +1,97 @@
+// From rows to work: which stores, splits and runs the sheet asks for, each once.
+// A store or split is named DATASET-KEY, the key a digest of everything that determines it.
+
+include { isSimulated; locate                                } from './inputs'
+include { digest; overlay; parseOverrides; readPreset; recipe } from './recipes'
+
+def settingsOf(row, dataset, folder) {
+    def preset = row.preset ? readPreset(row.preset, folder) : [:]
+    return overlay(preset, parseOverrides(row.overrides, dataset))
+}
+
+def simulationOf(source, settings, folder, seed) {
+    def name = source - 'simulate:'
+    def text = recipe(overlay(readPreset(name, folder), [simulate: settings.simulate ?: [:]]), ['simulate'])
+    return [id: "simulated-${digest([text, seed])}".toString(), recipe: text, seed: seed]
+}
+
+// what PREPROCESS does for data set number i of a row, before it is known whether a split takes part
+def storeOf(row, i, folder, seed) {
+    def dataset  = row.dataset.split(/\|/)[i]
+    def settings = settingsOf(row, dataset, folder)
+    def sources  = row.input.split(/\|/)[i].split(';').collect { name -> name.trim() }.findAll()
+    def drawn    = isSimulated(sources[0]) ? simulationOf(sources[0], settings, folder, seed) : null
+    def inputs   = drawn ? [] : sources.collect { name -> locate(name, folder) }
+    def text     = recipe(settings, ['data'])
+    def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, row.genes ?: '', seed])
+    return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
+            genes: row.genes ? locate(row.genes, folder) : [], recipe: text, split: null, seed: seed]
+}
+
+// a store with its split: what runs share that may be compared
+def unitOf(row, folder, seed) {
+    def settings   = settingsOf(row, row.dataset, folder)
+    def store      = storeOf(row, 0, folder, seed)
+    def toml       = row.split ? locate(row.split, folder) : []
+    def text       = recipe(settings, ['data', 'split'])
+    def splitFirst = settings.data?.hvg_cells == 'train'
+    def key        = digest([store.key, text, toml ? toml.text : '', splitFirst])
+    def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,
+                      store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs]
+    if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }
+    return [id: split.id, dataset: row.dataset, store: store, split: split]
+}
+
+def fitOf(row, unit, stores, folder, checkpoints) {
+    def settings = settingsOf(row, '', folder)
+    def text     = recipe([name: row.preset ?: 'custom'] + settings, ['name', 'model', 'schedule', 'loss', 'train'])
+    def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
+    return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
+}
+
+def runOf(row, folder, seed, checkpoints) {
+    def pretrain = row.mode == 'pretrain'
+    def unit     = pretrain ? null : unitOf(row, folder, seed)
+    def stores   = pretrain ? (0..<row.dataset.split(/\|/).size()).collect { i -> storeOf(row, i, folder, seed) } : [unit.store]
+    def settings = settingsOf(row, row.dataset, folder)
+    def folderOf = row.init ? locate(row.init, folder) : null
+    return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Integer, unit: unit, stores: stores,
+            init: row.init ?: null, bundle: folderOf && folderOf.exists() ? folderOf : null, transfer: row.transfer ?: 'keep',
+            sample: recipe(settings, ['sample']), evaluate: recipe(settings, ['evaluate'])] + fitOf(row, unit, stores, folder, checkpoints)
+}
+
+// baselines of every unit: those that rows ask for, and the parameter's; scored as the unit's first run is
+def baselinesOf(runs, names, seed) {
+    def asked = runs.findAll { run -> run.unit && !(run.mode in ['train', 'finetune']) }
+        .collect { run -> [unit: run.unit, name: run.mode, method: run.id, seed: run.seed, evaluate: run.evaluate] }
+    def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
+        names.collect { name -> [unit: run.unit, name: name, method: name, seed: seed, evaluate: run.evaluate] }
+    }
+    return (asked + unasked).unique { one -> [one.unit.id, one.name] }
+        .collect { one -> one + [id: "${one.unit.id}.${one.method}".toString()] }
+}
+
+// two splits or selections of one data set must not be taken for the same in the tables
+def labelOf(unit, units) {
+    return units.count { other -> other.dataset == unit.dataset } > 1 ? unit.id : unit.dataset
+}
+
+// a finetuning run starts anew when its pretraining changes
+def afterInit(run, runs) {
+    def init = runs.find { other -> other.id == run.init && other.mode == 'pretrain' }
+    return init ? run + [checkpoints: "${run.checkpoints}-${digest([init.checkpoints])}".toString()] : run
+}
+
+def planOf(rows, folder, options) {
+    def drafts = rows.collect { row -> runOf(row, folder, options.seed, options.checkpoints) }
+    def runs   = drafts.collect { run -> afterInit(run, drafts) }
+    def units  = runs.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
+    def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
+    def first  = units.collectEntries { unit -> [(unit.id): runs.find { run -> run.unit && run.unit.id == unit.id }] }
+    return [
+        runs: runs, stores: stores, splits: units.collect { unit -> unit.split },
+        simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }.unique { drawn -> drawn.id },
+        units: units.collect { unit -> [id: unit.id, store: unit.store.id, label: labelOf(unit, units), evaluate: first[unit.id].evaluate] },
+        baselines: baselinesOf(runs, options.baselines, options.seed),
+    ]
+}

@@ -1,0 +1,47 @@
+// Parameters checked against nextflow_schema.json without a plugin: names, types, limits; all errors at once.
+
+def camelCase(name) {
+    return name.replaceAll(/[-_]([a-z0-9])/) { m -> m[1].toUpperCase() }   // Nextflow adds fooBar for --foo-bar
+}
+
+def hasType(type, value) {
+    if (type == 'string') { return value instanceof CharSequence }
+    if (type == 'integer') { return value instanceof Integer || value instanceof Long }
+    if (type == 'number') { return value instanceof Number }
+    if (type == 'boolean') { return value instanceof Boolean }
+    return true
+}
+
+def problemsOf(name, spec, value) {
+    if (!hasType(spec.type, value)) { return ["--${name}: expected ${spec.type}, got '${value}'"] }
+    def problems = []
+    if (spec['enum'] && !(value in spec['enum'])) { problems << "--${name}: must be one of ${spec['enum'].join(', ')}, got '${value}'" }
+    if (spec.minimum != null && value < spec.minimum) { problems << "--${name}: must be at least ${spec.minimum}, got ${value}" }
+    if (spec.exclusiveMinimum != null && value <= spec.exclusiveMinimum) { problems << "--${name}: must be above ${spec.exclusiveMinimum}, got ${value}" }
+    if (spec.exclusiveMaximum != null && value >= spec.exclusiveMaximum) { problems << "--${name}: must be below ${spec.exclusiveMaximum}, got ${value}" }
+    if (spec.pattern && value && !(value ==~ spec.pattern)) { problems << "--${name}: '${value}' does not fit ${spec.pattern}" }
+    if (spec.format == 'file-path' && spec.exists && value && !file(value).exists()) { problems << "--${name}: no such file '${value}'" }
+    return problems
+}
+
+def nearest(word, choices) {
+    def plain = { text -> text.toLowerCase().replaceAll(/[-_]/, '') }
+    def close = choices.find { choice -> plain.call(choice) == plain.call(word) } ?: choices.find { choice -> plain.call(choice).startsWith(plain.call(word)) || plain.call(word).startsWith(plain.call(choice)) }
+    return close ? ", did you mean --${close}?" : ''
+}
+
+def checkParameters(given, schemaFile) {
+    def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
+    def groups = schema['$defs'].values()
+    def known  = groups.inject([:]) { all, group -> all + group.properties }
+    def names  = known.keySet() + known.keySet().collect { name -> camelCase(name) }
+    def errors = given.keySet()
+        .findAll { name -> !(name in names) && !(camelCase(name) in names) }
+        .collect { name -> "unknown parameter --${name}${nearest(name, known.keySet())}".toString() }
+    errors += groups.collectMany { group -> group.required ?: [] }
+        .findAll { name -> given[name] == null || given[name] == '' || given[name] == true && known[name].type == 'string' }
+        .collect { name -> "--${name} is required".toString() }
+    errors += known.findAll { name, _spec -> given[name] != null && !(given[name] == '') }
+        .collectMany { name, spec -> problemsOf(name, spec, given[name]) }
+    if (errors) { error("the parameters do not fit (see docs/workflow.md):\n  " + errors.unique().join('\n  ')) }
+}

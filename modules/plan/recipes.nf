@@ -1,0 +1,77 @@
+// Recipes: a preset or YAML file with its bases merged and a row's overrides put in, cut into the sections that
+// a stage depends on. A stage is given these values, so a change elsewhere in a preset does not run it again.
+
+def sections() {
+    return ['data', 'split', 'model', 'schedule', 'loss', 'train', 'sample', 'evaluate', 'simulate']
+}
+
+def overlay(base, top) {
+    def merged = [:] + base
+    top.each { key, value ->
+        merged[key] = (merged[key] instanceof Map && value instanceof Map) ? overlay(merged[key], value) : value
+    }
+    return merged
+}
+
+def parseYaml(text) {
+    // the source tags of the presets (!paper 1000) say where a value comes from, not what it is
+    return new groovy.yaml.YamlSlurper().parseText(text.replaceAll(/!(paper|released|ours)\b\s*/, '')) ?: [:]
+}
+
+def presetFile(name, folder) {
+    def packaged = file("${projectDir}/perturbdiff/presets/${name}.yaml", glob: false)
+    if (!name.contains('/') && packaged.exists()) { return packaged }
+    def beside = file("${folder}/${name}", glob: false)
+    return beside.isFile() ? beside : file(name, glob: false)
+}
+
+def presetNames() {
+    return file("${projectDir}/perturbdiff/presets").list().findAll { name -> name.endsWith('.yaml') }.collect { name -> name - '.yaml' }.sort()
+}
+
+def readPreset(name, folder, seen = []) {
+    def source = presetFile(name, folder)
+    if (!source.isFile()) { throw new IllegalArgumentException("no preset or file '${name}'; presets: ${presetNames().join(', ')}") }
+    def tree
+    try {
+        tree = parseYaml(source.text)
+    } catch (Exception problem) {
+        throw new IllegalArgumentException("${name} is not valid YAML: ${problem.message.readLines()[0]}")
+    }
+    def base = tree.remove('base')
+    if (!base) { return tree }
+    if (base in seen) { throw new IllegalArgumentException("the bases of ${name} form a circle") }
+    return overlay(readPreset(base, folder, seen + [name]), tree)
+}
+
+// 'train.max_steps=500;kang:data.control=ctrl' → a tree; a prefix NAME: speaks to the data set of that name alone
+def parseOverrides(text, dataset = '') {
+    def tree = [:]
+    (text ?: '').split(';').collect { part -> part.trim() }.findAll().each { part ->
+        def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)\s*=(.*)$/
+        if (!match || !(match[0][2] in sections())) {
+            throw new IllegalArgumentException("override '${part}': write section.key=value with a section of ${sections().join(', ')}")
+        }
+        def only = match[0][1]
+        if (!only || only == dataset) {
+            def value = new groovy.yaml.YamlSlurper().parseText("value: ${match[0][4].trim()}").value
+            tree = overlay(tree, [(match[0][2]): [(match[0][3]): value]])
+        }
+    }
+    return tree
+}
+
+def ordered(value) {
+    if (!(value instanceof Map)) { return value }
+    return new TreeMap(value.collectEntries { key, inner -> [(key): ordered(inner)] })
+}
+
+// the chosen sections as one line of JSON, which is YAML too
+def recipe(settings, names) {
+    def cut = settings.findAll { key, value -> key in names && value }
+    return groovy.json.JsonOutput.toJson(ordered(cut))
+}
+
+def digest(parts) {
+    return parts.join('|').md5().take(8)
+}

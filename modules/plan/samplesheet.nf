@@ -1,0 +1,76 @@
+// The samplesheet: rows read and checked before any task starts; all errors in one message.
+
+include { isSimulated; locate                } from './inputs'
+include { overlay; parseOverrides; readPreset } from './recipes'
+
+def missingFile(text, folder, what) {
+    return text && !isSimulated(text) && !locate(text, folder).exists() ? ["no such ${what} '${text}'"] : []
+}
+
+def formProblems(row, schema) {
+    def rules = schema.items
+    def problems = rules.required.findAll { name -> !row[name] }.collect { name -> "'${name}' is empty" }
+    rules.properties.findAll { name, _rule -> row[name] }.each { name, rule ->
+        if (rule['enum'] && !(row[name] in rule['enum'])) { problems << "unknown ${name} '${row[name]}'; one of ${rule['enum'].join(', ')}" }
+        if (rule.pattern && !(row[name] ==~ rule.pattern)) { problems << "${name} '${row[name]}' does not fit ${rule.pattern}" }
+    }
+    return problems
+}
+
+def fileProblems(row, folder) {
+    def stores   = (row.input ?: '').split(/\|/).collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
+    def problems = stores.flatten().collectMany { name -> missingFile(name, folder, 'input') }
+    problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list')
+    if (stores.any { names -> names.size() > 1 && names.any { name -> isSimulated(name) } }) { problems << "'simulate:' cannot be joined with other inputs" }
+    if (stores.size() != (row.dataset ?: '').split(/\|/).size()) { problems << "'dataset' and 'input' name different numbers of data sets" }
+    if (stores.size() > 1 && row.mode != 'pretrain') { problems << "only a pretrain row can have several data sets" }
+    return problems
+}
+
+def recipeProblems(row, folder) {
+    def problems = []
+    def settings = [:]
+    try {
+        settings = row.preset ? readPreset(row.preset, folder) : [:]
+    } catch (IllegalArgumentException problem) {
+        problems << problem.message
+    }
+    try {
+        settings = overlay(settings, parseOverrides(row.overrides, row.dataset))
+    } catch (Exception problem) {
+        problems << problem.message
+    }
+    if (settings.data?.hvg_cells == 'train') {
+        if (row.mode == 'pretrain') { problems << "data.hvg_cells=train needs a split, which a pretrain row has not" }
+        if ((row.input ?: '').contains(';')) { problems << "data.hvg_cells=train needs a single input file" }
+        if (settings.split?.choose == 'pca' && !row.split) { problems << "split.choose=pca needs the store before the split, data.hvg_cells=train the split before the store" }
+    }
+    return problems
+}
+
+def initProblems(row, rows, folder) {
+    if (row.mode != 'finetune') { return row.init ? ["'init' is for finetune rows"] : [] }
+    if (!row.init) { return ["'init' is empty: name a pretrain row or a bundle folder"] }
+    def known = rows.findAll { other -> other.mode == 'pretrain' }.collect { other -> other.id }
+    if (row.init in known || locate("${row.init}/manifest.json", folder).exists()) { return [] }
+    return ["unknown init '${row.init}'; pretrain rows: ${known.join(', ') ?: 'none'}"]
+}
+
+def readRows(sheet, schemaFile) {
+    def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
+    def rows   = sheet.splitCsv(header: true, strip: true, quote: '"')
+    if (!rows) { error("samplesheet ${sheet.name}: no rows") }
+    def columns = schema.items.properties.keySet()
+    def errors  = rows[0].keySet().findAll { name -> !(name in columns) }.collect { name -> "unknown column '${name}'; columns: ${columns.join(', ')}".toString() }
+    errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }.collect { name -> "column '${name}' is missing".toString() }
+    if (!errors) {
+        rows.eachWithIndex { row, i ->
+            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) + initProblems(row, rows, sheet.parent)
+            if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
+            if (row.id in schema.items.properties.mode['enum'] + ['ceiling', 'real'] && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
+            errors += problems.collect { problem -> "line ${i + 2} (${row.id ?: 'no id'}): ${problem}".toString() }
+        }
+    }
+    if (errors) { error("samplesheet ${sheet.name}:\n  " + errors.join('\n  ')) }
+    return rows
+}
