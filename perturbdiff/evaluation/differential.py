@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import erfc
+
+from perturbdiff.data.kernels import kernel
 
 # Smaller groups get the exact distribution where no two values are equal, as scipy's "auto".
 EXACT_BELOW = 9
@@ -23,7 +24,7 @@ NO_CHANGE = 1e-6  # a difference of two mean log1p values below this is rounding
 FOLD_LIMIT = 20.0  # the fold change reported where one of the two means is zero
 
 
-@numba.njit(nogil=True)
+@kernel
 def _sort_columns(data: np.ndarray, indptr: np.ndarray, ties: np.ndarray, sums: np.ndarray) -> None:
     """Sort each column's stored values in place; note its sum and Σ(t³ − t) over its runs of equal values."""
     for gene in range(indptr.size - 1):
@@ -39,7 +40,7 @@ def _sort_columns(data: np.ndarray, indptr: np.ndarray, ties: np.ndarray, sums: 
         ties[gene], sums[gene] = total, added
 
 
-@numba.njit(nogil=True)
+@kernel
 def _bound(values: np.ndarray, start: int, stop: int, wanted: float, right: bool) -> int:  # noqa: FBT001
     """Return where ``wanted`` goes into the sorted ``values[start:stop]``, left or right of its equals."""
     while start < stop:
@@ -51,7 +52,7 @@ def _bound(values: np.ndarray, start: int, stop: int, wanted: float, right: bool
     return start
 
 
-@numba.njit(nogil=True)
+@kernel
 def _rank_sums(
     data: np.ndarray,
     indptr: np.ndarray,
