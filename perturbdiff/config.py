@@ -97,6 +97,10 @@ class ModelConfig(Section):
     covariate_projection: Literal["width", "genes"] = Field(
         "width", description="covariates go straight to D (paper), or through a vector of G (released)"
     )
+    anchor: Literal["none", "control"] = Field(
+        "none",
+        description="cells are made from noise (paper), or as changes to the control cell at their place",
+    )
 
 
 class ScheduleConfig(Section):
@@ -184,7 +188,9 @@ class EvaluateConfig(Section):
     definition: Literal["cell-eval-0.6.6"] = "cell-eval-0.6.6"
     alpha: float = Field(0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
     context_column: str = Field("cell_type", description="obs column of the contexts scored one by one")
-    perturbation_key: str = Field("perturbation", description="perturbation column of a truth that is AnnData")
+    perturbation_key: str = Field(
+        "perturbation", description="perturbation column of a truth that is AnnData"
+    )
     cell_type_key: str | None = Field("cell_type", description="its cell type column; none: one type")
     batch_key: str | None = Field("batch", description="its batch column; none: one batch")
     scale: Literal["declared", "log1p"] = Field(
@@ -215,24 +221,36 @@ class SimulateConfig(Section):
     mean_spread: float = Field(1.5, ge=0, description="SD of the genes' log mean expression")
     mean_skew: float = Field(0.6, ge=0, description="skewness of the genes' log mean expression")
     dispersion: float = Field(0.07, ge=0, description="NB dispersion of well expressed genes")
-    dispersion_low: float = Field(0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean")
-    dispersion_spread: float = Field(0.7, ge=0, description="SD of the genes' log dispersion about that trend")
-    cell_type_spread: float = Field(0.5, ge=0, description="SD of a cell type's log expression about the mean")
+    dispersion_low: float = Field(
+        0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean"
+    )
+    dispersion_spread: float = Field(
+        0.7, ge=0, description="SD of the genes' log dispersion about that trend"
+    )
+    cell_type_spread: float = Field(
+        0.5, ge=0, description="SD of a cell type's log expression about the mean"
+    )
     batch_spread: float = Field(0.12, ge=0, description="SD of a batch's shift of log expression")
     cell_programmes: int = Field(5, ge=0, description="activities that differ from cell to cell")
     cell_spread: float = Field(0.3, ge=0, description="SD of the strongest activity's effect on its genes")
     programmes: int = Field(8, ge=1, description="response programmes that perturbations share")
     programme_share: float = Field(0.12, gt=0, le=1, description="share of genes in a response programme")
-    effect_size: float = Field(1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs")
+    effect_size: float = Field(
+        1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs"
+    )
     effect_spread: float = Field(0.4, ge=0, description="SD of the perturbations' log strength")
     specificity: float = Field(
         0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
     )
-    private_share: float = Field(0.15, ge=0, le=1, description="share of an effect's variance outside programmes")
+    private_share: float = Field(
+        0.15, ge=0, le=1, description="share of an effect's variance outside programmes"
+    )
     escape: float = Field(0.1, ge=0, lt=1, description="share of knock-down cells that do not respond")
     wells: int = Field(4, ge=1, description="sets (wells) of each condition, each with its latent factor")
     latent_strength: float = Field(0.25, ge=0, description="SD of the response's strength between sets")
-    latent_shift: float = Field(0.1, ge=0, description="SD of the sets' common shift on its genes, controls too")
+    latent_shift: float = Field(
+        0.1, ge=0, description="SD of the sets' common shift on its genes, controls too"
+    )
     context_depth_spread: float = Field(0.15, ge=0, description="SD of the contexts' log median depth")
 
 
