@@ -6,6 +6,7 @@ What is notable
 - the control set is always seen; classifier-free guidance drops the covariates only, for a learned null vector
 - AdaLN-Zero from s = MLP([time, covariates]), [B, 1, D] when the cells of a set share their covariates
 - the previous estimate of the clean cells (self-conditioning) enters beside x_t
+- anchored (``anchor: control``), output cell j is control cell j with a gain and a shift for each gene
 - non-negative output; optionally a hard gate that turns values below the data's detection limit into exact zeros
 - the model works in units of log1p / `unit`; `encode` and `decode` translate, and travel with the weights
 
@@ -15,7 +16,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from perturbdiff.config import ModelConfig
 
 NULL_STD = 0.02
+ANCHORED_STD = 1e-3
+GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value: from nothing to almost threefold
 
 
 class InputLayers(nn.Module):
@@ -36,6 +39,7 @@ class InputLayers(nn.Module):
 
     def __init__(self, inputs: int, width: int, datasets: int) -> None:
         super().__init__()
+        self.width = width
         self.layers = nn.ModuleList(linear(inputs, width) for _ in range(datasets))
 
     def forward(self, parts: Sequence[Tensor | None], dataset: Tensor | None) -> Tensor:
@@ -48,11 +52,9 @@ class InputLayers(nn.Module):
         if dataset is None:
             raise ValueError(f"the model has {len(self.layers)} input layers: say each set's data set")
         first = next(part for part in parts if part is not None)
-        out = first.new_empty(*first.shape[:-1], self.layers[0].out_features)  # pyright: ignore
-        for index, layer in enumerate(
-            self.layers
-        ):  # empty groups too, so that every parameter has a gradient
-            mine = dataset == index
+        out = first.new_empty(*first.shape[:-1], self.width)
+        for index, layer in enumerate(self.layers):
+            mine = dataset == index  # may be none: an empty product still gives every weight a gradient
             chosen = _split_linear([None if part is None else part[mine] for part in parts], layer)
             out = out.to(chosen.dtype)
             out[mine] = chosen
@@ -61,13 +63,14 @@ class InputLayers(nn.Module):
 
 def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
     """Apply a linear layer to concatenated ``parts`` without concatenating; a None part costs nothing."""
-    weight, total = layer.weight, None
+    weight, bias = cast("Tensor", layer.weight), cast("Tensor", layer.bias)
+    total: Tensor | None = None
     size = weight.shape[1] // len(parts)
     for index, part in enumerate(parts):
         if part is None:
             continue
         columns = weight[:, index * size : (index + 1) * size]
-        term = F.linear(part.to(weight.dtype), columns, layer.bias if total is None else None)  # pyright: ignore
+        term = F.linear(part.to(weight.dtype), columns, bias if total is None else None)
         total = term if total is None else total + term
     if total is None:
         raise ValueError("nothing to embed")
@@ -140,6 +143,11 @@ class Denoiser(nn.Module):
         )
         self.final_modulation = AdaptiveNorm(width, 2)
         self.output_layer = linear(width, num_genes)
+        self.gain_layer = linear(width, num_genes) if config.anchor == "control" else None
+        if self.gain_layer is not None:  # the first estimate is the control cell itself
+            for layer in (self.output_layer, self.gain_layer):
+                nn.init.normal_(layer.weight, std=ANCHORED_STD)
+                nn.init.zeros_(layer.bias)
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
@@ -186,7 +194,11 @@ class Denoiser(nn.Module):
         for block in self.blocks:
             x, stream = block(x, stream, conditioning)
         shift, scale = self.final_modulation(conditioning)
-        return self._head(self.output_layer(normalise(x) * (1 + scale) + shift))
+        h = normalise(x) * (1 + scale) + shift
+        value = self.output_layer(h).float()
+        if self.gain_layer is not None:
+            value = value + control.float() * self.gain_layer(h).float().clamp(*GAIN_RANGE).exp()
+        return self._head(value)
 
     def conditioning(self, t: Tensor, covariates: Covariates | None, drop: Tensor | None = None) -> Tensor:
         """Return s, the vector that modulates every block: [B, 1, D], or [B, S, D] with covariates per cell."""
@@ -205,7 +217,6 @@ class Denoiser(nn.Module):
         return self.fusion(torch.cat([time.expand(-1, label.shape[1], -1), label], dim=-1))
 
     def _head(self, raw: Tensor) -> Tensor:
-        raw = raw.float()
         value = F.relu(raw) if self.config.head == "relu" else F.softplus(raw)
         return self._gate(value)
 

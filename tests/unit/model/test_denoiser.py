@@ -67,6 +67,7 @@ def test_blocks_are_identities_at_the_start():
             "covariate_projection": "genes",
         },
         {"head": "softplus", "covariates": ("perturbation",)},
+        {"anchor": "control"},
     ],
 )
 def test_every_parameter_gets_a_gradient(changes):
@@ -188,3 +189,10 @@ def test_runs_in_bfloat16_autocast():
 def test_heads_must_divide_the_joint_width():
     with pytest.raises(ValueError, match="not a multiple of 5 heads"):
         build(heads=5)
+
+
+def test_anchored_network_begins_as_the_control_cells():
+    model = build(anchor="control", random_gates=False)
+    x, t, control, ids, _ = inputs()
+    control = control.abs()
+    torch.testing.assert_close(model(x, t, control, ids), control, atol=0.1, rtol=0)
