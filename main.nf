@@ -21,6 +21,7 @@ include { STATS      } from './modules/local/stats'
 include { TRAIN      } from './modules/local/train'
 
 def readPlan() {
+    if ('apptainer' in workflow.profile.split(',') && !params.container) { error('profile apptainer needs an image: --container FILE.sif (bin/build-image makes one)') }
     def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
     checkpoints.mkdirs()   // a container can only bind what exists
     def sheet   = file(params.input, checkIfExists: true)

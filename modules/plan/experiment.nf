@@ -35,7 +35,7 @@ def unitOf(row, folder, seed) {
     def toml       = row.split ? locate(row.split, folder) : []
     def text       = recipe(settings, ['data', 'split'])
     def splitFirst = settings.data?.hvg_cells == 'train'
-    def key        = digest([store.key, text, toml ? toml.text : '', splitFirst])
+    def key        = digest([store.key, text, toml ? "toml ${toml.text}" : '', splitFirst])
     def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,
                       store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs]
     if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }

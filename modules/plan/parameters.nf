@@ -1,7 +1,7 @@
 // Parameters checked against nextflow_schema.json without a plugin: names, types, limits; all errors at once.
 
 def camelCase(name) {
-    return name.replaceAll(/[-_]([a-z0-9])/) { m -> m[1].toUpperCase() }   // Nextflow adds fooBar for --foo-bar
+    return name.replaceAll(/-([a-z0-9])/) { m -> m[1].toUpperCase() }   // Nextflow adds fooBar for --foo-bar
 }
 
 def hasType(type, value) {
@@ -24,20 +24,19 @@ def problemsOf(name, spec, value) {
     return problems
 }
 
-def nearest(word, choices) {
-    def plain = { text -> text.toLowerCase().replaceAll(/[-_]/, '') }
-    def close = choices.find { choice -> plain.call(choice) == plain.call(word) } ?: choices.find { choice -> plain.call(choice).startsWith(plain.call(word)) || plain.call(word).startsWith(plain.call(choice)) }
-    return close ? ", did you mean --${close}?" : ''
+def unknownName(name, known) {
+    def plain = name.replaceAll(/-/, '_')
+    def close = plain in known ? [plain] : known.toList().closest(plain)
+    return "unknown parameter --${name}${close ? ", did you mean --${close[0]}?" : ''}".toString()
 }
 
 def checkParameters(given, schemaFile) {
     def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
     def groups = schema['$defs'].values()
     def known  = groups.inject([:]) { all, group -> all + group.properties }
-    def names  = known.keySet() + known.keySet().collect { name -> camelCase(name) }
-    def errors = given.keySet()
-        .findAll { name -> !(name in names) && !(camelCase(name) in names) }
-        .collect { name -> "unknown parameter --${name}${nearest(name, known.keySet())}".toString() }
+    // --foo-bar also appears as fooBar: reported once, under the name that was given
+    def twins  = given.keySet().findAll { name -> name.contains('-') }.collect { name -> camelCase(name) }
+    def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) }.collect { name -> unknownName(name, known.keySet()) }
     errors += groups.collectMany { group -> group.required ?: [] }
         .findAll { name -> given[name] == null || given[name] == '' || given[name] == true && known[name].type == 'string' }
         .collect { name -> "--${name} is required".toString() }

@@ -27,19 +27,34 @@ def fileProblems(row, folder) {
     return problems
 }
 
+// assets/recipe_keys.txt lists the keys of the configuration; a test keeps it so
+def unknownKeys(settings) {
+    def known = file("${projectDir}/assets/recipe_keys.txt").readLines()
+    def used  = settings.collectMany { section, values -> values instanceof Map ? values.keySet().collect { key -> "${section}.${key}".toString() } : [section] }
+    return used.findAll { key -> !(key in known) }.collect { key ->
+        def close = known.closest(key)
+        "unknown recipe key '${key}'${close ? ", did you mean '${close[0]}'?" : ''}"
+    }
+}
+
+def reasonOf(problem) {
+    return problem.cause ? reasonOf(problem.cause) : problem.message   // a call into another script wraps what it throws
+}
+
 def recipeProblems(row, folder) {
     def problems = []
     def settings = [:]
     try {
         settings = row.preset ? readPreset(row.preset, folder) : [:]
-    } catch (IllegalArgumentException problem) {
-        problems << problem.message
+    } catch (Exception problem) {
+        problems << reasonOf(problem)
     }
     try {
         settings = overlay(settings, parseOverrides(row.overrides, row.dataset))
     } catch (Exception problem) {
-        problems << problem.message
+        problems << reasonOf(problem)
     }
+    problems += unknownKeys(settings)
     if (settings.data?.hvg_cells == 'train') {
         if (row.mode == 'pretrain') { problems << "data.hvg_cells=train needs a split, which a pretrain row has not" }
         if ((row.input ?: '').contains(';')) { problems << "data.hvg_cells=train needs a single input file" }
