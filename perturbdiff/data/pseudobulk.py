@@ -40,24 +40,56 @@ def group_means(
     """
     sums = np.zeros((n_groups, store.n_genes), dtype=np.float64)
     cells = np.zeros(n_groups, dtype=np.int64)
-    conditions = store.conditions
-    of_row_start = conditions["start"].to_numpy(np.int64)
-    total = int(conditions["n_cells"].to_numpy(np.int64)[groups >= 0].sum())
-    with track(label, total) as progress:
-        for start, stop in row_ranges(conditions["stop"].to_numpy(np.int64), of_row_start, groups >= 0):
-            block = store.expression(slice(start, stop))
-            condition = np.searchsorted(of_row_start, np.arange(start, stop), side="right") - 1
+    used = groups >= 0
+    with track(label, int(store.conditions["n_cells"].to_numpy(np.int64)[used].sum())) as progress:
+        for condition, block in _blocks(store, used):
             present, local = np.unique(groups[condition], return_inverse=True)
-            cell = np.arange(stop - start)
+            cell = np.arange(len(condition))
             member = sparse.csr_array((np.ones(len(cell)), (local, cell)), shape=(len(present), len(cell)))
             sums[present] += sparse.csr_array(member @ block.astype(np.float64)).toarray()
             cells += np.bincount(groups[condition], minlength=n_groups)
-            progress.advance(stop - start)
+            progress.advance(len(condition))
     return sums / np.maximum(cells, 1)[:, None], cells
 
 
+def condition_means(
+    store: Store, conditions: np.ndarray, *, label: str = "pseudobulk"
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each of ``conditions`` (ids in ascending order) with its mean log1p profile, float64 [G].
+
+    Memory is one block of cells, however many conditions there are.
+    """
+    used = np.zeros(len(store.conditions), dtype=bool)
+    used[conditions] = True
+    size = store.conditions["n_cells"].to_numpy(np.int64)
+    current, total = -1, np.zeros(store.n_genes)
+    with track(label, int(size[used].sum())) as progress:
+        for condition, block in _blocks(store, used):
+            edges = np.flatnonzero(np.diff(condition, prepend=-1))
+            for first, last in zip(edges, [*edges[1:], len(condition)], strict=True):
+                if condition[first] != current:
+                    if current >= 0:
+                        yield current, total / size[current]
+                    current, total = int(condition[first]), np.zeros(store.n_genes)
+                total += np.asarray(block[first:last].sum(axis=0, dtype=np.float64)).reshape(-1)
+            progress.advance(len(condition))
+    if current >= 0:
+        yield current, total / size[current]
+
+
+def _blocks(store: Store, used: np.ndarray) -> Iterator[tuple[np.ndarray, sparse.csr_matrix]]:
+    """Yield the condition of each row and the rows' values, for the used conditions in store order."""
+    start = store.conditions["start"].to_numpy(np.int64)
+    stop = store.conditions["stop"].to_numpy(np.int64)
+    for first, last in row_ranges(start, stop, used):
+        yield (
+            np.searchsorted(start, np.arange(first, last), side="right") - 1,
+            store.expression(slice(first, last)),
+        )
+
+
 def row_ranges(
-    stop: np.ndarray, start: np.ndarray, use: np.ndarray, rows: int = ROWS_PER_READ
+    start: np.ndarray, stop: np.ndarray, use: np.ndarray, rows: int = ROWS_PER_READ
 ) -> Iterator[tuple[int, int]]:
     """Yield row ranges of at most ``rows`` that cover the used conditions and no others, in order."""
     begin, end = 0, 0

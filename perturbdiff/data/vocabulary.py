@@ -226,12 +226,12 @@ class GeneMap:
 
         With ``out`` [N, target], row i of ``matrix`` is written to row ``rows[i]`` of it (default: to row i).
         """
-        indptr = np.asarray(matrix.indptr)
+        indptr = np.asarray(matrix.indptr, np.int64)  # fixed types: the kernel is compiled once
+        data, indices = np.asarray(matrix.data, np.float32), np.asarray(matrix.indices, np.int32)
         if out is None:
             out = np.empty((len(indptr) - 1, len(self.target)), dtype=np.float32)
-        if rows is None:
-            rows = np.arange(len(indptr) - 1)
-        _scatter(np.asarray(matrix.data), np.asarray(matrix.indices), indptr, self.columns, rows, out)
+        place = np.arange(len(indptr) - 1) if rows is None else np.asarray(rows, np.int64)
+        _scatter(data, indices, indptr, self.columns, place, out)
         return out
 
 

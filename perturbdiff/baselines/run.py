@@ -1,0 +1,131 @@
+"""The `baseline` stage: learn from the training conditions of a store, predict those of a part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from perturbdiff import predictions, provenance
+from perturbdiff.baselines.cells import control_copy, resample
+from perturbdiff.baselines.linear import linear
+from perturbdiff.baselines.nearest_context import nearest_context
+from perturbdiff.baselines.profiles import mean_of
+from perturbdiff.baselines.task import Predictor, Recipe, Task
+from perturbdiff.data.splits import parts, read_split
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.progress import track
+
+logger = logging.getLogger(__name__)
+
+METHODS: dict[str, Callable[[Task], Predictor]] = {
+    "control": control_copy,
+    "mean-perturbation": partial(mean_of, column="perturbation"),
+    "mean-celltype": partial(mean_of, column="cell_type"),
+    "mean-batch": partial(mean_of, column="batch"),
+    "mean-overall": partial(mean_of, column=None),
+    "linear": linear,
+    "nearest-context": nearest_context,
+    "resample": resample,
+}
+NAMES = tuple(METHODS)
+
+_CELLS_PER_BLOCK = 4096
+
+
+def predict(
+    name: str, store: Path, split: Path, out: Path, *, part: str = "test", seed: int = 0, force: bool = False
+) -> Path:
+    """Predict every condition of a part with a baseline, as many cells as there are in truth.
+
+    Parameters
+    ----------
+    name
+        One of `NAMES`; docs/baselines.md tells what each does.
+    store
+        The store. Expression is read of training and control cells only.
+    split
+        Its split.
+    out
+        Predictions to write (.h5ad or .zarr), with the real controls appended.
+    part
+        'train', 'valid' or 'test'.
+    seed
+        Seed of the draws of cells.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If the name is unknown, the split does not fit the store, the part has no conditions or controls lack.
+    """
+    if name not in METHODS:
+        raise UserError(f"no baseline '{name}'{nearest(name, NAMES)} baselines: {listing(NAMES, 20)}")
+    out = Path(out)
+    folder = predictions.format_of(out) == ".zarr"
+    recipe = {"name": name, "part": part}
+    inputs = {"store": Path(store), "split": Path(split)}
+    with provenance.stage(
+        "baseline", out, config=recipe, inputs=inputs, seed=seed, folder=folder, force=force
+    ) as stage:
+        if stage.skip:
+            return out
+        source, table = Store(store), read_split(Path(split))
+        wanted = predictions.requests(source, table, part)
+        train = parts(source.conditions, table) == "train"
+        task = Task(source, train, wanted["condition"].to_numpy(np.int64), seed)
+        predictor = METHODS[name](task)
+        with predictions.PredictionWriter(
+            stage.path,
+            source.genes,
+            method=name,
+            control=source.control,
+            target_sum=source.target_sum,
+            dataset=source.path.name,
+        ) as writer:
+            with track(f"baseline {name}", int(wanted["n_cells"].sum())) as progress:
+                for obs, values in _cells(task, wanted, predictor):
+                    writer.append(values, obs)
+                    progress.advance(len(obs))
+            controls = predictions.append_controls(writer, source, wanted)
+        stage.results |= {"predicted_cells": int(wanted["n_cells"].sum()), "control_cells": controls}
+    return out
+
+
+def _cells(
+    task: Task, wanted: pd.DataFrame, predictor: Predictor
+) -> Iterator[tuple[pd.DataFrame, sparse.csr_matrix]]:
+    """Yield the predicted cells in blocks: obs and log1p values [n, G]."""
+    names = ["cell_type", "batch", "perturbation"]
+    for i in range(len(wanted)):
+        condition, size = int(wanted["condition"].iloc[i]), int(wanted["n_cells"].iloc[i])
+        labels = {name: str(wanted[name].iloc[i]) for name in names}
+        recipe = predictor(condition, size)
+        for start in range(0, size, _CELLS_PER_BLOCK):
+            stop = min(start + _CELLS_PER_BLOCK, size)
+            obs = pd.DataFrame(labels, index=range(stop - start))
+            yield obs, make_cells(task.store, recipe, start, stop)
+
+
+def make_cells(store: Store, recipe: Recipe, start: int, stop: int) -> sparse.csr_matrix:
+    """Return cells ``start`` to ``stop`` of a condition as float32 log1p [stop - start, G]."""
+    if recipe.rows is None:
+        if recipe.profile is None:
+            raise ValueError("a recipe needs rows or a profile")
+        row = sparse.csr_matrix(recipe.profile.astype(np.float32)[None])
+        return sparse.csr_matrix(sparse.vstack([row] * (stop - start)))
+    if recipe.shift is None:
+        return store.expression(recipe.rows[start:stop])
+    values = store.dense(recipe.rows[start:stop])
+    values += recipe.shift.astype(np.float32)
+    return sparse.csr_matrix(np.maximum(values, 0, out=values))

@@ -1,0 +1,126 @@
+"""What every baseline is given, and what it answers for a condition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.data.store import Store
+from perturbdiff.errors import listing
+
+logger = logging.getLogger(__name__)
+
+_DRAW = 21  # first word of the seeds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the cells of one condition are made: real cells, perhaps shifted, or one profile for all.
+
+    Attributes
+    ----------
+    rows
+        int64 [n]: store rows to copy. None: use ``profile``.
+    shift
+        float64 [G], log1p: added to every copied cell; the sum is clipped at 0.
+    profile
+        float64 [G], log1p: every cell's values.
+    """
+
+    rows: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    profile: np.ndarray | None = None
+
+
+Predictor = Callable[[int, int], Recipe]
+"""Takes a condition (id in the store) and its number of cells."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Training conditions of a store and the conditions to predict.
+
+    Nothing here gives access to the expression of a held-out cell: rows come from `Task.controls` and from
+    conditions in ``train``.
+
+    Attributes
+    ----------
+    store
+        The store.
+    train
+        bool [n_conditions]: conditions of the training part, the controls among them.
+    wanted
+        int64 [n]: conditions to predict.
+    seed
+        Seed of the draws.
+    """
+
+    store: Store
+    train: np.ndarray
+    wanted: np.ndarray
+    seed: int
+
+    @cached_property
+    def conditions(self) -> pd.DataFrame:
+        """`Store.conditions`."""
+        return self.store.conditions
+
+    def labels(self, column: str) -> np.ndarray:
+        """Return a label of every condition, object [n_conditions]; the perturbation of controls is the control."""
+        return self.conditions[column].astype(str).to_numpy(object)
+
+    @cached_property
+    def is_control(self) -> np.ndarray:
+        """Which conditions are controls, bool [n_conditions]."""
+        return self.conditions["is_control"].to_numpy(bool)
+
+    @cached_property
+    def perturbed(self) -> np.ndarray:
+        """int64 [n]: training conditions that are not controls."""
+        return np.flatnonzero(self.train & ~self.is_control)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Rows of each condition."""
+        return Rows(self.conditions)
+
+    @cached_property
+    def controls(self) -> ControlPools:
+        """Matched controls of the wanted and of the training conditions."""
+        return ControlPools(self.conditions, self.rows, np.union1d(self.wanted, self.perturbed))
+
+    def rng(self, condition: int) -> np.random.Generator:
+        """Return the generator of a condition's draws: the same whatever else is predicted."""
+        return generator(_DRAW, self.seed, condition)
+
+    def groups(self, labels: np.ndarray, use: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """Number the labels of the used conditions.
+
+        Returns
+        -------
+        groups
+            int64 [n_conditions]: number of each condition's label, -1 where ``use`` is false.
+        names
+            The labels by number.
+        """
+        names = sorted(set(labels[use]))
+        number = {name: i for i, name in enumerate(names)}
+        return np.array(
+            [number[v] if u else -1 for v, u in zip(labels, use, strict=True)], dtype=np.int64
+        ), names
+
+    def report_unseen(self, what: str, seen: set[str], column: str, fallback: str) -> None:
+        """Log which labels of the wanted conditions are unseen in training and what is done for them."""
+        unseen = sorted(set(self.labels(column)[self.wanted]) - seen)
+        if unseen:
+            name = column.replace("_", " ")
+            logger.warning(
+                "%s: %d of the predicted %ss are unseen in training (%s): %s",
+                what, len(unseen), name, listing(unseen, 4), fallback,
+            )  # fmt: skip

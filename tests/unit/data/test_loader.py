@@ -1,0 +1,134 @@
+import threading
+
+import numpy as np
+import pytest
+import torch
+from small_store import small_store
+
+from perturbdiff.data import loader
+from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.data.loader import SetLoader, prefetched, resident
+from perturbdiff.data.splits import parts, read_split
+from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("loader"))
+
+
+def make(small, *, genes=None, store=None, **kwargs):
+    store = store or small.opened
+    use = parts(store.conditions, read_split(small.split)) == "train"
+    sampler = CellSetSampler(store.conditions, use, set_size=6, sets_per_step=4, seed=2)
+    words = Vocabulary.from_conditions([store.conditions], control=store.control)
+    return SetLoader([store], sampler, vocabulary=words, genes=genes or store.genes, **kwargs)
+
+
+def same(a, b):
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in vars(a))
+
+
+def test_batch_holds_the_rows_of_its_sets(small):
+    store, made = small.opened, make(small, stop_step=3)
+    for k, batch in enumerate(made):
+        sets = made.sampler.step(k)
+        assert batch.target.dtype == torch.float32
+        assert batch.target.shape == (4, 6, store.n_genes)
+        for b, cells in enumerate(sets):
+            np.testing.assert_array_equal(batch.target[b], store.expression(cells.target).toarray())
+            np.testing.assert_array_equal(batch.control[b], store.expression(cells.control).toarray())
+            assert batch.condition[b] == cells.condition
+        labels = store.conditions["perturbation"].to_numpy()[batch.condition]
+        words = Vocabulary.from_conditions([store.conditions], control=store.control)
+        assert batch.perturbation.tolist() == words.encode("perturbation", labels).tolist()
+    assert k == 2
+
+
+def test_memory_disk_threads_and_resume_give_the_same_batches(small):
+    expected = list(make(small, stop_step=5, prefetch=0))
+    in_memory = resident(small.opened, 0.5)
+    assert type(in_memory).__name__ == "MemoryStore"
+    assert resident(small.opened, 0.0).__class__.__name__ == "Store"
+    for made in (make(small, stop_step=5), make(small, store=in_memory, stop_step=5, prefetch=3)):
+        assert all(same(a, b) for a, b in zip(expected, made, strict=True))
+    tail = make(small, start_step=3, stop_step=5)
+    assert len(tail) == 2
+    assert all(same(a, b) for a, b in zip(expected[3:], tail, strict=True))
+    assert tail.step == 5
+
+
+def test_step_is_where_a_checkpoint_goes_on(small):
+    made = make(small, stop_step=None)
+    batches = iter(made)
+    next(batches)
+    second = next(batches)
+    assert made.step == 2
+    batches.close()
+    assert same(second, make(small).load(made.sampler.step(1)))
+    third = next(iter(made))
+    assert same(third, made.load(made.sampler.step(2)))
+
+
+def test_genes_are_aligned_by_name(small, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    store = small.opened
+    genes = [store.genes[5], "not here", store.genes[0]]
+    batch = next(iter(make(small, genes=genes, stop_step=1)))
+    plain = next(iter(make(small, stop_step=1)))
+    torch.testing.assert_close(batch.target[..., 0], plain.target[..., 5])
+    torch.testing.assert_close(batch.control[..., 2], plain.control[..., 0])
+    assert (batch.target[..., 1] == 0).all()
+    assert "not here" in caplog.text
+
+
+def test_mixture_reads_each_store_and_names_its_dataset(small):
+    stores = [small.opened, small.opened.in_memory()]
+    use = np.ones(len(stores[0].conditions), bool)
+    samplers = [
+        CellSetSampler(s.conditions, use, set_size=3, sets_per_step=1, seed=i) for i, s in enumerate(stores)
+    ]
+    mixed = MixtureSampler(samplers, sets_per_step=8, seed=0)
+    words = Vocabulary.from_conditions(
+        [s.conditions for s in stores], control="control", datasets=("a", "b", "c")
+    )
+    genes = stores[0].genes[::-1]
+    made = SetLoader(stores, mixed, vocabulary=words, genes=genes, datasets=("c", "a"), stop_step=2)
+    for k, batch in enumerate(made):
+        for b, cells in enumerate(mixed.step(k)):
+            np.testing.assert_array_equal(
+                batch.target[b], stores[0].expression(cells.target).toarray()[:, ::-1]
+            )
+            assert batch.dataset[b] == (2, 0)[cells.store]
+    with pytest.raises(UserError, match="do not name the 2 stores"):
+        SetLoader(stores, mixed, vocabulary=words, genes=genes, datasets=("c", "x"))
+
+
+def test_failures_of_the_thread_are_raised(small, monkeypatch):
+    made = make(small, stop_step=4)
+    real = made.load
+    monkeypatch.setattr(
+        made, "load", lambda sets: real(sets) if made.step == 0 and not threads_done() else 1 / 0
+    )
+
+    def threads_done():
+        threads_done.calls = getattr(threads_done, "calls", 0) + 1
+        return threads_done.calls > 2
+
+    with pytest.raises(ZeroDivisionError):
+        list(made)
+
+
+def test_closing_ends_the_thread():
+    before = threading.active_count()
+    items = prefetched(iter(range(10**9)), 2)
+    assert next(items) == 0
+    assert threading.active_count() == before + 1
+    items.close()
+    assert threading.active_count() == before
+
+
+def test_a_large_store_stays_on_disk(small, monkeypatch):
+    monkeypatch.setattr(loader.psutil, "virtual_memory", lambda: type("M", (), {"available": 10})())
+    assert resident(small.opened, 0.5).__class__.__name__ == "Store"
