@@ -1,0 +1,46 @@
+# make demo    environment, Nextflow, a simulated screen through the whole workflow, report.html
+# make test    linters and all tests that this machine can run
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: demo env env-dev nextflow lint test image lock clean
+
+VENV := .venv
+RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+
+demo: env nextflow
+	@mkdir -p demo
+	@$(RUN) NXF_SYNTAX_PARSER=v2 NXF_ANSI_LOG=false $$(bin/get-nextflow) -q -log demo/nextflow.log run main.nf -profile test -resume \
+	    --outdir demo/results --ckpt_dir demo/checkpoints -work-dir demo/work
+	@cat demo/results/report.txt
+	@echo
+	@echo "report: $(CURDIR)/demo/results/report.html"
+
+env:
+	@bin/make-env $(VENV) requirements.lock
+
+env-dev:
+	@bin/make-env $(VENV) requirements-dev.lock
+
+nextflow:
+	@bin/get-nextflow > /dev/null
+
+lint: env-dev
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) pyright
+	$(RUN) lint-imports
+	$(RUN) codespell
+
+test: lint
+	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
+	$(RUN) pytest
+
+image:
+	bin/build-image perturbdiff.sif
+
+lock:
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
+	uv pip compile pyproject.toml --group dev -c requirements.lock --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements-dev.lock
+
+clean:
+	rm -rf demo work .nextflow .nextflow.log* build dist .pytest_cache .ruff_cache .import_linter_cache
