@@ -194,7 +194,7 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         As `open_predictions`; and if the context column is missing or varies within a condition.
     """
     existing(path, "truth")
-    if path.is_dir() and (path / "manifest.json").is_file():
+    if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
         return _open_store(path, config)
     reader = AnnDataReader(path)
     declared = _declared(reader, config)

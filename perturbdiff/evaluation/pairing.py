@@ -90,7 +90,7 @@ class Pairing:
     real, predicted
         The two sides; controls are read from ``real`` and serve both.
     controls
-        Rows of the real controls of each (cell type, batch) in question.
+        Rows of the real controls of each (cell type, batch) in question that has any.
     facts
         What the summary says of the inputs.
     """
@@ -206,13 +206,24 @@ def _columns(predictions: Reader, truth: Reader) -> np.ndarray | None:
 
 
 def _controls(truth: Cells, conditions: Iterable[Condition]) -> dict[Group, np.ndarray]:
+    """Return the control rows of the conditions' groups; a group without any is left to the others' controls."""
     groups = sorted({c[:2] for c in conditions})
     if missing := [g for g in groups if g not in truth.controls]:
-        raise UserError(
-            f"{truth.reader.path}: no control cells for {listing('|'.join(g) for g in missing)} (cell type|batch), "
-            "so that no change can be computed there"
+        named = listing("|".join(g) for g in missing)
+        if len(missing) == len(groups):
+            raise UserError(
+                f"{truth.reader.path}: no control cells for {named} (cell type|batch), so that no change can be "
+                "computed; evaluate conditions that have controls"
+            )
+        logger.warning(
+            "%s: no control cells for %d of %d groups (cell type|batch): %s; their cells are compared with the "
+            "controls of the scope they are pooled in",
+            truth.reader.path,
+            len(missing),
+            len(groups),
+            named,
         )
-    return {g: truth.controls[g] for g in groups}
+    return {g: truth.controls[g] for g in groups if g in truth.controls}
 
 
 def _differing_controls(

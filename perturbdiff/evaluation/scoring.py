@@ -98,7 +98,7 @@ def score_cells(pairing: Pairing, *, alpha: float, max_cells: int, seed: int) ->
             predicted = [pairing.predicted.cells(pairing.predicted.rows[c]) for c in conditions]
             _add_tests(tests, pairing, perturbation, conditions, real, predicted)
             for condition, r, p in zip(conditions, real, predicted, strict=True):
-                row = _condition(condition, r, p, control_means[condition[:2]], max_cells, seed)
+                row = _condition(condition, r, p, control_means.get(condition[:2]), max_cells, seed)
                 rows.append({**row, "context": pairing.contexts[condition]})
                 progress.advance()
     pairing.real.warn_if_high()
@@ -114,9 +114,9 @@ def _controls(pairing: Pairing) -> tuple[dict[Scope, _Tests], dict[Group, np.nda
     means = {g: np.asarray(c.mean(axis=0, dtype=np.float64)).ravel() for g, c in groups.items()}
     tests = {(POOLED, POOLED): _Tests(Controls(sp.vstack(list(groups.values()), format="csr")))}
     for context in sorted({pairing.contexts[c] for c in pairing.conditions}):
-        members = sorted({c[:2] for c in pairing.conditions if pairing.contexts[c] == context})
-        controls = Controls(sp.vstack([groups[g] for g in members], format="csr"))
-        tests["context", context] = _Tests(controls)
+        members = {c[:2] for c in pairing.conditions if pairing.contexts[c] == context}
+        if found := [groups[g] for g in sorted(members) if g in groups]:  # else it is part of the pool only
+            tests["context", context] = _Tests(Controls(sp.vstack(found, format="csr")))
     return tests, means, sum(c.shape[0] for c in groups.values())
 
 
@@ -140,7 +140,7 @@ def _condition(
     condition: Condition,
     real: sp.csr_matrix,
     predicted: sp.csr_matrix,
-    control_mean: np.ndarray,
+    control_mean: np.ndarray | None,
     max_cells: int,
     seed: int,
 ) -> dict[str, object]:
@@ -155,7 +155,7 @@ def _condition(
         "perturbation": perturbation,
         "n_cells": real.shape[0],
         "n_predicted": predicted.shape[0],
-        "effect": float(np.linalg.norm(mean - control_mean)),
+        "effect": float("nan") if control_mean is None else float(np.linalg.norm(mean - control_mean)),
         "energy_distance": energy_distance(predicted, real, max_cells=max_cells, seed=own_seed),
         **realism(predicted, real),
     }

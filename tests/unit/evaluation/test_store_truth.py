@@ -1,0 +1,118 @@
+"""Predictions against a store, and the ceiling of a store, with the stages before them run for real."""
+
+from __future__ import annotations
+
+import json
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from tiny_data import tiny_counts
+
+from perturbdiff.config import Config, DataConfig, EvaluateConfig, SplitConfig
+from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.splits import make_split
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError
+from perturbdiff.evaluation.embedding import choose
+from perturbdiff.evaluation.run import ceiling, evaluate
+from perturbdiff.predictions import PredictionWriter, append_controls
+
+EVALUATE = EvaluateConfig(context_column="batch", embed_conditions=2)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("truth")
+    tiny_counts().write_h5ad(folder / "counts.h5ad")
+    config = Config(data=DataConfig(num_hvgs=None), split=SplitConfig(held_out=("d2",)))
+    preprocess([folder / "counts.h5ad"], folder / "store", config.data)
+    make_split(folder / "store", folder / "split.parquet", config)
+    return folder
+
+
+def copied(folder, conditions, path):
+    """Write the real cells of some conditions as predictions."""
+    store = Store(folder / "store")
+    with PredictionWriter(
+        path, store.genes, method="copy", control=store.control, target_sum=store.target_sum, dataset="tiny"
+    ) as writer:
+        for row in conditions.itertuples():
+            values = store.expression(slice(row.start, row.stop))
+            labels = {"cell_type": row.cell_type, "batch": row.batch, "perturbation": row.perturbation}
+            writer.append(
+                values,
+                pd.DataFrame({k: [v] * values.shape[0] for k, v in labels.items()}).assign(
+                    source="predicted"
+                ),
+            )
+        append_controls(writer, store, conditions)
+    return path
+
+
+def test_the_real_cells_themselves_score_best(work, tmp_path):
+    table = Store(work / "store").conditions
+    wanted = table[(table["batch"] == "d2") & ~table["is_control"]]
+    predictions = copied(work, wanted, tmp_path / "copy.h5ad")
+    out = evaluate(predictions, work / "store", tmp_path / "out", EVALUATE)
+    means = pd.read_csv(out / "aggregate.csv").set_index(["scope", "metric"])["nanmean"]
+    for metric in ("R2", "PDCorr", "PDS_L1", "DirAgr", "nonzero_ratio", "correlation_agreement"):
+        assert means["d2", metric] == pytest.approx(1.0), metric
+    assert means["pooled", "MSE"] == pytest.approx(0.0, abs=1e-12)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["dataset"] == "tiny"
+    assert summary["method"] == "copy"
+    assert summary["control_groups_replaced"] == 0
+
+
+def test_the_ceiling_scores_disjoint_halves_of_the_test_cells(work, tmp_path):
+    out = ceiling(work / "store", work / "split.parquet", tmp_path / "out", EVALUATE, dataset="tiny", seed=3)
+    summary = json.loads((out / "summary.json").read_text())
+    split = pd.read_parquet(work / "split.parquet")
+    assert summary["kind"] == summary["method"] == "ceiling"
+    assert summary["num_conditions"] == (split["part"] == "test").sum()
+    assert (
+        summary["num_cells_real"] + summary["num_cells_predicted"]
+        == split.query("part == 'test'")["n_cells"].sum()
+    )
+    assert 0 < summary["headline"]["pooled"]["R2"] < 1
+    other = ceiling(work / "store", work / "split.parquet", tmp_path / "other", EVALUATE, seed=4)
+    assert json.loads((other / "summary.json").read_text())["headline"] != summary["headline"]
+
+
+def test_a_part_without_conditions_is_named(work, tmp_path):
+    with pytest.raises(UserError, match="'unused'"):
+        ceiling(work / "store", work / "split.parquet", tmp_path / "out", EVALUATE, part="unused")
+
+
+def test_other_columns_of_the_cells_may_be_contexts_or_are_named(work, tmp_path):
+    table = Store(work / "store").conditions
+    predictions = copied(work, table[~table["is_control"]].iloc[:2], tmp_path / "copy.zarr.h5ad")
+    with pytest.raises(UserError, match="no column 'donor'"):
+        evaluate(predictions, work / "store", tmp_path / "out", EvaluateConfig(context_column="donor"))
+
+
+def test_a_condition_without_cells_in_the_store_is_named(work, tmp_path):
+    table = Store(work / "store").conditions
+    path = copied(work, table[~table["is_control"]].iloc[:2], tmp_path / "copy.h5ad")
+    adata = ad.read_h5ad(path)
+    adata.obs["batch"] = adata.obs["batch"].cat.rename_categories(lambda b: "d7")
+    adata.write_h5ad(path)
+    with pytest.raises(UserError, match="d7"):
+        evaluate(path, work / "store", tmp_path / "out", EVALUATE)
+
+
+def test_the_strongest_conditions_are_shown_each_perturbation_once():
+    conditions = pd.DataFrame(
+        {
+            "cell_type": list("aabb"),
+            "batch": "x",
+            "perturbation": ["p", "q", "p", "q"],
+            "n_cells": [50, 50, 50, 10],
+            "effect": [3.0, 1.0, 2.0, np.nan],
+        }
+    )
+    assert choose(conditions, 2) == [("a", "x", "p"), ("a", "x", "q")]
+    assert choose(conditions, 9)[2] == ("b", "x", "p")
+    assert choose(conditions, 0) == []
