@@ -85,9 +85,7 @@ def seurat_dispersions(mean: np.ndarray, variance: np.ndarray, num_top: int) -> 
     frame = pd.DataFrame({"means": np.log1p(mean), "dispersions": np.log(dispersion)})
     bins = pd.cut(frame["means"], bins=NUM_BINS)
     statistics = frame.groupby(bins, observed=True)["dispersions"].agg(centre="mean", width="std")
-    alone = np.isnan(
-        statistics["width"].to_numpy()
-    )  # a single gene in its bin gets a normalised dispersion of 1
+    alone = pd.isna(statistics["width"])  # a single gene in its bin gets a normalised dispersion of 1
     statistics.loc[alone, "width"] = statistics.loc[alone, "centre"]
     statistics.loc[alone, "centre"] = 0.0
     own = statistics.loc[bins].set_index(frame.index)
@@ -126,9 +124,9 @@ def rank_genes_by_batch(
         frames.append(pd.concat([found.astype({"highly_variable": float}), absent]))
     means = dict.fromkeys(("means", "dispersions", "dispersions_norm"), "mean")
     every = pd.concat(frames)
-    table = every.groupby(every.index, observed=True).agg({**means, "highly_variable": "sum"})
+    table = pd.DataFrame(every.groupby(every.index, observed=True).agg({**means, "highly_variable": "sum"}))
     table["highly_variable_nbatches"] = table["highly_variable"].astype(int)
-    order = pd.DataFrame(table).sort_values(
+    order = table.sort_values(
         ["highly_variable_nbatches", "dispersions_norm"], ascending=False, na_position="last"
     )
     return order.assign(highly_variable=np.arange(len(order)) < num_top).loc[list(genes)]
