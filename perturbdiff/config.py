@@ -180,6 +180,7 @@ class SampleConfig(Section):
     ddpm_variance: Literal["posterior", "beta"] = Field(
         "posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
     )
+    cutoff: float = Field(0.0, ge=0, description="estimates below this (model units) become zero")
 
 
 class EvaluateConfig(Section):

@@ -117,9 +117,7 @@ def stage(
         If an input is missing or the output cannot be written.
     """
     started, cpu = time.time(), time.process_time()
-    hashes = {role: _input(role, Path(path)) for role, path in inputs.items()}
-    base = {"stage": name, "config": config, "inputs": hashes, "seed": seed, "versions": versions()}
-    base = json.loads(as_json(base))
+    base = _base(name, config, inputs, seed)
     if not force and out.exists() and _same(read_manifest(out), base):
         logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
         yield Stage(out, out, skip=True)
@@ -134,6 +132,22 @@ def stage(
                 (partial / f"{kind}.json").write_text(text)
             else:
                 files.write_text(out.with_name(f"{out.name}.{kind}.json"), text)
+
+
+def up_to_date(
+    name: str, out: Path, *, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None = None
+) -> bool:
+    """Return whether `stage` with these arguments would have nothing to do."""
+    return out.exists() and _same(read_manifest(out), _base(name, config, inputs, seed))
+
+
+def _base(
+    name: str, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None
+) -> dict[str, Any]:
+    """Return what determines a stage's result, as JSON would read it back."""
+    hashes = {role: _input(role, Path(path)) for role, path in inputs.items()}
+    base = {"stage": name, "config": config, "inputs": hashes, "seed": seed, "versions": versions()}
+    return json.loads(as_json(base))
 
 
 def _input(role: str, path: Path) -> dict[str, str]:

@@ -84,8 +84,8 @@ def sample(
             return estimate
         if settings.self_condition:
             previous = estimate
-        below = schedule.alpha_bar[levels[index + 1]]
-        here = schedule.alpha_bar[level]
+        below = float(schedule.alpha_bar[levels[index + 1]])
+        here = float(schedule.alpha_bar[level])
         if settings.sampler == "ddim":
             x = ddim_step(x, estimate, here, below, settings.eta, draw)
         else:

@@ -1,1 +1,1 @@
-"""Training: the Lightning module, transfer between gene spaces, bundles."""
+"""Training: from stores and splits to a bundle; resumable, and equal however often it was interrupted."""

@@ -1,0 +1,178 @@
+"""The bundle: a folder that holds all that sampling needs, and can be shared. No pickles."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+
+from perturbdiff import files
+from perturbdiff.config import Config
+from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.errors import UserError
+from perturbdiff.model import Denoiser
+
+FORMAT = 1
+_FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json")
+
+
+@dataclass
+class Bundle:
+    """A trained model with its recipe, genes and labels.
+
+    Attributes
+    ----------
+    model
+        The denoiser with averaged weights, its units in its buffers.
+    config
+        The recipe it was trained with.
+    genes
+        Names of the model's genes, in the order of its columns.
+    vocabulary
+        Labels and ids of the covariates; its data sets are those of the input layers.
+    target_sum
+        Depth that the training counts were scaled to; None if unknown.
+    training
+        Facts of the training: steps, best step, what was transferred.
+    seen
+        Conditions used in training: ``dataset, cell_type, batch, perturbation, is_control, n_cells, role``.
+    curve
+        Loss terms by step.
+    """
+
+    model: Denoiser
+    config: Config
+    genes: list[str]
+    vocabulary: Vocabulary
+    target_sum: float | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+    seen: pd.DataFrame = field(default_factory=pd.DataFrame)
+    curve: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    def save(self, folder: Path) -> None:
+        """Write the bundle's files into an existing folder (the manifest is the stage's)."""
+        write_weights(self.model, folder / "model.safetensors")
+        record = {
+            "format": FORMAT,
+            "config": self.config.model_dump(mode="json"),
+            "target_sum": self.target_sum,
+            "training": self.training,
+        }
+        (folder / "config.json").write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+        (folder / "genes.json").write_text(json.dumps(self.genes, indent=0, ensure_ascii=False) + "\n")
+        self.vocabulary.to_json(folder / "vocabulary.json")
+        self.seen.to_parquet(folder / "seen.parquet", index=False)
+        self.curve.to_csv(folder / "training.csv", index=False, float_format="%.6g")
+        (folder / "README.md").write_text(card(self))
+
+    @classmethod
+    def load(cls, folder: Path, device: str | torch.device = "cpu") -> Bundle:
+        """Read a bundle.
+
+        Raises
+        ------
+        UserError
+            If files are missing, damaged or do not fit together.
+        """
+        missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
+        if missing:
+            raise UserError(
+                f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train"
+            )
+        try:
+            record = json.loads((folder / "config.json").read_text())
+            genes = [str(gene) for gene in json.loads((folder / "genes.json").read_text())]
+            if record["format"] > FORMAT:
+                raise UserError(
+                    f"{folder}: bundle format {record['format']} is newer than this version reads"
+                )
+            config = Config.model_validate(record["config"])
+            weights = load_file(folder / "model.safetensors")
+        except (ValueError, KeyError, TypeError, ValidationError, SafetensorError) as error:
+            raise UserError(
+                f"{folder}: the bundle cannot be read ({type(error).__name__}: {error})"
+            ) from None
+        vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
+        model = build_model(config, genes, vocabulary)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise UserError(f"{folder}: weights and config.json do not fit together ({error})") from None
+        seen = folder / "seen.parquet"
+        return cls(
+            model.to(device).eval(), config, genes, vocabulary, record["target_sum"], record["training"],
+            pd.read_parquet(seen) if seen.is_file() else pd.DataFrame(),
+        )  # fmt: skip
+
+
+def write_weights(model: Denoiser, path: Path) -> None:
+    """Write a model's weights and units as safetensors; equal weights give equal bytes."""
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    path.write_bytes(to_bytes(state))
+
+
+def build_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Denoiser:
+    """Return an untrained denoiser for these genes and labels.
+
+    Raises
+    ------
+    UserError
+        If the architecture does not fit together.
+    """
+    try:
+        return Denoiser(
+            config.model,
+            num_genes=len(genes),
+            num_perturbations=vocabulary.size("perturbation"),
+            num_cell_types=vocabulary.size("cell_type"),
+            num_batches=vocabulary.size("batch"),
+            datasets=vocabulary.datasets,
+        )
+    except ValueError as error:
+        raise UserError(f"configuration section 'model': {error}") from None
+
+
+def card(bundle: Bundle) -> str:
+    """Return the bundle's README: what it is, what it saw, how to use it."""
+    words, facts, model = bundle.vocabulary, bundle.training, bundle.model
+    size = sum(p.numel() for p in model.parameters())
+    targets = bundle.seen[bundle.seen["role"] == "target"] if len(bundle.seen) else bundle.seen
+    cells = int(targets["n_cells"].sum()) if len(targets) else 0
+    lines = [
+        f"# perturbdiff model ({bundle.config.name})",
+        "",
+        bundle.config.description or "A diffusion model over sets of cells.",
+        "",
+        f"- {size / 1e6:.2f} M parameters, {len(bundle.genes)} genes, data sets: {', '.join(words.datasets)}",
+        f"- {len(words.perturbation)} perturbations (control: `{words.control}`), {len(words.cell_type)} cell types, "
+        f"{len(words.batch)} batches",
+        f"- trained on {cells} cells of {len(targets)} conditions (`seen.parquet`)",
+        f"- log1p of counts scaled to {bundle.target_sum or 'an unknown depth'}; "
+        f"model unit {float(model.unit):.6g}, detection limit {float(model.gate_threshold):.6g} (log1p)",
+        *(
+            f"- {key.replace('_', ' ')}: {value}"
+            for key, value in facts.items()
+            if not isinstance(value, list)
+        ),
+    ]
+    for key, value in facts.items():
+        if isinstance(value, list):
+            lines += ["", f"## {key.replace('_', ' ').capitalize()}", "", *(f"- {item}" for item in value)]
+    lines += [
+        "",
+        "## Use",
+        "",
+        "    perturbdiff sample THIS_FOLDER STORE --split SPLIT --out predictions.h5ad",
+        "",
+        "The store gives the control cells; its genes are matched by name. A perturbation, cell type or batch that",
+        "was not trained on cannot be predicted. Predictions are for research, not for decisions about patients.",
+    ]
+    return "\n".join(lines) + "\n"

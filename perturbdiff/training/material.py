@@ -1,0 +1,274 @@
+"""What a training is made of: stores and which of their cells may be used, genes, labels, the starting network."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from perturbdiff.config import Config
+from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.data.loader import WINDOW_ON_DISK, SetLoader
+from perturbdiff.data.splits import parts, read_split
+from perturbdiff.data.store import Store
+from perturbdiff.data.vocabulary import GeneMap, Vocabulary
+from perturbdiff.errors import UserError
+from perturbdiff.model import Denoiser
+from perturbdiff.training.bundle import Bundle, build_model
+from perturbdiff.training.processes import Processes
+from perturbdiff.training.transfer import Transfer, transfer_weights
+from perturbdiff.training.units import measure
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Source:
+    """A store and what training may use of it.
+
+    Attributes
+    ----------
+    store
+        On disk or in memory.
+    name
+        Its data set's name.
+    train, valid
+        bool [n_conditions].
+    exclude
+        bool [n_cells]: rows never to be used, or None.
+    """
+
+    store: Any
+    name: str
+    train: np.ndarray
+    valid: np.ndarray
+    exclude: np.ndarray | None = None
+
+    def rows(self) -> np.ndarray:
+        """Return the store rows that training may use, int64."""
+        table = self.store.conditions
+        use = np.repeat(self.train, (table["stop"] - table["start"]).to_numpy())
+        rows = np.concatenate([np.arange(a, b) for a, b in zip(table["start"], table["stop"], strict=True)])
+        rows = rows[use]
+        return rows if self.exclude is None else rows[~self.exclude[rows]]
+
+
+@dataclass
+class Material:
+    """Everything `fit` needs.
+
+    Attributes
+    ----------
+    sources
+        Stores with their use.
+    genes, vocabulary, model
+        The model's genes and labels, and the network to start from, its units set.
+    facts
+        What the bundle should record beyond the training itself.
+    """
+
+    sources: list[Source]
+    genes: list[str]
+    vocabulary: Vocabulary
+    model: Denoiser
+    config: Config
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def window(self) -> int:
+        """Rows that the sampler keeps together: more than one for stores on disk."""
+        return 1 if all(type(s.store) is not Store for s in self.sources) else WINDOW_ON_DISK
+
+    def train_sampler(self, processes: Processes) -> CellSetSampler | MixtureSampler:
+        """Return the stream of training sets of this rank."""
+        place: dict[str, Any] = {"rank": processes.rank, "world_size": processes.world_size}
+        samplers = [self._sampler(s, s.train, seed, **place) for seed, s in enumerate(self.sources)]
+        if len(samplers) == 1:
+            return samplers[0]
+        train = self.config.train
+        return MixtureSampler(samplers, sets_per_step=train.sets_per_step, seed=self.config.seed, **place)
+
+    def validation(self) -> tuple[CellSetSampler, SetLoader] | None:
+        """Return the stream of validation sets and what reads them, or None if no condition is for validation."""
+        chosen = next((s for s in self.sources if s.valid.any()), None)
+        if chosen is None:
+            return None
+        sampler = self._sampler(chosen, chosen.valid, 1 << 20)
+        return sampler, self.loader(sampler, [chosen])
+
+    def loader(self, sampler: Any, sources: Sequence[Source] | None = None, **options: Any) -> SetLoader:
+        """Return a loader over ``sources`` (default: all)."""
+        sources = self.sources if sources is None else sources
+        names = [s.name for s in sources]
+        return SetLoader(
+            [s.store for s in sources], sampler, vocabulary=self.vocabulary, genes=self.genes, datasets=names, **options
+        )  # fmt: skip
+
+    def _sampler(self, source: Source, use: np.ndarray, stream: int, **place: int) -> CellSetSampler:
+        train, conditions = self.config.train, source.store.conditions
+        if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
+            own = np.arange(len(conditions))
+            conditions = conditions.assign(is_control=False, control=own)
+        return CellSetSampler(
+            conditions, use,
+            set_size=train.set_size, sets_per_step=train.sets_per_step, seed=self.config.seed + stream,
+            control_targets=train.control_targets, exclude=source.exclude, window=self.window, **place,
+        )  # fmt: skip
+
+    def seen(self) -> pd.DataFrame:
+        """Return the conditions that training uses: as ``target``, or as ``input`` only."""
+        tables = []
+        for source in self.sources:
+            table = source.store.conditions[
+                ["cell_type", "batch", "perturbation", "is_control", "n_cells"]
+            ].copy()
+            if source.exclude is not None:
+                dropped = np.add.reduceat(source.exclude, source.store.conditions["start"].to_numpy())
+                table["n_cells"] -= dropped
+            target = self.config.train.control_targets or self.config.train.zero_control
+            table["role"] = np.where(table["is_control"] & (not target), "input", "target")
+            table.insert(0, "dataset", source.name)
+            tables.append(table[source.train & (table["n_cells"] > 0)])
+        return pd.concat(tables, ignore_index=True)
+
+    def target_sum(self) -> float | None:
+        """Return the depth that counts were scaled to, None if unknown or different between the stores."""
+        found = {float(s.store.target_sum) for s in self.sources}
+        one = found.pop() if len(found) == 1 else float("nan")
+        return one if np.isfinite(one) else None
+
+
+def from_scratch(store: Path, split: Path, config: Config) -> Material:
+    """Return the material of `train`: one store, its split, a new network."""
+    source = split_source(Store(store), read_split(split), store.resolve().name)
+    hold([source], config)
+    vocabulary = _vocabulary([source])
+    genes = list(source.store.genes)
+    model = new_model(config, genes, vocabulary)
+    material = Material([source], genes, vocabulary, model, config)
+    set_units(material)
+    return material
+
+
+def for_finetuning(bundle: Path, store: Path, split: Path, config: Config, mode: Transfer) -> Material:
+    """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
+    old = Bundle.load(bundle)
+    source = split_source(Store(store), read_split(split), store.resolve().name)
+    hold([source], config)
+    config = _with_architecture(config, old.config)
+    vocabulary = old.vocabulary.extended(_vocabulary([source]))
+    vocabulary = dataclasses.replace(vocabulary, datasets=(source.name,))
+    genes = list(source.store.genes) if mode == "replace" else old.genes
+    if mode != "replace":
+        logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
+    model = new_model(config, genes, vocabulary)
+    report = transfer_weights(old, model, vocabulary, mode)
+    for line in report:
+        logger.info("transfer: %s", line)
+    material = Material([source], genes, vocabulary, model, config)
+    set_units(material)
+    if mode == "keep":
+        model.unit.copy_(old.model.unit)  # its weights expect it
+    material.facts = {"pretrained": old.config.name, "transfer": mode, "transferred": report}
+    return material
+
+
+def for_pretraining(
+    stores: Sequence[Path],
+    config: Config,
+    downstream: Sequence[tuple[Path, Path]],
+    genes: Sequence[str] | None,
+) -> Material:
+    """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
+    from perturbdiff.training.isolation import HeldOut
+
+    held = HeldOut.collect(downstream)
+    sources = []
+    for path, name in zip(stores, dataset_names(stores), strict=True):
+        store = Store(path)
+        train, exclude = held.leave_out(store)
+        sources.append(Source(store, name, train, np.zeros_like(train), exclude))
+    hold(sources, config)
+    names = list(genes) if genes else list(dict.fromkeys(g for s in sources for g in s.store.genes))
+    vocabulary = _vocabulary(sources)
+    model = new_model(config, names, vocabulary)
+    facts = {"left_out": held.report}
+    material = Material(sources, names, vocabulary, model, config, facts)
+    set_units(material)
+    return material
+
+
+def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
+    """Return a store with the use that a split makes of it."""
+    part = parts(store.conditions, split)
+    source = Source(store, name, part == "train", part == "valid")
+    perturbed = source.train & ~store.conditions["is_control"].to_numpy(bool)
+    if not perturbed.any():
+        raise UserError(f"{store.path}: the split puts no perturbed condition into training")
+    return source
+
+
+def hold(sources: Sequence[Source], config: Config) -> None:
+    """Take the stores into memory if the recipe's limit allows all of them."""
+    size = sum(s.store.nbytes_in_memory for s in sources)
+    if size > config.train.memory_gib * 2**30:
+        logger.info("%.1f GiB of cells are read from disk (train.memory_gib)", size / 2**30)
+        return
+    for source in sources:
+        source.store = source.store.in_memory()
+
+
+def new_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Denoiser:
+    """Return an untrained network whose weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return build_model(config, genes, vocabulary)
+
+
+def set_units(material: Material) -> None:
+    """Measure the training cells and set the network's units."""
+    sources, config = material.sources, material.config
+    maps = [GeneMap(s.store.genes, material.genes, name=str(s.store.path)) for s in sources]
+    units = measure(
+        [s.store for s in sources], maps, [s.rows() for s in sources],
+        unit=config.model.unit, limit=config.train.statistics_cells, seed=config.seed,
+    )  # fmt: skip
+    units.put_into(material.model)
+
+
+def dataset_names(stores: Iterable[Path]) -> list[str]:
+    """Return a name for each store, its folder's, made unique by a number."""
+    names: list[str] = []
+    for path in stores:
+        base = name = path.resolve().name
+        number = 2
+        while name in names:
+            name, number = f"{base}-{number}", number + 1
+        names.append(name)
+    return names
+
+
+def _vocabulary(sources: Sequence[Source]) -> Vocabulary:
+    """Return the labels that training meets: a label without a training cell has nothing to be learned from."""
+    tables = [s.store.conditions[s.train] for s in sources]
+    return Vocabulary.from_conditions(
+        tables, control=sources[0].store.control, datasets=[s.name for s in sources]
+    )
+
+
+def _with_architecture(config: Config, old: Config) -> Config:
+    """Return the recipe with the bundle's architecture; units, gate and clipping stay the recipe's."""
+    ours, theirs = config.model.model_dump(), old.model.model_dump()
+    own = {"gate", "clip", "unit"}
+    changed = [k for k in ours if k not in own and ours[k] != theirs[k]]
+    if changed:
+        logger.info("the bundle decides the architecture: %s", ", ".join(f"{k}={theirs[k]}" for k in changed))
+    merged = {**theirs, **{k: ours[k] for k in own}}
+    return config.model_copy(update={"model": type(config.model)(**merged)})

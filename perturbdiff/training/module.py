@@ -1,0 +1,127 @@
+"""One optimiser step: noise the target cells, estimate them, compare. All chance is a function of (seed, step)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor
+
+from perturbdiff.config import Config
+from perturbdiff.data.loader import Batch
+from perturbdiff.diffusion.losses import hybrid_loss
+from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.training.optim import optimizer, rate_factor
+
+_COINS, _NOISE, VALIDATION = 1, 2, 3
+
+
+class Draws(NamedTuple):
+    """The chance in a step: noise level [B], noise [B, S, G], dropped covariates [B], self-conditioning."""
+
+    t: Tensor
+    noise: Tensor
+    drop: Tensor
+    self_condition: bool
+
+
+def generator(device: torch.device | str, *words: int) -> torch.Generator:
+    """Return the random generator that belongs to these non-negative numbers."""
+    state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
+    return torch.Generator(device).manual_seed(state & (2**63 - 1))
+
+
+class TrainingModule(pl.LightningModule):
+    """The denoiser with its objective.
+
+    Parameters
+    ----------
+    denoiser
+        The network, its units set.
+    config
+        The recipe; ``schedule``, ``loss``, ``train`` and ``seed`` are used.
+
+    Attributes
+    ----------
+    terms
+        Loss terms of the last step, detached scalars.
+    """
+
+    def __init__(self, denoiser: Denoiser, config: Config) -> None:
+        super().__init__()
+        self.denoiser, self.config = denoiser, config
+        self.schedule = NoiseSchedule(config.schedule.num_steps, config.schedule.kind)
+        self.terms: dict[str, Tensor] = {}
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return AdamW; `on_train_batch_start` sets its rate."""
+        return optimizer(self.denoiser, self.config.train)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Set the learning rate, a function of the step alone."""
+        rate = self.learning_rate(self.trainer.global_step)
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = rate
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return self.config.train.learning_rate * rate_factor(step, self.config.train)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the objective of this rank's sets."""
+        trainer = self.trainer
+        draws = self.draws(
+            batch.target.shape, trainer.global_step, rank=trainer.global_rank, world=trainer.world_size
+        )
+        terms = self.objective(batch, draws)
+        self.terms = {name: value.detach() for name, value in terms.items()}
+        return terms["total"]
+
+    def draws(self, shape: torch.Size, step: int, *, rank: int = 0, world: int = 1) -> Draws:
+        """Return the chance of a step for this rank's sets of ``shape`` [B, S, G].
+
+        Set b of the rank is set rank + b · world of the step: its draws do not depend on the number of ranks.
+        """
+        settings, seed = self.config.train, self.config.seed
+        mine, total = slice(rank, None, world), shape[0] * world
+        coins = generator("cpu", _COINS, seed, step)
+        t = torch.randint(self.schedule.num_steps, (total,), generator=coins)[mine]
+        self_condition = bool(torch.rand((), generator=coins) < settings.self_condition)
+        tosses = torch.rand(total if settings.drop_per == "set" else 1, generator=coins)
+        drop = (tosses < settings.drop_covariates).expand(total)[mine]
+        noise = torch.empty(shape, device=self.device)
+        for b in range(shape[0]):
+            own = generator(self.device, _NOISE, seed, step, rank + b * world)
+            noise[b] = torch.randn(shape[1:], generator=own, device=self.device)
+        return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
+
+    def objective(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
+        """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective)."""
+        target = self.denoiser.encode(batch.target)
+        noised = self.schedule.add_noise(target, draws.t, draws.noise)
+        estimate = None
+        if draws.self_condition:  # paper, Eq. self_conditioning
+            with torch.no_grad():
+                estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
+        prediction = self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
+        return hybrid_loss(prediction, target, self.config.loss)
+
+    def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
+        """Return the denoiser's estimate of the clean cells, model units."""
+        control, covariates = self.context(batch)
+        return self.denoiser(x, t, control, covariates, dataset=batch.dataset, **options)
+
+    def context(self, batch: Batch) -> tuple[Tensor, Covariates]:
+        """Return the control cells in model units and the covariates.
+
+        In marginal pretraining the control stream is zero and no perturbation is told.
+        """
+        if self.config.train.zero_control:
+            unknown = torch.zeros_like(batch.perturbation)
+            return torch.zeros_like(batch.control), Covariates(unknown, batch.cell_type, batch.batch)
+        return self.denoiser.encode(batch.control), Covariates(
+            batch.perturbation, batch.cell_type, batch.batch
+        )

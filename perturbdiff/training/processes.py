@@ -1,0 +1,82 @@
+"""Who computes: one process, or several started by torchrun or srun; on the CPU or on GPUs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+from perturbdiff.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """One process among those of a run.
+
+    Attributes
+    ----------
+    rank, world_size
+        Number of this process, and how many there are.
+    per_node
+        Processes on each node.
+    launcher
+        Who started them.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    per_node: int = 1
+    launcher: Literal["none", "torchrun", "srun"] = "none"
+
+    @classmethod
+    def from_environment(cls, env: Mapping[str, str] = os.environ) -> Processes:
+        """Read what torchrun or srun set; an allocation of several tasks without srun is one process."""
+        if "TORCHELASTIC_RUN_ID" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+            return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"]), "torchrun")
+        tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
+        if tasks > 1:
+            nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
+            return cls(int(env["SLURM_PROCID"]), tasks, tasks // nodes, "srun")
+        return cls()
+
+    def environment(self) -> ClusterEnvironment:
+        """Return Lightning's view, which must neither guess nor requeue jobs by itself."""
+        if self.launcher == "torchrun":
+            return TorchElasticEnvironment()
+        return SLURMEnvironment(auto_requeue=False) if self.launcher == "srun" else LightningEnvironment()
+
+    def trainer_options(self, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
+        """Return the Trainer's arguments that say where it runs."""
+        return {
+            "accelerator": "gpu" if device == "cuda" else "cpu",
+            "devices": self.per_node,
+            "num_nodes": self.world_size // self.per_node,
+            "strategy": "ddp" if self.world_size > 1 else "auto",
+            "plugins": [self.environment()],
+        }
+
+
+def resolve_device(device: str) -> Literal["cpu", "cuda"]:
+    """Return where to compute; ``auto`` is a GPU if there is one.
+
+    Raises
+    ------
+    UserError
+        If ``cuda`` is asked for and there is no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine offers no GPU to PyTorch; see perturbdiff doctor")
+    if device == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    return "cuda"

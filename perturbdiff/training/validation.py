@@ -1,0 +1,159 @@
+"""Choosing the best step: the averaged weights against fixed validation sets with fixed noise.
+
+The criterion ``energy`` is the mean over sets of the U-statistic energy distance, in log1p, between real cells
+and cells sampled in a few reverse steps; ``loss`` is the training objective at evenly spread noise levels with
+nothing dropped. Both are recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch import Tensor
+
+from perturbdiff import files
+from perturbdiff.data.cell_sets import CellSetSampler
+from perturbdiff.data.loader import Batch, SetLoader
+from perturbdiff.diffusion.losses import energy_distance
+from perturbdiff.diffusion.samplers import sample
+from perturbdiff.training.bundle import write_weights
+from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.journal import Journal
+from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
+
+logger = logging.getLogger(__name__)
+
+
+class Averaging(EMAWeightAveraging):
+    """Lightning's exponential moving average, with its weights in reach.
+
+    Updates after steps 1, 1 + n, 1 + 2n, …; the first one copies.
+    """
+
+    def averaged(self, current: TrainingModule) -> TrainingModule:
+        """Return the module with averaged weights."""
+        return current if self._average_model is None else cast("TrainingModule", self._average_model.module)
+
+
+def averaged(averaging: Averaging | None, current: TrainingModule) -> TrainingModule:
+    """Return the averaged module, or the current one if nothing is averaged."""
+    return current if averaging is None else averaging.averaged(current)
+
+
+class Validation(pl.Callback):
+    """Scores the averaged weights every few steps and keeps the best ones in the checkpoint folder.
+
+    Parameters
+    ----------
+    sampler, loader
+        Stream of validation sets, and what reads them.
+    num_sets
+        The first so many sets of the stream are used, at every validation the same.
+    folder, journal, averaging
+        Where the best weights go, where the scores go, where the weights come from.
+    """
+
+    def __init__(
+        self,
+        sampler: CellSetSampler,
+        loader: SetLoader,
+        num_sets: int,
+        *,
+        folder: CheckpointFolder,
+        journal: Journal,
+        averaging: Averaging | None,
+    ) -> None:
+        self.sampler, self.loader = sampler, loader
+        self.num_sets = min(num_sets, sampler.sets_per_epoch)
+        self.folder, self.journal, self.averaging = folder, journal, averaging
+        self.best_step, self.best_value = -1, math.inf
+        self._saved_best = -1  # what the last whole checkpoint knows as best: its file must stay
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        self._saved_best = self.best_step
+        return {"best_step": self.best_step, "best_value": self.best_value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what a checkpoint kept."""
+        self.best_step, self.best_value = int(state_dict["best_step"]), float(state_dict["best_value"])
+        self._saved_best = self.best_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Validate if it is time."""
+        assert isinstance(pl_module, TrainingModule)
+        settings, step = pl_module.config.train, trainer.global_step
+        if step % settings.valid_every and step != trainer.max_steps:
+            return
+        module = averaged(self.averaging, pl_module)
+        scores = self.scores(module)
+        self.journal.add(trainer, "valid", scores)
+        value = scores["energy" if settings.valid_metric == "energy" else "total"]
+        better = value < self.best_value
+        logger.info(
+            "validation at step %d: energy distance %.4g, loss %.4g%s",
+            step, scores["energy"], scores["total"], ", best so far" if better else "",
+        )  # fmt: skip
+        if better:
+            self._keep(trainer, module, step, value)
+
+    def _keep(self, trainer: pl.Trainer, module: TrainingModule, step: int, value: float) -> None:
+        """Keep the weights; those that the last checkpoint knows as best stay, it may yet be resumed from."""
+        if trainer.is_global_zero:
+            for old in self.folder.path.glob("best-*.safetensors"):
+                if old not in (self.folder.best(self._saved_best), self.folder.best(step)):
+                    files.remove(old)
+            with files.writing(self.folder.best(step)) as partial:
+                write_weights(module.denoiser, partial)
+        self.best_step, self.best_value = step, value
+
+    @torch.no_grad()
+    def scores(self, module: TrainingModule) -> dict[str, float]:
+        """Return energy distance and loss terms, means over the validation sets."""
+        totals: dict[str, float] = {}
+        for positions, batch in self._batches(module.device):
+            terms = module.objective(batch, self._draws(module, positions, batch))
+            terms["energy"] = self._energy(module, positions, batch)
+            for name, value in terms.items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(positions)
+        return {name: value / self.num_sets for name, value in totals.items()}
+
+    def _batches(self, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+        size = self.sampler.sets_per_step
+        for start in range(0, self.num_sets, size):
+            positions = list(range(start, min(start + size, self.num_sets)))
+            yield positions, self.loader.load([self.sampler.set_at(p) for p in positions]).to(device)
+
+    def _draws(self, module: TrainingModule, positions: list[int], batch: Batch) -> Draws:
+        """Return noise levels spread evenly over the sets, and each set's own noise."""
+        steps = module.schedule.num_steps
+        t = torch.tensor([int((p + 0.5) * steps / self.num_sets) for p in positions], device=module.device)
+        noise = self._noise(module, positions, batch.target.shape[1:], 0)
+        return Draws(t, noise, torch.zeros(len(positions), dtype=torch.bool, device=module.device), False)
+
+    def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, call: int) -> Tensor:
+        device, seed = module.device, module.config.seed
+        own = (generator(device, VALIDATION, seed, p, call) for p in positions)
+        return torch.stack([torch.randn(shape, generator=g, device=device) for g in own])
+
+    def _energy(self, module: TrainingModule, positions: list[int], batch: Batch) -> Tensor:
+        steps = min(module.config.train.valid_steps, module.schedule.num_steps)
+        settings = module.config.sample.model_copy(update={"num_steps": steps, "timesteps": "respaced"})
+        calls = iter(range(1, 1 << 30))
+
+        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
+            t = torch.full((len(positions),), level, device=x.device)
+            drop = None if conditional else torch.ones(len(positions), dtype=torch.bool, device=x.device)
+            return module.estimate(x, t, batch, self_condition=previous, drop=drop)
+
+        def draw() -> Tensor:
+            return self._noise(module, positions, batch.target.shape[1:], next(calls))
+
+        cells = sample(denoise, draw, module.schedule, settings, clean=module.denoiser.clean)
+        return energy_distance(module.denoiser.decode(cells), batch.target, statistic="U").mean()
