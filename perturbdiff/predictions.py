@@ -169,7 +169,18 @@ class PredictionWriter:
 
     def close(self) -> None:
         """Write what is known only at the end: labels, genes, shape and units."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*autosharding")
+            self._finish()
+        self._release()
+
+    def _finish(self) -> None:
         root = self._root
+        # scikit-learn, and with it scanpy, wants row pointers and column numbers of one type.
+        if self.n_values <= np.iinfo(np.int32).max:
+            self._recast("indptr", np.int32, _CHUNK_CELLS)
+        else:
+            self._recast("indices", np.int64, _CHUNK_VALUES)
         root["X"].attrs["shape"] = [self.n_cells, len(self.genes)]
         for name, codes in self._codes.items():
             anndata.io.write_elem(root["obs"], name, self._categorical(name, codes))
@@ -185,7 +196,18 @@ class PredictionWriter:
         anndata.io.write_elem(root, "uns", {"perturbdiff": self.facts})
         for name in ("layers", "obsm", "varm", "obsp", "varp"):
             anndata.io.write_elem(root, name, {})
-        self._release()
+
+    def _recast(self, name: str, dtype: Any, chunk: int) -> None:
+        """Write an array of X again with another type, piece by piece."""
+        matrix, temporary = self._root["X"], f"{name}_recast"
+        old, new = matrix[name], _create(matrix, temporary, dtype, chunk)
+        for start in range(0, old.shape[0], 16 * chunk):
+            _append(new, np.asarray(old[start : start + 16 * chunk]).astype(dtype))
+        del matrix[name]
+        if isinstance(matrix, h5py.Group):
+            matrix.move(temporary, name)
+        else:  # arrays of a Zarr group are folders
+            (self.path / "X" / temporary).rename(self.path / "X" / name)
 
     def _categorical(self, name: str, codes: list[np.ndarray]) -> pd.Categorical:
         labels = np.array(list(self._categories[name]), dtype=object)

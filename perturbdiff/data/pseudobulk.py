@@ -71,7 +71,7 @@ def condition_means(
                     if current >= 0:
                         yield current, total / size[current]
                     current, total = int(condition[first]), np.zeros(store.n_genes)
-                total += np.asarray(block[first:last].sum(axis=0, dtype=np.float64)).reshape(-1)
+                total += np.asarray(block[first:last].astype(np.float64).sum(axis=0)).reshape(-1)
             progress.advance(len(condition))
     if current >= 0:
         yield current, total / size[current]

@@ -1,0 +1,256 @@
+import shutil
+
+import numpy as np
+import pytest
+import zarr
+from small_store import small_store
+
+from perturbdiff.baselines import NAMES, linear, predict
+from perturbdiff.data.pseudobulk import condition_means, group_means
+from perturbdiff.data.splits import parts, read_split
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError
+from perturbdiff.predictions import read_predictions
+
+OVERRIDES = ["split.valid_fraction=0", "split.train_fraction=0.34"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return small_store(tmp_path_factory.mktemp("baselines"), OVERRIDES)
+
+
+@pytest.fixture(scope="module")
+def facts(small):
+    """Dense values, the labels of every cell and whether it is training data."""
+    store = small.opened
+    split = parts(store.conditions, read_split(small.split))
+    obs = store.obs(["cell_type", "batch", "perturbation", "cell"]).astype(str)
+    obs["part"] = np.repeat(split, store.conditions["n_cells"])
+    return obs, store.expression(slice(None)).toarray()
+
+
+@pytest.fixture(scope="module")
+def made_by(small, tmp_path_factory):
+    """Predictions of a baseline, made once."""
+    folder, known = tmp_path_factory.mktemp("predictions"), {}
+
+    def get(name):
+        if name not in known:
+            known[name] = read_predictions(predict(name, small.store, small.split, folder / f"{name}.h5ad"))
+        return known[name]
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def noisy(small, tmp_path_factory):
+    """The store with the counts of all test cells overwritten by noise."""
+    path = tmp_path_factory.mktemp("noisy") / "store"
+    shutil.copytree(small.store, path)
+    store, table = Store(path), read_split(small.split)
+    test = store.conditions[parts(store.conditions, table) == "test"]
+    group = zarr.open_group(path / "part-0000.zarr" / "X", mode="r+")
+    indptr, data = group["indptr"][:], group["data"][:]
+    rng = np.random.default_rng(0)
+    for start, stop in zip(test["start"], test["stop"], strict=True):
+        a, b = indptr[start], indptr[stop]
+        data[a:b] = rng.integers(1, 1000, b - a)
+    assert not np.array_equal(data, group["data"][:])
+    group["data"][:] = data
+    return path
+
+
+def predicted(adata):
+    return adata[adata.obs["source"] == "predicted"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_as_many_cells_as_in_truth_and_the_real_controls(facts, made_by, name):
+    obs, values = facts
+    adata = made_by(name)
+    truth = obs[obs["part"] == "test"].groupby(["cell_type", "batch", "perturbation"]).size()
+    made = predicted(adata).obs.groupby(["cell_type", "batch", "perturbation"], observed=True).size()
+    assert made.to_dict() == truth.to_dict()
+    controls = adata[adata.obs["source"] == "control"]
+    expected = obs[(obs["perturbation"] == "control") & (obs["batch"] == "d2")]
+    assert controls.obs["cell"].tolist() == expected["cell"].tolist()
+    np.testing.assert_array_equal(controls.X.toarray(), values[expected.index])
+    assert adata.X.min() >= 0
+    assert adata.uns["perturbdiff"]["method"] == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expression_of_held_out_cells_is_never_read(small, noisy, made_by, tmp_path, name):
+    """With noise in the place of the test cells the predictions are the same to the bit."""
+    new = read_predictions(predict(name, noisy, small.split, tmp_path / "after.h5ad"))
+    np.testing.assert_array_equal(made_by(name).X.toarray(), new.X.toarray())
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("mean-perturbation", "perturbation"),
+        ("mean-celltype", "cell_type"),
+        ("mean-batch", "batch"),
+        ("mean-overall", None),
+    ],
+)
+def test_means_are_those_of_all_training_cells(facts, made_by, name, column):
+    obs, values = facts
+    made = predicted(made_by(name))
+    train = obs["part"] == "train"
+    for i in range(made.n_obs):
+        use = train & (obs[column] == made.obs[column].iloc[i]) if column else train
+        np.testing.assert_allclose(made.X[i].toarray()[0], values[use].mean(axis=0), rtol=1e-5)
+
+
+def test_unseen_group_gets_the_overall_mean(facts, tmp_path, caplog):
+    other = small_store(
+        tmp_path / "s", ["split.train_fraction=0", "split.valid_fraction=0", "split.perturbations=[p3]"]
+    )
+    table = read_split(other.split)
+    table.loc[table["perturbation"] == "p3", "part"] = "test"
+    table.to_parquet(other.split)
+    obs, values = facts
+    made = predicted(
+        read_predictions(predict("mean-perturbation", other.store, other.split, tmp_path / "p.h5ad"))
+    )
+    expected = values[(obs["perturbation"] != "p3").to_numpy()].mean(axis=0)
+    np.testing.assert_allclose(made.X[0].toarray()[0], expected, rtol=1e-5)
+    assert "1 of the predicted perturbations are unseen in training (p3)" in caplog.text
+    for name in ("linear", "nearest-context", "resample"):
+        caplog.clear()
+        predict(name, other.store, other.split, tmp_path / f"{name}.h5ad")
+        assert "unseen in training (p3)" in caplog.text
+
+
+def test_control_and_resample_copy_the_right_cells(facts, made_by):
+    obs, values = facts
+    for name in ("control", "resample"):
+        made = predicted(made_by(name))
+        for i in range(made.n_obs):
+            here = made.obs.iloc[i]
+            if name == "control":
+                use = (obs["perturbation"] == "control") & (obs["cell_type"] == here["cell_type"])
+                use &= obs["batch"] == here["batch"]
+            else:
+                use = (obs["perturbation"] == here["perturbation"]) & (obs["part"] == "train")
+            assert (values[use] == made.X[i].toarray()).all(axis=1).any()
+        for rows in made.obs.groupby(["cell_type", "perturbation"], observed=True).indices.values():
+            assert len(np.unique(made.X[rows].toarray(), axis=0)) == len(rows)
+
+
+def test_nearest_context_adds_the_change_of_the_same_cell_type(facts, made_by):
+    obs, values = facts
+    copies = predicted(made_by("control"))
+    made = predicted(made_by("nearest-context"))
+
+    def mean(**labels):
+        use = np.all([obs[k] == v for k, v in labels.items()], axis=0)
+        return values[use].astype(np.float64).mean(axis=0)
+
+    for i in range(made.n_obs):
+        kind, label = made.obs["cell_type"].iloc[i], made.obs["perturbation"].iloc[i]
+        change = mean(cell_type=kind, batch="d1", perturbation=label)
+        change = change - mean(cell_type=kind, batch="d1", perturbation="control")
+        expected = np.maximum(copies.X[i].toarray()[0] + change, 0)
+        np.testing.assert_allclose(made.X[i].toarray()[0], expected, atol=1e-5)
+
+
+def test_predictions_depend_on_the_seed(small, made_by, tmp_path):
+    predict("resample", small.store, small.split, tmp_path / "p.h5ad", seed=1)
+    other = read_predictions(tmp_path / "p.h5ad")
+    assert not np.array_equal(made_by("resample").X.toarray(), other.X.toarray())
+
+
+def test_zarr_output_and_skipping(small, tmp_path, caplog):
+    out = tmp_path / "p.zarr"
+    predict("control", small.store, small.split, out)
+    assert read_predictions(out).n_obs > 0
+    caplog.set_level("INFO", "perturbdiff")
+    predict("control", small.store, small.split, out)
+    assert "up to date" in caplog.text
+
+
+def test_unknown_name(small, tmp_path):
+    with pytest.raises(UserError, match="no baseline 'mean-cell-type', did you mean 'mean-celltype'"):
+        predict("mean-cell-type", small.store, small.split, tmp_path / "x.h5ad")
+
+
+def test_streamed_means_are_exact(small, facts):
+    _obs, values = facts
+    store = small.opened
+    groups = np.array([-1, 0, 1, 0, *[-1] * (len(store.conditions) - 5), 1])
+    means, cells = group_means(store, groups, 3)
+    of_cell = np.repeat(groups, store.conditions["n_cells"])
+    for g in (0, 1):
+        np.testing.assert_allclose(means[g], values[of_cell == g].mean(axis=0, dtype=np.float64), rtol=1e-6)
+        assert cells[g] == (of_cell == g).sum()
+    assert cells[2] == 0
+    wanted = [1, 2, 5, 9]
+    found = dict(condition_means(store, np.array(wanted)))
+    assert sorted(found) == wanted
+    for c in wanted:
+        rows = slice(store.conditions["start"][c], store.conditions["stop"][c])
+        np.testing.assert_allclose(found[c], values[rows].mean(axis=0, dtype=np.float64), rtol=1e-6)
+
+
+def test_condition_means_across_block_borders(small, monkeypatch):
+    store = small.opened
+    whole = dict(condition_means(store, np.arange(len(store.conditions))))
+    monkeypatch.setattr("perturbdiff.data.pseudobulk.row_ranges.__defaults__", (7,))
+    pieces = dict(condition_means(store, np.arange(len(store.conditions))))
+    assert list(whole) == list(pieces) == list(range(len(store.conditions)))
+    for c, mean in whole.items():
+        np.testing.assert_allclose(pieces[c], mean, rtol=1e-12)
+
+
+def reference(y, g, p, ridge):
+    """The published closed form, all conditions at once."""
+    b = y.mean(axis=1, keepdims=True)
+    inverse = np.linalg.inv
+    left = inverse(g.T @ g + ridge * np.eye(g.shape[1])) @ g.T
+    return left @ (y - b) @ p.T @ inverse(p @ p.T + ridge * np.eye(len(p))), b[:, 0]
+
+
+def sums(y, label, number):
+    changes, counts = np.zeros((number, len(y))), np.bincount(label, minlength=number)
+    np.add.at(changes, label, y.T)
+    return changes, counts
+
+
+def test_linear_solution_is_the_closed_form():
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 4, 11)
+    y, g, e = rng.normal(size=(40, 11)), rng.normal(size=(40, 5)), rng.normal(size=(4, 3))
+    weights, mean = linear.solve(*sums(y, label, 4), g, e)
+    expected, b = reference(y, g, e[label].T, linear.RIDGE)
+    np.testing.assert_allclose(weights, expected)
+    np.testing.assert_allclose(mean, b)
+
+
+def test_linear_without_ridge_gives_the_mean_change_of_each_perturbation():
+    rng = np.random.default_rng(1)
+    label = np.repeat(np.arange(3), 3)
+    y = rng.normal(size=(20, 9))
+    weights, mean = linear.solve(*sums(y, label, 3), np.eye(20), np.eye(3), ridge=0)
+    for j in range(3):
+        np.testing.assert_allclose(weights[:, j] + mean, y[:, label == j].mean(axis=1))
+
+
+@pytest.mark.parametrize("shape", [(6, 30), (30, 12)])
+def test_gene_embedding_spans_the_leading_components(shape):
+    profiles = np.random.default_rng(2).normal(size=shape)
+    scores = linear.gene_embedding(profiles, 4)
+    centred = profiles.T - profiles.T.mean(axis=0)
+    left, values, _ = np.linalg.svd(centred, full_matrices=False)
+    np.testing.assert_allclose(np.abs(scores), np.abs(left[:, :4] * values[:4]), atol=1e-8)
+
+
+def test_perturbation_embedding_uses_genes_only_when_most_are_measured():
+    genes, embedding = ["a", "b", "c"], np.arange(6.0).reshape(3, 2) + 1
+    rows = linear.perturbation_embedding(["a", "x", "c", "q"], genes, embedding, seen=["a", "b", "x"])
+    np.testing.assert_array_equal(rows, [[1, 2, 0], [0, 0, 1], [5, 6, 0], [0, 0, 0]])
+    drugs = linear.perturbation_embedding(["a", "x"], genes, embedding, seen=["a", "x", "y"])
+    np.testing.assert_array_equal(drugs, [[1, 0, 0], [0, 1, 0]])
