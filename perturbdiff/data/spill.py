@@ -178,7 +178,7 @@ def _batches(
 
 def index_dtype(num_genes: int) -> np.dtype:
     """Return the integer type of stored column numbers."""
-    return np.dtype(np.uint16 if num_genes <= 1 << 16 else np.uint32)
+    return np.dtype(np.int16 if num_genes <= 1 << 15 else np.int32)
 
 
 def spill_file(folder: Path, bucket: int) -> Path:

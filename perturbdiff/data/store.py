@@ -124,7 +124,7 @@ class Store:
 
     @property
     def _index_dtype(self) -> np.dtype:
-        return np.dtype(np.uint16 if self.n_genes <= 1 << 16 else np.uint32)
+        return np.dtype(np.int16 if self.n_genes <= 1 << 15 else np.int32)
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return obs in store order.
