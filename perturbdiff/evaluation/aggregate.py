@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -100,23 +101,27 @@ def aggregate(metrics: pd.DataFrame, contexts: dict[str, list[tuple[str, str]]])
         definition. The scope_kind ``contexts`` is the mean over contexts of their nanmeans.
     """
     parts = [metrics]
-    spread = metrics[metrics["scope_kind"] == "condition"]
+    spread = pd.DataFrame(metrics[metrics["scope_kind"] == "condition"])
     if len(spread):
-        key = pd.MultiIndex.from_frame(spread[["scope", "perturbation"]])
+        key = pd.MultiIndex.from_arrays([spread["scope"], spread["perturbation"]])
         parts.append(spread.assign(scope_kind=POOLED, scope=POOLED))
         for label, members in contexts.items():
-            parts.append(spread[key.isin(members)].assign(scope_kind="context", scope=label))
-    order = {name: i for i, name in enumerate(METRICS)}
-    grouped = pd.concat(parts, ignore_index=True).groupby(["scope_kind", "scope", "metric"], sort=False)
-    rows = [{**dict(zip(grouped.keys, key, strict=True)), **_summary(group)} for key, group in grouped]
+            parts.append(pd.DataFrame(spread[key.isin(members)]).assign(scope_kind="context", scope=label))
+    keys = ["scope_kind", "scope", "metric"]
+    grouped: Any = pd.concat(parts, ignore_index=True).groupby(keys, sort=False)
+    rows = [{**dict(zip(keys, key, strict=True)), **_summary(group)} for key, group in grouped]
     table = pd.concat([pd.DataFrame(rows), _over_contexts(rows)], ignore_index=True)
-    kinds = {POOLED: 0, "contexts": 1, "context": 2, "condition": 3}
+    kinds, names = (POOLED, "contexts", "context", "condition"), list(METRICS)
     place = pd.DataFrame(
-        {"k": table["scope_kind"].map(kinds), "s": table["scope"], "m": table["metric"].map(order)}
+        {
+            "kind": [kinds.index(k) for k in table["scope_kind"]],
+            "scope": table["scope"],
+            "metric": [names.index(m) for m in table["metric"]],
+        }
     )
-    table = table.loc[place.sort_values(["k", "s", "m"], kind="stable").index].reset_index(drop=True)
-    directions = {name: m.direction for name, m in METRICS.items()}
-    return table.assign(direction=table["metric"].map(directions), definition=DEFINITION)
+    order = place.sort_values(["kind", "scope", "metric"], kind="stable").index
+    table = table.loc[order].reset_index(drop=True)
+    return table.assign(direction=[METRICS[m].direction for m in table["metric"]], definition=DEFINITION)
 
 
 def _summary(group: pd.DataFrame) -> dict[str, float]:
@@ -208,7 +213,8 @@ def paired(
     keys = ["dataset", "metric", "scope", "perturbation"]
     values = table.pivot_table(index=keys, columns="method", values="value", observed=True)
     rows = []
-    for (dataset, metric), group in values.groupby(["dataset", "metric"], sort=False):
+    groups: Any = values.groupby(["dataset", "metric"], sort=False)
+    for (dataset, metric), group in groups:
         wanted = METRICS[metric].direction != "none" if metrics is None else metric in metrics
         if wanted and method in group and against in group:
             both = group[[method, against]].dropna()
@@ -235,6 +241,6 @@ def _paired(a: np.ndarray, b: np.ndarray, metric: str, seed: int) -> dict[str, o
         "difference": float(difference.mean()),
         "low": float(low),
         "high": float(high),
-        "p": float(wilcoxon(gain).pvalue) if np.any(gain != 0) else float("nan"),
+        "p": float(np.asarray(wilcoxon(gain))[1]) if np.any(gain != 0) else float("nan"),
         "direction": direction,
     }

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from scipy.special import erfc
 
 from perturbdiff.data.kernels import kernel
+
+Sparse = Any  # a scipy.sparse matrix or array; scipy ships no types for them
 
 # Smaller groups get the exact distribution where no two values are equal, as scipy's "auto".
 EXACT_BELOW = 9
@@ -41,7 +44,7 @@ def _sort_columns(data: np.ndarray, indptr: np.ndarray, ties: np.ndarray, sums: 
 
 
 @kernel
-def _bound(values: np.ndarray, start: int, stop: int, wanted: float, right: bool) -> int:  # noqa: FBT001
+def _bound(values: np.ndarray, start: int, stop: int, wanted: Any, right: bool) -> int:  # noqa: FBT001
     """Return where ``wanted`` goes into the sorted ``values[start:stop]``, left or right of its equals."""
     while start < stop:
         middle = (start + stop) // 2
@@ -90,9 +93,9 @@ def _rank_sums(
         statistic[gene], tie_sum[gene] = u, ties
 
 
-def _sorted_columns(cells: sp.spmatrix | sp.sparray) -> tuple[sp.csc_matrix, np.ndarray, np.ndarray]:
+def _sorted_columns(cells: Sparse) -> tuple[Sparse, np.ndarray, np.ndarray]:
     """Return a CSC copy with sorted columns and, per gene, its tie sum and its mean (float64)."""
-    columns = sp.csc_matrix(cells, copy=True)
+    columns: Sparse = sp.csc_matrix(cells, copy=True)
     columns.sum_duplicates()
     columns.eliminate_zeros()
     if columns.data.size and columns.data.min() < 0:
@@ -118,12 +121,12 @@ class Controls:
         Mean of each gene, float64 [G].
     """
 
-    def __init__(self, cells: sp.spmatrix | sp.sparray) -> None:
+    def __init__(self, cells: Sparse) -> None:
         columns, self._ties, self.mean = _sorted_columns(cells)
         self._data, self._indptr = columns.data, columns.indptr
         self.num_cells, self.num_genes = columns.shape
 
-    def test(self, cells: sp.spmatrix | sp.sparray) -> tuple[np.ndarray, np.ndarray]:
+    def test(self, cells: Sparse) -> tuple[np.ndarray, np.ndarray]:
         """Return p (float64 [G]) and mean (float64 [G]) of ``cells`` (sparse log1p, cells × genes).
 
         The normal approximation with tie and continuity correction; where no two of a gene's values are equal

@@ -6,16 +6,15 @@ All functions take sparse log1p values, cells × genes, of the predicted and the
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse as sp
+
+from perturbdiff.evaluation.differential import Sparse
 
 _BLOCK = 512  # cells whose distances are held at a time
 _EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed
 _TOP_GENES = 60
 
-Cells = sp.csr_matrix
 
-
-def energy_distance(predicted: Cells, real: Cells, *, max_cells: int = 2000, seed: int = 0) -> float:
+def energy_distance(predicted: Sparse, real: Sparse, *, max_cells: int = 2000, seed: int = 0) -> float:
     """Return 2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖ without self-pairs (the U-statistic), in log1p units.
 
     Parameters
@@ -45,7 +44,7 @@ def energy_distance(predicted: Cells, real: Cells, *, max_cells: int = 2000, see
     return 2.0 * _sum_of_distances(x, y, same=False) / (n * m) - within
 
 
-def _draw(cells: Cells, most: int, rng: np.random.Generator) -> np.ndarray:
+def _draw(cells: Sparse, most: int, rng: np.random.Generator) -> np.ndarray:
     if cells.shape[0] > most:
         cells = cells[np.sort(rng.choice(cells.shape[0], most, replace=False))]
     return cells.toarray().astype(np.float32, copy=False)
@@ -70,7 +69,7 @@ def _sum_of_distances(x: np.ndarray, y: np.ndarray, *, same: bool) -> float:
     return float(total)
 
 
-def realism(predicted: Cells, real: Cells) -> dict[str, float]:
+def realism(predicted: Sparse, real: Sparse) -> dict[str, float]:
     """Return how the predicted cells' zeros, spread and correlations compare with the real ones'.
 
     Returns
@@ -89,7 +88,7 @@ def realism(predicted: Cells, real: Cells) -> dict[str, float]:
     }
 
 
-def correlation_agreement(predicted: Cells, real: Cells) -> float:
+def correlation_agreement(predicted: Sparse, real: Sparse) -> float:
     """Return how predicted and real gene–gene correlations correlate over pairs of the top genes.
 
     The 60 genes with the highest real mean; a gene that is constant on one side correlates 0 with all others.
@@ -111,27 +110,27 @@ def _pair_correlations(cells: np.ndarray) -> np.ndarray:
     # A column of equal values keeps rounding noise after centring; what it correlates with means nothing.
     constant = length <= 1e-6 * np.sqrt(len(cells)) * (1.0 + np.abs(cells).max(axis=0))
     scaled = np.where(constant, 0.0, centred / np.where(constant, 1.0, length))
-    return (scaled.T @ scaled)[np.triu_indices(cells.shape[1], k=1)]
+    return (scaled.T @ scaled)[np.triu_indices(scaled.shape[1], k=1)]
 
 
-def _nonzero(cells: Cells) -> float:
+def _nonzero(cells: Sparse) -> float:
     return cells.count_nonzero() / max(cells.shape[0] * cells.shape[1], 1)
 
 
-def _gene_sd(cells: Cells) -> np.ndarray:
+def _gene_sd(cells: Sparse) -> np.ndarray:
     mean = np.asarray(cells.mean(axis=0, dtype=np.float64)).ravel()
     squares = np.asarray(cells.astype(np.float64).power(2).mean(axis=0)).ravel()
     return np.sqrt(np.maximum(squares - mean**2, 0.0))
 
 
-def _gene_sd_ratio(predicted: Cells, real: Cells) -> float:
+def _gene_sd_ratio(predicted: Sparse, real: Sparse) -> float:
     share = np.asarray((real != 0).mean(axis=0)).ravel()
     spread = _gene_sd(real)
     genes = (share > _EXPRESSED) & (spread > 1e-6)
     return float(np.median(_gene_sd(predicted)[genes] / spread[genes])) if genes.any() else float("nan")
 
 
-def _cell_sd(cells: Cells) -> float:
+def _cell_sd(cells: Sparse) -> float:
     return float(np.asarray(cells.mean(axis=1, dtype=np.float64)).std())
 
 

@@ -15,7 +15,7 @@ def choose(conditions: pd.DataFrame, most: int) -> list[Condition]:
 
     Conditions smaller than the median are passed over: the mean of few cells is far from anything.
     """
-    large = conditions[conditions["n_cells"] >= conditions["n_cells"].median()]
+    large = pd.DataFrame(conditions[conditions["n_cells"] >= conditions["n_cells"].median()])
     ranked = large.sort_values(["effect", "perturbation"], ascending=[False, True], kind="stable")
     again = ranked["perturbation"].duplicated().astype(int)
     ranked = ranked.assign(again=again).sort_values("again", kind="stable").head(most)
@@ -60,7 +60,8 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
         return pd.DataFrame(columns=pd.Index(columns))
     pca = PCA(n_components=2, svd_solver="randomized", random_state=seed).fit(real)
     points = pca.transform(everything)
-    signs = np.sign(pca.components_[np.arange(2), np.abs(pca.components_).argmax(axis=1)])
+    axes = np.asarray(pca.components_)
+    signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])
     table["x"], table["y"] = (points * np.where(signs == 0, 1.0, signs)).astype(np.float32).T
     shares = np.nan_to_num(pca.explained_variance_ratio_)
     return table.assign(explained_x=np.float32(shares[0]), explained_y=np.float32(shares[1]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import anndata as ad
 import h5py
@@ -20,6 +20,7 @@ import zarr
 
 from perturbdiff.config import EvaluateConfig
 from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.evaluation.differential import Sparse
 from perturbdiff.files import existing
 
 Condition = tuple[str, str, str]  # cell type, batch, perturbation
@@ -36,7 +37,7 @@ class Reader(Protocol):
     path: Path
     genes: list[str]
 
-    def expression(self, rows: np.ndarray) -> sp.csr_matrix:
+    def expression(self, rows: np.ndarray) -> Sparse:
         """Return log1p values [len(rows), G] in the order of ``rows``."""
         ...
 
@@ -82,9 +83,9 @@ class AnnDataReader:
         self.path = existing(path, "AnnData file")
         root = _open(path)
         try:
-            self.obs: pd.DataFrame = ad.io.read_elem(root["obs"])
-            self.uns: dict[str, Any] = ad.io.read_elem(root["uns"]) if "uns" in root else {}
-            self.genes = [str(g) for g in ad.io.read_elem(root["var"]).index]
+            obs, var = (cast(pd.DataFrame, ad.io.read_elem(root[name])) for name in ("obs", "var"))
+            self.obs, self.genes = obs, [str(g) for g in var.index]
+            self.uns = cast(dict[str, Any], ad.io.read_elem(root["uns"])) if "uns" in root else {}
             self._x: Any = root["X"]
             self._sparse = not isinstance(self._x, h5py.Dataset | zarr.Array)
             kind = str(self._x.attrs["encoding-type"]) if self._sparse else "array"
@@ -95,12 +96,12 @@ class AnnDataReader:
         if kind not in ("array", "csr_matrix"):
             raise UserError(f"{path}: X is stored as {kind}; write it as CSR (adata.X = adata.X.tocsr())")
         self._pointers = self._x["indptr"][:].astype(np.int64) if self._sparse else None
-        self._held: sp.csr_matrix | None = None
+        self._held: Sparse = None
         values = len(self.obs) * len(self.genes) if self._pointers is None else int(self._pointers[-1])
         if values <= _HELD_VALUES:
             self._held = self._read(0, len(self.obs))
 
-    def expression(self, rows: np.ndarray) -> sp.csr_matrix:
+    def expression(self, rows: np.ndarray) -> Sparse:
         """Return X's ``rows`` as CSR in the order given."""
         if self._held is not None:
             return self._held[rows]
@@ -111,10 +112,10 @@ class AnnDataReader:
         for run in np.split(wanted, np.flatnonzero(np.diff(wanted) > _GAP) + 1):
             block = self._read(int(run[0]), int(run[-1]) + 1)
             parts.append(block if len(run) == block.shape[0] else block[run - run[0]])
-        found = parts[0] if len(parts) == 1 else sp.vstack(parts, format="csr")
+        found: Sparse = parts[0] if len(parts) == 1 else sp.vstack(parts, format="csr")
         return found if np.array_equal(wanted, rows) else found[back]
 
-    def _read(self, start: int, stop: int) -> sp.csr_matrix:
+    def _read(self, start: int, stop: int) -> Sparse:
         if self._pointers is None:
             return sp.csr_matrix(self._x[start:stop])
         pointers = self._pointers[start : stop + 1]
@@ -136,7 +137,7 @@ class StoreReader:
     def __init__(self, store: Any) -> None:
         self.path, self.genes, self._store = Path(store.path), list(store.genes), store
 
-    def expression(self, rows: np.ndarray) -> sp.csr_matrix:
+    def expression(self, rows: np.ndarray) -> Sparse:
         """Return log1p values of the store's ``rows``."""
         return self._store.expression(rows)
 
@@ -164,7 +165,7 @@ def open_predictions(path: Path, config: EvaluateConfig) -> Cells:
     is_control = conditions["perturbation"].to_numpy() == control
     if "source" in reader.obs:
         source = reader.obs["source"].astype(str).to_numpy()
-        conditions = conditions[(source == "predicted") | is_control]
+        conditions = pd.DataFrame(conditions[(source == "predicted") | is_control])
         is_control = conditions["perturbation"].to_numpy() == control
     rows = _grouped(conditions[~is_control])
     if not rows:
@@ -311,13 +312,13 @@ def _single(labels: set[str], condition: Condition, column: str, path: Path) -> 
     return next(iter(labels))
 
 
-def _grouped(conditions: pd.DataFrame) -> dict[Condition, np.ndarray]:
+def _grouped(conditions: Any) -> dict[Condition, np.ndarray]:
     """Return the index labels (row numbers) of each condition, sorted."""
     groups = conditions.groupby(["cell_type", "batch", "perturbation"], sort=True).groups
     return {tuple(map(str, key)): np.sort(np.asarray(rows, np.int64)) for key, rows in groups.items()}  # type: ignore[misc]
 
 
-def _control_groups(conditions: pd.DataFrame) -> dict[Group, np.ndarray]:
+def _control_groups(conditions: Any) -> dict[Group, np.ndarray]:
     return {(c, b): rows for (c, b, _), rows in _grouped(conditions).items()}
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.errors import UserError, listing
+from perturbdiff.evaluation.differential import Sparse
 from perturbdiff.evaluation.inputs import Cells, Condition, Group, Reader
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class Side:
     columns: np.ndarray | None = None
     highest: float = 0.0
 
-    def cells(self, rows: np.ndarray) -> sp.csr_matrix:
+    def cells(self, rows: np.ndarray) -> Sparse:
         """Return log1p values of ``rows`` over the shared genes.
 
         Raises
@@ -47,7 +48,7 @@ class Side:
         UserError
             If a value is not finite or negative.
         """
-        cells = sp.csr_matrix(self.reader.expression(rows))
+        cells: Sparse = sp.csr_matrix(self.reader.expression(rows))
         if cells.dtype.kind != "f":
             cells = cells.astype(np.float32)
         if cells.data.size:

@@ -15,7 +15,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.errors import UserError
-from perturbdiff.evaluation.differential import Controls, Differential
+from perturbdiff.evaluation.differential import Controls, Differential, Sparse
 from perturbdiff.evaluation.distances import energy_distance, realism
 from perturbdiff.evaluation.inputs import Condition, Group
 from perturbdiff.evaluation.metrics import Comparison
@@ -60,7 +60,7 @@ class _Tests:
     real: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     predicted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
-    def add(self, perturbation: str, real: sp.csr_matrix, predicted: sp.csr_matrix) -> None:
+    def add(self, perturbation: str, real: Sparse, predicted: Sparse) -> None:
         self.perturbations.append(perturbation)
         self.sizes.append((real.shape[0], predicted.shape[0]))
         self.real.append(self.controls.test(real))
@@ -125,8 +125,8 @@ def _add_tests(
     pairing: Pairing,
     perturbation: str,
     conditions: list[Condition],
-    real: list[sp.csr_matrix],
-    predicted: list[sp.csr_matrix],
+    real: list[Sparse],
+    predicted: list[Sparse],
 ) -> None:
     contexts = [pairing.contexts[c] for c in conditions]
     for scope, found in tests.items():
@@ -138,8 +138,8 @@ def _add_tests(
 
 def _condition(
     condition: Condition,
-    real: sp.csr_matrix,
-    predicted: sp.csr_matrix,
+    real: Sparse,
+    predicted: Sparse,
     control_mean: np.ndarray | None,
     max_cells: int,
     seed: int,
