@@ -32,6 +32,7 @@ SOURCES = ("predicted", "control")
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
 _CHUNK_CELLS = 1 << 16
 _ROWS_PER_READ = 4096
+_FEW_VALUES = np.iinfo(np.int32).max
 _FORMATS = (".h5ad", ".zarr")
 
 
@@ -177,7 +178,7 @@ class PredictionWriter:
     def _finish(self) -> None:
         root = self._root
         # scikit-learn, and with it scanpy, wants row pointers and column numbers of one type.
-        if self.n_values <= np.iinfo(np.int32).max:
+        if self.n_values <= _FEW_VALUES:
             self._recast("indptr", np.int32, _CHUNK_CELLS)
         else:
             self._recast("indices", np.int64, _CHUNK_VALUES)
@@ -361,13 +362,12 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
     pairs = zip(table["cell_type"].astype(str), table["batch"].astype(str), strict=True)
     here = np.array([pair in groups for pair in pairs]) & table["is_control"].to_numpy(bool)
     genes = GeneMap(store.genes, writer.genes, name=str(store.path))
-    cells = store.obs(["cell"])["cell"].to_numpy(object)
     for i in np.flatnonzero(here):
         labels = {name: str(table[name].iloc[i]) for name in ("cell_type", "batch")}
         labels |= {"perturbation": str(writer.facts["control"]), "source": SOURCES[1]}
         first, last = int(table["start"].iloc[i]), int(table["stop"].iloc[i])
         for start in range(first, last, _ROWS_PER_READ):
             rows = slice(start, min(start + _ROWS_PER_READ, last))
-            obs = pd.DataFrame({"cell": cells[rows]}).assign(**labels)
+            obs = pd.DataFrame({"cell": store.cell_names(rows.start, rows.stop)}).assign(**labels)
             writer.append(genes.apply(store.expression(rows)), obs)
     return int(table["n_cells"].to_numpy(np.int64)[here].sum())

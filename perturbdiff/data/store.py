@@ -144,6 +144,16 @@ class Store:
         frames = [self._part_obs(zarr.open_group(p, mode="r")["obs"], columns) for p in self._parts]
         return pd.concat(frames, ignore_index=True)
 
+    def cell_names(self, start: int, stop: int) -> np.ndarray:
+        """Return the input's obs names of rows ``start`` to ``stop``, object array of str, reading these only."""
+        pieces = [np.empty(0, object)]
+        for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
+            if start < high and stop > low:
+                group = zarr.open_group(path, mode="r")["obs"]
+                names: Any = group[str(group.attrs["_index"])]  # type: ignore[index]
+                pieces.append(np.asarray(names[max(start - low, 0) : min(stop, high) - low], object))
+        return np.concatenate(pieces)
+
     def _part_obs(self, group: Any, columns: Sequence[str] | None) -> pd.DataFrame:
         have = ["cell", *group.attrs["column-order"]]
         unknown = [c for c in columns or () if c not in have]

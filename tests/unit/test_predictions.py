@@ -188,3 +188,11 @@ def test_values_are_compressed_and_chunked(tmp_path):
     with h5py.File(tmp_path / "p.h5ad") as file:
         assert file["X/data"].chunks is not None
         assert file["X/data"].id.get_storage_size() < profile.nbytes / 5
+
+
+def test_cell_names_are_read_in_pieces(small):
+    store = small.opened
+    names = store.obs(["cell"])["cell"].astype(str).tolist()
+    assert store.cell_names(0, store.n_cells).tolist() == names
+    assert store.cell_names(5, 9).tolist() == names[5:9]
+    assert store.cell_names(4, 4).tolist() == []
