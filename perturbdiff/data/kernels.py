@@ -20,10 +20,20 @@ def kernel(function: F) -> F:
 
 
 @kernel
-def check_values(data: np.ndarray) -> tuple[int, int, int, float]:
-    """Return the first positions of a negative, a non-finite, a fractional value (-1: none) and the maximum."""
+def are_counts(data: np.ndarray) -> tuple[bool, float]:
+    """Return whether all values are whole and not negative, and the largest; without a branch per value."""
+    wrong, largest = False, data.dtype.type(0)
+    for k in range(len(data)):
+        value = data[k]
+        wrong |= (value < 0) | (value != np.floor(value))
+        largest = value if value > largest else largest
+    return not wrong, largest
+
+
+@kernel
+def find_faults(data: np.ndarray) -> tuple[int, int, int]:
+    """Return the first positions of a negative, a non-finite and a fractional value (-1: none)."""
     negative, broken, fraction = -1, -1, -1
-    largest = 0.0
     for k in range(len(data)):
         value = data[k]
         if not np.isfinite(value):
@@ -32,11 +42,9 @@ def check_values(data: np.ndarray) -> tuple[int, int, int, float]:
         elif value < 0:
             if negative < 0:
                 negative = k
-        else:
-            if fraction < 0 and value != np.floor(value):
-                fraction = k
-            largest = max(largest, value)
-    return negative, broken, fraction, largest
+        elif fraction < 0 and value != np.floor(value):
+            fraction = k
+    return negative, broken, fraction
 
 
 @kernel
@@ -76,10 +84,11 @@ def add_gene_sums(
         g = group[i]
         if g < 0 or divisor[i] <= 0:
             continue
+        factor = 1.0 / divisor[i]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
-                value = data[k] / divisor[i]
+                value = data[k] * factor
                 total[g, j] += value
                 squares[g, j] += value * value
                 positive[g, j] += 1

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from perturbdiff.progress import track
 
 logger = logging.getLogger(__name__)
 
-BUCKET_VALUES = 48_000_000
-"""Stored values of a bucket: about 200 MB, three times that while it is put in order."""
+BUCKET_VALUES = 24_000_000
+"""Stored values of a bucket: about 100 MB, three times that while it is put in order."""
 
 PART_CELLS = 2_000_000
 
@@ -206,7 +207,8 @@ def _write(
                     progress.advance(len(obs))
             local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
             writer.close(
-                layout.var, {"perturbdiff": {**_plain(facts), "conditions": local.astype({"control": int})}}
+                layout.var,
+                {"perturbdiff": {**_unstructured(facts), "conditions": local.astype({"control": int})}},
             )
             parts.append({"name": f"part-{part:04d}.zarr", "n_cells": writer.num_cells})
     maximum = largest if config.input_scale == "log1p" else np.log1p(largest)
@@ -222,9 +224,11 @@ def _factors(n_counts: np.ndarray, target_sum: float, config: DataConfig) -> np.
     return depth_factors(n_counts, target_sum)
 
 
-def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as AnnData's uns can hold them: nothing that is None."""
-    return {k: _plain(v) if isinstance(v, dict) else v for k, v in facts.items() if v is not None}
+def _unstructured(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts a part carries in its uns, where nothing can be None."""
+    names = ("format", "target_sum", "scale", "input_scale", "control", "seed")
+    recipe = json.dumps(facts["hvg"], sort_keys=True)
+    return {**{n: facts[n] for n in names if facts[n] is not None}, "hvg": recipe}
 
 
 class _ObsMaker:

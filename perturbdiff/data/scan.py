@@ -88,7 +88,7 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
             for block in file.blocks():
                 whole &= _check(file, block, config, scan)
                 if log:  # the depths and sums are those of the values before the logarithm
-                    block = replace(block, data=np.expm1(block.data))
+                    block = replace(block, data=np.expm1(block.data, dtype=np.float64))
                 rows = slice(offset + block.start, offset + block.stop)
                 depth, detected = np.zeros(len(block.indptr) - 1), scan.detected[rows]
                 kernels.row_totals(block.indptr, block.indices, block.data, columns, depth, detected)
@@ -114,8 +114,11 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
 
 def _check(file: CountsFile, block: Block, config: DataConfig, scan: Scan) -> bool:
     """Check a block's values, note the largest; return whether all are whole numbers."""
-    negative, broken, fraction, largest = kernels.check_values(block.data)
+    whole, largest = kernels.are_counts(block.data)
     scan.largest = max(scan.largest, float(largest))
+    if whole and np.isfinite(largest) and largest <= np.iinfo(np.uint32).max:
+        return True
+    negative, broken, fraction = kernels.find_faults(block.data)
     at = f"{file.path}: {config.layer}"
     if broken >= 0:
         raise UserError(

@@ -29,9 +29,9 @@ KEYS = ["cell_type", "batch", "perturbation"]
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Buckets of about 8 cells, parts of about 60, shards of 64 rows."""
+    """Buckets of about 8 cells, parts of about 100, shards of 64 rows."""
     monkeypatch.setattr(module, "BUCKET_VALUES", 400)
-    monkeypatch.setattr(module, "PART_CELLS", 60)
+    monkeypatch.setattr(module, "PART_CELLS", 100)
     monkeypatch.setattr(store_writer, "ROWS_PER_CHUNK", 4)
     monkeypatch.setattr(store_writer, "ROWS_PER_SHARD", 16)
 
@@ -86,7 +86,7 @@ def test_several_parts_and_split_conditions_give_the_same_cells_in_the_same_orde
     many = Store(preprocess([counts_file], tmp_path / "many", DataConfig()))
     monkeypatch.undo()
     one = Store(preprocess([counts_file], tmp_path / "one", DataConfig()))
-    assert many.conditions["part"].nunique() == 4
+    assert many.conditions["part"].nunique() == 2
     check_cells(many, ad.read_h5ad(counts_file))
     check_order(many)
     pd.testing.assert_frame_equal(many.obs(), one.obs())
