@@ -51,7 +51,7 @@ def format_of(path: Path) -> str:
 
 
 class PredictionWriter:
-    """Append blocks of cells to an AnnData file; memory is one block and 13 bytes per cell.
+    """Append blocks of cells to an AnnData file; memory is one block and at most 13 bytes per cell.
 
     Use as a context manager on the temporary path of a stage (for ``.zarr`` a stage with ``folder=True``): the file is
     complete only when the block ends without an error.
@@ -166,7 +166,8 @@ class PredictionWriter:
         known = self._categories[name]
         found, inverse = np.unique(labels.astype(str), return_inverse=True)
         codes = np.array([known.setdefault(label, len(known)) for label in found.tolist()], dtype=np.int32)
-        self._codes[name].append(codes[inverse].astype(np.int8 if name == "source" else np.int32))
+        small = np.int8 if len(known) < 1 << 7 else np.int16 if len(known) < 1 << 15 else np.int32
+        self._codes[name].append(codes[inverse].astype(small))
 
     def close(self) -> None:
         """Write what is known only at the end: labels, genes, shape and units."""

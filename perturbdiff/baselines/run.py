@@ -80,26 +80,31 @@ def predict(
     ) as stage:
         if stage.skip:
             return out
-        source, table = Store(store), read_split(Path(split))
-        wanted = predictions.requests(source, table, part)
-        train = parts(source.conditions, table) == "train"
-        task = Task(source, train, wanted["condition"].to_numpy(np.int64), seed)
-        predictor = METHODS[name](task)
-        with predictions.PredictionWriter(
-            stage.path,
-            source.genes,
-            method=name,
-            control=source.control,
-            target_sum=source.target_sum,
-            dataset=source.path.name,
-        ) as writer:
-            with track(f"baseline {name}", int(wanted["n_cells"].sum())) as progress:
-                for obs, values in _cells(task, wanted, predictor):
-                    writer.append(values, obs)
-                    progress.advance(len(obs))
-            controls = predictions.append_controls(writer, source, wanted)
-        stage.results |= {"predicted_cells": int(wanted["n_cells"].sum()), "control_cells": controls}
+        stage.results |= _write(stage.path, name, Store(store), read_split(Path(split)), part, seed)
     return out
+
+
+def _write(path: Path, name: str, store: Store, split: pd.DataFrame, part: str, seed: int) -> dict[str, int]:
+    """Learn, predict and write; return the numbers of cells written."""
+    wanted = predictions.requests(store, split, part)
+    train = parts(store.conditions, split) == "train"
+    task = Task(store, train, wanted["condition"].to_numpy(np.int64), seed)
+    predictor = METHODS[name](task)
+    total = int(wanted["n_cells"].sum())
+    with predictions.PredictionWriter(
+        path,
+        store.genes,
+        method=name,
+        control=store.control,
+        target_sum=store.target_sum,
+        dataset=store.path.resolve().name,
+    ) as writer:
+        with track(f"baseline {name}", total) as progress:
+            for obs, values in _cells(task, wanted, predictor):
+                writer.append(values, obs)
+                progress.advance(len(obs))
+        controls = predictions.append_controls(writer, store, wanted)
+    return {"predicted_cells": total, "control_cells": controls}
 
 
 def _cells(
@@ -122,8 +127,7 @@ def make_cells(store: Store, recipe: Recipe, start: int, stop: int) -> sparse.cs
     if recipe.rows is None:
         if recipe.profile is None:
             raise ValueError("a recipe needs rows or a profile")
-        row = sparse.csr_matrix(recipe.profile.astype(np.float32)[None])
-        return sparse.csr_matrix(sparse.vstack([row] * (stop - start)))
+        return sparse.csr_matrix(np.tile(recipe.profile.astype(np.float32), (stop - start, 1)))
     if recipe.shift is None:
         return store.expression(recipe.rows[start:stop])
     values = store.dense(recipe.rows[start:stop])

@@ -83,6 +83,8 @@ def read_toml(path: Path, names: Sequence[str]) -> Specification:
             raise UserError(
                 f"{path}: unknown section '{key}'{nearest(key, _SECTIONS)} known: {listing(_SECTIONS)}"
             )
+    if not isinstance(tree.get("context_column", ""), str):
+        raise UserError(f"{path}: context_column must be the name of an obs column, in quotes")
     sections = {name: tree.get(name, {}) for name in _SECTIONS[:4]}
     for name, section in sections.items():
         if not isinstance(section, dict):

@@ -52,7 +52,7 @@ def make_split(
     ------
     UserError
         If a name has no cells, the context column is not constant within conditions, a held-out context has no
-        controls, a condition would be in two parts, or nothing is left to train on or to test.
+        controls, a condition would be in two parts, or nothing is left to train on.
     """
     source, out = Path(source), Path(out)
     inputs = {"source": files.existing(source, "input")} | ({"toml": Path(toml)} if toml else {})
@@ -93,8 +93,6 @@ def decide(source: Path, config: Config, *, toml: Path | None, seed: int) -> tup
         return group_means(store, groups, len(contexts), label="pseudobulk of contexts")[0]
 
     table["part"], held_out = by_rule(table, config.split, seed, profiles)
-    if not held_out:
-        logger.warning("nothing is held out: name contexts in split.held_out, or set split.num_held_out")
     return table, held_out
 
 
@@ -170,6 +168,8 @@ def check(table: pd.DataFrame) -> None:
     trained = set(perturbed["perturbation"][perturbed["part"] == "train"])
     if not trained:
         raise UserError("split: no perturbed cells are left for training; hold out less")
+    if not set(perturbed["part"]) & {"valid", "test"}:
+        logger.warning("nothing is held out: name contexts in split.held_out, or set split.num_held_out")
     unseen = sorted(set(perturbed["perturbation"][perturbed["part"] == "test"]) - trained)
     if unseen:
         logger.warning(
