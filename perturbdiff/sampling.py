@@ -22,7 +22,7 @@ from torch import Tensor
 
 from perturbdiff import provenance
 from perturbdiff.config import SampleConfig
-from perturbdiff.data.controls import ControlPools, Rows
+from perturbdiff.data.controls import ControlPools, Rows, generator
 from perturbdiff.data.loader import resident
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
@@ -157,7 +157,8 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
             f"{path}: a condition occurs twice; give each (cell_type, batch, perturbation) one row"
         )
     known = store.conditions.set_index(list(LABELS))["n_cells"].astype(float)
-    table["there"] = known.reindex(pd.MultiIndex.from_frame(table[list(LABELS)])).to_numpy()
+    rows = pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))
+    table["there"] = known.reindex(rows).to_numpy()
     if "n_cells" not in table:
         return table.assign(n_cells=table["there"])
     text = table["n_cells"].str.strip()
@@ -166,6 +167,10 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     if wrong.any():
         raise UserError(f"{path}: n_cells must be whole numbers above 0, found '{text[wrong].iloc[0]}'")
     return table.assign(n_cells=number.where(text.ne(""), table["there"]))
+
+
+def _state(words: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 @dataclass(frozen=True)
@@ -332,24 +337,25 @@ class ConditionSampler:
             _Set(request, k, min(self.size, cells - k * self.size)) for k in range(-(-cells // self.size))
         ]
 
-    def _words(self, one: _Set) -> tuple[int, ...]:
-        """Return what seeds a set's chance: the seed, its condition's labels, its number."""
-        labels = "\0".join(str(self.wanted[name].iloc[one.request]) for name in LABELS)
+    def _words(self, request: int, number: int) -> tuple[int, ...]:
+        """Return what seeds a set's noise: the seed, its condition's labels, its number; 0 seeds its controls."""
+        labels = "\0".join(str(self.wanted[name].iloc[request]) for name in LABELS)
         digest = hashlib.sha256(labels.encode()).digest()
-        return (self.seed, int.from_bytes(digest[:8], "little"), one.number)
+        return (self.seed, int.from_bytes(digest[:8], "little"), number)
 
     @torch.inference_mode()
     def _batch(self, sets: list[_Set]) -> tuple[np.ndarray, pd.DataFrame]:
         model, device = self.bundle.model, self.device
-        streams = [np.random.SeedSequence(self._words(one)) for one in sets]
-        control = model.encode(self._controls(sets, streams).to(device))
+        control = model.encode(self._controls(sets).to(device))
         if self.bundle.config.train.zero_control:
             control = torch.zeros_like(control)
         rows = torch.tensor([one.request for one in sets])
         covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
         dataset = torch.full((len(sets),), self._dataset, device=device)
         # Noise is drawn on the CPU: the same on every machine.
-        noise = [torch.Generator().manual_seed(int(s.generate_state(2, np.uint64)[1] >> 1)) for s in streams]
+        noise = [
+            torch.Generator().manual_seed(_state(self._words(one.request, one.number + 1))) for one in sets
+        ]
 
         def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
             t = torch.full((len(sets),), level, device=device)
@@ -370,11 +376,21 @@ class ConditionSampler:
             estimate = torch.where(estimate < self.settings.cutoff, 0.0, estimate)
         return self.bundle.model.clean(estimate)
 
-    def _controls(self, sets: list[_Set], streams: list[np.random.SeedSequence]) -> Tensor:
-        """Return the control cells [B, S, G] of the sets, log1p."""
-        rows = [
-            self._rows.draw(self._table + one.request, self.size, np.random.Generator(np.random.Philox(s)))
-            for one, s in zip(sets, streams, strict=True)
-        ]
+    def _controls(self, sets: list[_Set]) -> Tensor:
+        """Return the control cells [B, S, G] of the sets, log1p.
+
+        The sets of a condition share out its control cells in random order and begin anew when all are used:
+        cells drawn twice would make the predicted population narrower than the controls are.
+        """
+        rows = []
+        for one in sets:
+            pool = self._rows.pool(self._table + one.request)
+            total = int(self._rows.rows.count[pool].sum())
+            places = np.arange(one.number * self.size, (one.number + 1) * self.size)
+            turns = range(places[0] // total, places[-1] // total + 1)
+            order = np.concatenate(
+                [generator(*self._words(one.request, 0), turn).permutation(total) for turn in turns]
+            )
+            rows.append(self._rows.rows.pooled(pool, order[places - places[0] // total * total]))
         values = self.gene_map.dense(self.store.expression(np.concatenate(rows)))
         return torch.from_numpy(values).view(len(sets), self.size, -1)

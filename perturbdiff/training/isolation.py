@@ -23,7 +23,7 @@ Condition = tuple[str, str, str]
 
 def _names(cells: Any) -> np.ndarray:
     """Return 64-bit hashes of cell names; 8 bytes a cell instead of the names."""
-    return hash_array(cells.astype(str).to_numpy(object))
+    return np.asarray(hash_array(cells.astype(str).to_numpy(object)))
 
 
 def _triples(table: pd.DataFrame) -> list[Condition]:

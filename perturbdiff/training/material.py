@@ -14,10 +14,11 @@ import pandas as pd
 import torch
 
 from perturbdiff.config import Config
-from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.loader import WINDOW_ON_DISK, SetLoader
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
+from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
@@ -86,14 +87,18 @@ class Material:
         """Rows that the sampler keeps together: more than one for stores on disk."""
         return 1 if all(type(s.store) is not Store for s in self.sources) else WINDOW_ON_DISK
 
-    def train_sampler(self, processes: Processes) -> CellSetSampler | MixtureSampler:
-        """Return the stream of training sets of this rank."""
+    def train_sampler(self, processes: Processes) -> SetStream:
+        """Return the stream of training sets of this rank; in pairs if the loss compares twins."""
         place: dict[str, Any] = {"rank": processes.rank, "world_size": processes.world_size}
-        samplers = [self._sampler(s, s.train, seed, **place) for seed, s in enumerate(self.sources)]
-        if len(samplers) == 1:
-            return samplers[0]
-        train = self.config.train
-        return MixtureSampler(samplers, sets_per_step=train.sets_per_step, seed=self.config.seed, **place)
+        twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
+        if twins == 2:
+            check_even(self.config.train.sets_per_step, processes.world_size)
+        samplers = [self._sampler(s, s.train, seed, twins, **place) for seed, s in enumerate(self.sources)]
+        stream: SetStream = samplers[0]
+        if len(samplers) > 1:
+            number = self.config.train.sets_per_step // twins
+            stream = MixtureSampler(samplers, sets_per_step=number, seed=self.config.seed, **place)
+        return TwinStream(stream) if twins == 2 else stream
 
     def validation(self) -> tuple[CellSetSampler, SetLoader] | None:
         """Return the stream of validation sets and what reads them, or None if no condition is for validation."""
@@ -111,14 +116,17 @@ class Material:
             [s.store for s in sources], sampler, vocabulary=self.vocabulary, genes=self.genes, datasets=names, **options
         )  # fmt: skip
 
-    def _sampler(self, source: Source, use: np.ndarray, stream: int, **place: int) -> CellSetSampler:
+    def _sampler(
+        self, source: Source, use: np.ndarray, stream: int, twins: int = 1, **place: int
+    ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
         if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
             own = np.arange(len(conditions))
             conditions = conditions.assign(is_control=False, control=own)
         return CellSetSampler(
             conditions, use,
-            set_size=train.set_size, sets_per_step=train.sets_per_step, seed=self.config.seed + stream,
+            set_size=twins * train.set_size, sets_per_step=train.sets_per_step // twins,
+            seed=self.config.seed + stream,
             control_targets=train.control_targets, exclude=source.exclude, window=self.window, **place,
         )  # fmt: skip
 

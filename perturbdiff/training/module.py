@@ -83,10 +83,12 @@ class TrainingModule(pl.LightningModule):
     def draws(self, shape: torch.Size, step: int, *, rank: int = 0, world: int = 1) -> Draws:
         """Return the chance of a step for this rank's sets of ``shape`` [B, S, G].
 
-        Set b of the rank is set rank + b · world of the step: its draws do not depend on the number of ranks.
+        Set b of the rank is set rank + b · world of the step (with twins: pair b of the rank): its draws do not
+        depend on the number of ranks. Twins share the noise level and the coin, not the noise.
         """
         settings, seed = self.config.train, self.config.seed
-        mine, total = slice(rank, None, world), shape[0] * world
+        twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
+        mine, total = slice(rank, None, world), shape[0] // twins * world
         coins = generator("cpu", _COINS, seed, step)
         t = torch.randint(self.schedule.num_steps, (total,), generator=coins)[mine]
         self_condition = bool(torch.rand((), generator=coins) < settings.self_condition)
@@ -94,12 +96,17 @@ class TrainingModule(pl.LightningModule):
         drop = (tosses < settings.drop_covariates).expand(total)[mine]
         noise = torch.empty(shape, device=self.device)
         for b in range(shape[0]):
-            own = generator(self.device, _NOISE, seed, step, rank + b * world)
+            own = generator(self.device, _NOISE, seed, step, twins * (rank + b // twins * world) + b % twins)
             noise[b] = torch.randn(shape[1:], generator=own, device=self.device)
+        t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 
-    def objective(self, batch: Batch, draws: Draws) -> dict[str, Tensor]:
-        """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective)."""
+    def objective(self, batch: Batch, draws: Draws, *, paired: bool = True) -> dict[str, Tensor]:
+        """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective).
+
+        Sets that are not ``paired`` cannot be compared across twins; the U-statistic stands in, whose
+        expectation is the same.
+        """
         target = self.denoiser.encode(batch.target)
         noised = self.schedule.add_noise(target, draws.t, draws.noise)
         estimate = None
@@ -107,7 +114,10 @@ class TrainingModule(pl.LightningModule):
             with torch.no_grad():
                 estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
         prediction = self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
-        return hybrid_loss(prediction, target, self.config.loss)
+        settings = self.config.loss
+        if settings.mmd_statistic == "cross" and not paired:
+            settings = settings.model_copy(update={"mmd_statistic": "U"})
+        return hybrid_loss(prediction, target, settings)
 
     def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""

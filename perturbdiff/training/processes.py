@@ -6,15 +6,14 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from perturbdiff.errors import UserError
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +50,11 @@ class Processes:
 
     def environment(self) -> ClusterEnvironment:
         """Return Lightning's view, which must neither guess nor requeue jobs by itself."""
+        # Imported here: sampling needs this module but not Lightning, which takes seconds to load.
+        from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+        from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
         if self.launcher == "torchrun":
             return TorchElasticEnvironment()
         return SLURMEnvironment(auto_requeue=False) if self.launcher == "srun" else LightningEnvironment()

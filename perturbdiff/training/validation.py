@@ -118,7 +118,7 @@ class Validation(pl.Callback):
         """Return energy distance and loss terms, means over the validation sets."""
         totals: dict[str, float] = {}
         for positions, batch in self._batches(module.device):
-            terms = module.objective(batch, self._draws(module, positions, batch))
+            terms = module.objective(batch, self._draws(module, positions, batch), paired=False)
             terms["energy"] = self._energy(module, positions, batch)
             for name, value in terms.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * len(positions)

@@ -1,0 +1,167 @@
+"""An interrupted training ends with the same bytes as an undisturbed one."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from perturbdiff import config
+from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.training.checkpoints import Allocation, CheckpointFolder
+from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.run import train
+
+SAME = ("model.safetensors", "training.csv", "vocabulary.json", "genes.json", "seen.parquet", "README.md")
+
+
+def recipe(*changes):
+    return config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *changes])
+
+
+def run(trained, out, *changes, **options):
+    return train(trained / "store", trained / "split.parquet", out, recipe(*changes), device="cpu", **options)
+
+
+def assert_same(trained, bundle, names=SAME):
+    for name in names:
+        assert (bundle / name).read_bytes() == (trained / "bundle" / name).read_bytes(), name
+
+
+def test_the_same_run_twice(trained, tmp_path):
+    assert_same(trained, run(trained, tmp_path / "bundle"), (*SAME, "manifest.json"))
+    assert not (tmp_path / "bundle.checkpoints").exists()
+
+
+def test_crashes_at_many_steps(trained, tmp_path, monkeypatch):
+    save, died = CheckpointFolder.save, set()
+
+    def crash(self, trainer):
+        save(self, trainer)
+        if trainer.global_step not in died and trainer.global_step % 7 == 0:
+            died.add(trainer.global_step)
+            raise RuntimeError("power cut")
+
+    monkeypatch.setattr(CheckpointFolder, "save", crash)
+    # where checkpoints fall does not change the result, nor whether they lie between log lines
+    changes = "train.checkpoint_every=7"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="power cut"):
+            run(trained, tmp_path / "bundle", changes)
+        assert not (tmp_path / "bundle").exists()
+    run(trained, tmp_path / "bundle", changes)
+    assert died == {7, 14}
+    assert_same(trained, tmp_path / "bundle")
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from perturbdiff import config
+from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.run import train
+step = TrainingModule.training_step
+def slow(self, *arguments):
+    time.sleep(0.3)
+    return step(self, *arguments)
+TrainingModule.training_step = slow
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+recipe = config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.checkpoint_every=3"])
+train(folder / "store", folder / "split.parquet", out, recipe, device="cpu")
+"""
+
+
+def test_a_killed_process_is_continued(trained, tmp_path):
+    out = tmp_path / "bundle"
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(trained), str(out)], stderr=subprocess.PIPE, text=True
+    )
+    last = tmp_path / "bundle.checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 240
+    while not last.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.4)  # between two checkpoints
+    child.kill()
+    _, errors = child.communicate(timeout=60)
+    assert last.exists(), errors
+    assert not out.exists()
+    assert child.returncode == -signal.SIGKILL
+    run(trained, out, "train.checkpoint_every=3")
+    assert_same(trained, out)
+
+
+def test_stops_before_the_allocation_ends(trained, tmp_path, monkeypatch):
+    out = tmp_path / "bundle"
+    monkeypatch.setenv("PD_END_TIME", str(time.time() + 60))
+    with pytest.raises(StoppedEarly, match=r"step 1 of 20 .*allocation ends"):
+        run(trained, out)
+    monkeypatch.setenv("PD_END_TIME", str(time.time() + 3600))
+    run(trained, out)
+    assert_same(trained, out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_stops_with_a_checkpoint(trained, tmp_path, monkeypatch, number):
+    step = TrainingModule.training_step
+
+    def interrupted(self, batch, index):
+        if self.trainer.global_step == 11:
+            signal.raise_signal(number)
+        return step(self, batch, index)
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch, pytest.raises(StoppedEarly, match=f"step 12 .*{number.name}"):
+        patch.setattr(TrainingModule, "training_step", interrupted)
+        run(trained, tmp_path / "bundle")
+    assert signal.getsignal(number) is before
+    run(trained, tmp_path / "bundle")
+    assert_same(trained, tmp_path / "bundle")
+
+
+def test_another_runs_checkpoint_is_refused(trained, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(time.time()))
+    with pytest.raises(StoppedEarly):
+        run(trained, tmp_path / "a", checkpoints=tmp_path / "kept")
+    monkeypatch.delenv("SLURM_JOB_END_TIME")
+    with pytest.raises(
+        UserError, match=r"another run; different: train.learning_rate \(0.002 then, 0.1 now\)"
+    ):
+        run(trained, tmp_path / "b", "train.learning_rate=0.1", checkpoints=tmp_path / "kept")
+    assert not (tmp_path / "b").exists()
+    run(trained, tmp_path / "b", checkpoints=tmp_path / "kept", resume="never")
+    assert_same(trained, tmp_path / "b")
+    assert (tmp_path / "kept" / "last.ckpt").exists()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    folder = CheckpointFolder(tmp_path, {})
+    folder.last.write_bytes(b"half a checkpoi")
+    with pytest.raises(UserError, match="cannot be read .* --resume never"):
+        folder.find("auto")
+    assert folder.find("never") == (None, 0)
+
+
+def test_two_trainers_cannot_share_a_folder(tmp_path):
+    with CheckpointFolder(tmp_path, {}).locked():
+        with (tmp_path / ".lock").open("a+") as other, pytest.raises(OSError, match="unavailable"):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with pytest.raises(UserError, match="another training is using .*process"):
+            with CheckpointFolder(tmp_path, {}).locked():
+                pass
+    with CheckpointFolder(tmp_path, {}).locked():
+        pass
+
+
+def test_signals_are_put_back():
+    before = signal.getsignal(signal.SIGUSR1)
+    allocation = Allocation(margin=10)
+    allocation.listen()
+    assert allocation.reason() is None
+    signal.raise_signal(signal.SIGUSR1)
+    assert allocation.reason() == "signal SIGUSR1"
+    allocation.stop_listening()
+    assert signal.getsignal(signal.SIGUSR1) is before
