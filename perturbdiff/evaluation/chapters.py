@@ -27,6 +27,7 @@ from perturbdiff.evaluation.svg import Look, Plot
 from perturbdiff.evaluation.tables import Cell, Row, Table, number
 
 _CONDITIONS = 6
+_CONTEXTS = 61  # tables of contexts on the page: their mean and sixty of them
 _COLLAPSE_PLOTS = 3
 
 
@@ -46,7 +47,7 @@ class Chapter:
     radar: Plot | None = None
     duels: list[tuple[Plot, str]] = field(default_factory=list)
     energy: Plot | None = None
-    cells: list[tuple[str, list[Plot]]] = field(default_factory=list)
+    cells: list[tuple[str, str, list[Plot]]] = field(default_factory=list)
     genes: list[Table] = field(default_factory=list)
     alike: Table | None = None
     alike_plots: list[Plot] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Chapter:
     def plots(self) -> list[Plot]:
         """Return all figures, for export."""
         single = [p for p in (self.radar, self.energy) if p is not None]
-        cells = [p for _, shown in self.cells for p in shown]
+        cells = [p for _, _, shown in self.cells for p in shown]
         return [*single, *(p for p, _ in self.duels), *cells, *self.alike_plots]
 
 
@@ -69,11 +70,12 @@ def chapter(number_: int, runs: Sequence[Run], look: Mapping[str, Look], against
     focus = ranked[0]
     other = _opponent(ranked, focus, columns, against)
     found = Chapter(runs[0].dataset, anchor, focus.method, None if other is None else other.method)
-    found.scores = tables.scores(runs, columns, None, look)
+    found.scores = tables.scores(runs, columns, look)
     if further := [c for c in further_columns(every) if c not in columns]:
-        found.further = tables.scores(runs, further, None, look)
+        found.further = tables.scores(runs, further, look)
     found.glossary = [(c.heading, c.meaning) for c in every if c.meaning]
-    found.contexts = [tables.scores(runs, columns, scope, look) for scope in tables.inner_scopes(runs)]
+    scopes = list(dict.fromkeys(s for r in runs for s in r.contexts))
+    found.contexts = [tables.scores(runs, columns, look, s) for s in scopes[:_CONTEXTS]]
     found.lead = _lead(ranked, runs, columns, focus, other)
     found.warnings = _warnings(runs)
     if len(ranked) > 2:
@@ -86,8 +88,13 @@ def chapter(number_: int, runs: Sequence[Run], look: Mapping[str, Look], against
         title = f"Energy distance per condition on {found.name}"
         found.energy = plots.strips(f"{anchor}-energy", title, values, metric, look) if values else None
     shown = [focus] if other is None else [focus, other]
-    found.cells = [(r.method, pictures) for i, r in enumerate(shown) if (pictures := _cells(anchor, i, r))]
-    found.genes = _genes(focus)
+    found.cells = [
+        (r.method, look[r.method].color, pictures)
+        for i, r in enumerate(shown)
+        if (pictures := _cells(anchor, i, r, look))
+    ]
+    alpha = float((focus.manifest.get("config") or {}).get("alpha", 0.05))
+    found.genes = tables.genes(focus, alpha, _CONDITIONS)
     _alike(found, runs, look)
     return found
 
@@ -106,7 +113,7 @@ def _opponent(
     if not others or "nearest-context" in others:
         return others.get("nearest-context")
     metric = named(columns, PDCORR) or columns[0]
-    table = score_table(list(others.values()), [metric])[metric.name]
+    table = pd.Series(score_table(list(others.values()), [metric])[metric.name])
     return others[str(ranks(table, metric.direction).fillna(np.inf).idxmin())]
 
 
@@ -114,22 +121,19 @@ def _lead(
     ranked: Sequence[Run], runs: Sequence[Run], columns: Sequence[Column], focus: Run, other: Run | None
 ) -> str:
     """Say in a sentence or two how the first model fares."""
-    scope = focus.main_scope
     words = []
     if len(ranked) > 1:
         table = score_table(ranked, columns)
-        first = [m for m in columns if ranks(table[m.name], m.direction).get(focus.method) == 1.0]
+        first = [m for m in columns if ranks(pd.Series(table[m.name]), m.direction).get(focus.method) == 1.0]
         words.append(
             f"{focus.method} is best of {len(ranked)} methods on {len(first)} of {len(columns)} metrics."
         )
     metric = named(columns, PDCORR)
     if metric is not None:
-        said = [f"{number(focus.score(metric.name, scope)[0])}"]
+        said = [f"{number(focus.score(metric.name)[0])}"]
         if other is not None:
-            said.append(f"{other.method} {number(other.score(metric.name, other.main_scope)[0])}")
-        for run in runs:
-            if run.kind == "ceiling":
-                said.append(f"{run.method} {number(run.score(metric.name, run.main_scope)[0])}")
+            said.append(f"{other.method} {number(other.score(metric.name)[0])}")
+        said += [f"{run.method} {number(run.score(metric.name)[0])}" for run in runs if run.kind == "ceiling"]
         rest = f" ({', '.join(said[1:])})" if said[1:] else ""
         words.append(f"Its predicted changes correlate with the real ones at {said[0]}{rest}.")
     return " ".join(words)
@@ -151,6 +155,12 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     }
     if len(truths) > 1:
         found.append(f"{name}: the runs were scored against different truths.")
+    replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs}
+    found += [
+        f"{name}: {method} came with other control cells in {groups} groups; the real ones were used."
+        for method, groups in replaced.items()
+        if groups
+    ]
     sets = {r.method: frozenset(_perturbations(r)) for r in runs if r.kind != "ceiling"}
     if len(set(sets.values())) > 1:
         sizes = ", ".join(f"{m} {len(s)}" for m, s in sets.items())
@@ -161,7 +171,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def _perturbations(run: Run) -> list[str]:
-    return list(run.metrics.loc[run.metrics["scope"] == run.main_scope, "perturbation"].unique())
+    return sorted(set(run.pooled["perturbation"]))
 
 
 def _duels(
@@ -174,13 +184,13 @@ def _duels(
         if metric is None or pairs.empty:
             continue
         result = compare(pairs, higher=metric.higher)
-        assert result is not None  # noqa: S101 - pairs is not empty
         low, high = (f"{100 * r:.0f}" for r in result.rate_interval)
         digits = tables.decimals_for([result.gain])
         gain, *ends = (number(v, digits) for v in (result.gain, *result.gain_interval))
         ties = f", {result.ties} tied" if result.ties else ""
         sentence = (
-            f"{focus.method} is better in {result.wins} of {result.n} conditions{ties}: win rate "
+            f"{'Above' if metric.higher else 'Below'} the dashed line {focus.method} is better, which it is in "
+            f"{result.wins} of {result.n} conditions{ties}: a win rate of "
             f"{100 * result.rate:.0f} % (95 % interval {low} to {high} %), mean advantage {gain} "
             f"({ends[0]} to {ends[1]})."
         )
@@ -189,30 +199,17 @@ def _duels(
     return found
 
 
-def _cells(anchor: str, index: int, run: Run) -> list[Plot]:
+def _cells(anchor: str, index: int, run: Run, look: Mapping[str, Look]) -> list[Plot]:
     table = run.table("embedding")
     if table is None or table.empty:
         return []
-    x, y = table["x"], table["y"]
-    pad_x, pad_y = (0.04 * float(np.ptp(v.to_numpy())) or 1.0 for v in (x, y))
-    limits = (x.min() - pad_x, x.max() + pad_x, y.min() - pad_y, y.max() + pad_y)
-    found = []
-    for i, condition in enumerate(list(dict.fromkeys(table["condition"].astype(str)))[:_CONDITIONS]):
-        cells = table[table["condition"].astype(str) == condition]
-        found.append(plots.embedding(f"{anchor}-cells-{index}-{i}", condition, cells, limits))
-    return found
-
-
-def _genes(run: Run) -> list[Table]:
-    """Choose up to six perturbations with most truly changed genes and tabulate the strongest of these."""
-    scope = run.main_scope
-    real = run.table("de_real", scope)
-    if real is None or real.empty:
-        return []
-    alpha = float((run.manifest.get("config") or {}).get("alpha", 0.05))
-    counts = real[real["q"] < alpha].groupby("perturbation", observed=True).size()
-    counts = counts.sort_values(ascending=False, kind="stable").head(_CONDITIONS)
-    return tables.genes(run, scope, [str(c) for c in counts.index], alpha)
+    limits = plots.shared_limits(table)
+    condition = table["condition"].astype(str).to_numpy()
+    color = look[run.method].color
+    return [
+        plots.embedding(f"{anchor}-cells-{index}-{i}", label, table.loc[condition == label], limits, color)
+        for i, label in enumerate(list(dict.fromkeys(condition))[:_CONDITIONS])
+    ]
 
 
 def _alike(found: Chapter, runs: Sequence[Run], look: Mapping[str, Look]) -> None:
@@ -229,7 +226,7 @@ def _alike(found: Chapter, runs: Sequence[Run], look: Mapping[str, Look]) -> Non
             Cell(result.verdict),
         )
         rows.append(Row(run.method, cells, run.kind, look[run.method].color))
-        if len(found.alike_plots) < _COLLAPSE_PLOTS and result.pairs["predicted"].notna().any():
+        if len(found.alike_plots) < _COLLAPSE_PLOTS and np.isfinite(result.predicted):
             name = f"{found.anchor}-alike-{len(found.alike_plots)}"
             found.alike_plots.append(plots.alike(name, run.method, result.pairs, look))
     if rows:
@@ -238,8 +235,7 @@ def _alike(found: Chapter, runs: Sequence[Run], look: Mapping[str, Look]) -> Non
 
 
 def _collapse(run: Run) -> Collapse | None:
-    scope = POOLED if POOLED in run.scopes else run.main_scope
-    real, predicted = run.table("de_real", scope), run.table("de_pred", scope)
+    real, predicted = run.table("de_real", POOLED[0]), run.table("de_pred", POOLED[0])
     if real is None or predicted is None or real.empty or predicted.empty:
         return None
     return collapse(changes(real), changes(predicted))

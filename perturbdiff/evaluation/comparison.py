@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,20 +33,18 @@ def paired(a: pd.Series, b: pd.Series) -> pd.DataFrame:
     return pd.concat({"a": a, "b": b}, axis=1, join="inner").dropna().sort_index()
 
 
-def compare(pairs: pd.DataFrame, *, higher: bool, seed: int = 0) -> Paired | None:
-    """Return wins and mean advantage of ``a`` over ``b``, or None without a condition in common.
+def compare(pairs: pd.DataFrame, *, higher: bool, seed: int = 0) -> Paired:
+    """Return wins and mean advantage of ``a`` over ``b``.
 
     Parameters
     ----------
     pairs
-        Columns ``a`` and ``b``, one row per condition.
+        Columns ``a`` and ``b``, one row per condition, at least one.
     higher
         Whether larger values are better.
     seed
         Of the bootstrap over conditions (2,000 draws).
     """
-    if pairs.empty:
-        return None
     advantage = (pairs["a"] - pairs["b"]).to_numpy() * (1.0 if higher else -1.0)
     won = (advantage > 0) + 0.5 * (advantage == 0)
     rng = np.random.default_rng(seed)
@@ -80,11 +79,14 @@ def scaled(scores: pd.DataFrame, higher: dict[str, bool]) -> pd.DataFrame:
     DataFrame
         Same shape; a metric on which all methods are equal is 1 throughout, undefined scores stay NaN.
     """
-    signed = scores * pd.Series({m: 1.0 if higher[m] else -1.0 for m in scores.columns})
-    low, high = signed.min(), signed.max()
-    spread = (high - low).where(high > low)
-    result = (signed - low) / spread
-    return result.where(spread.notna(), other=signed.notna().astype(float).replace(0.0, np.nan))
+    columns = {}
+    for name in scores.columns:
+        values = scores[name].to_numpy(np.float64) * (1.0 if higher[str(name)] else -1.0)
+        defined = values[np.isfinite(values)]
+        low, high = (defined.min(), defined.max()) if defined.size else (0.0, 0.0)
+        even = np.where(np.isfinite(values), 1.0, np.nan)
+        columns[name] = (values - low) / (high - low) if high > low else even
+    return pd.DataFrame(columns, index=scores.index)
 
 
 def ranks(scores: pd.Series, direction: str) -> pd.Series:
@@ -105,16 +107,11 @@ def changes(table: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     table
-        One scope of ``de_real`` or ``de_pred``: perturbation, gene, mean (log1p) and ``control_mean``, or
-        ``log2fc`` from which the control's mean follows: fc = expm1(mean) / expm1(control mean).
+        One scope of ``de_real`` or ``de_pred``: perturbation, gene, mean and control_mean (log1p).
     """
-    means = table.pivot_table(index="perturbation", columns="gene", values="mean", observed=True)
-    if "control_mean" in table:
-        return means - table.groupby("gene", observed=True)["control_mean"].first().reindex(means.columns)
-    folds = table.pivot_table(index="perturbation", columns="gene", values="log2fc", observed=True)
-    usable = (means > 0) & np.isfinite(folds) & (folds.abs() < np.log2(20.0) - 1e-6)
-    control = np.log1p(np.expm1(means.where(usable)) / np.exp2(folds.where(usable))).median()
-    return means - control.fillna(0.0)
+    delta = table["mean"].to_numpy(np.float64) - table["control_mean"].to_numpy(np.float64)
+    keys = {name: table[name].astype(str).to_numpy() for name in ("perturbation", "gene")}
+    return pd.DataFrame({**keys, "delta": delta}).pivot(index="perturbation", columns="gene", values="delta")
 
 
 @dataclass(frozen=True)
@@ -136,6 +133,8 @@ class Collapse:
         """Return what the numbers say, in a phrase."""
         if not np.isfinite(self.predicted):
             return "no change predicted"
+        if self.ratio < 1 / 3:
+            return "hardly any change predicted"
         if self.predicted > 0.9 and self.predicted - self.real > 0.1:
             return "collapsed: nearly one answer for all"
         if self.predicted - self.real > 0.2:
@@ -174,8 +173,12 @@ def collapse(real: pd.DataFrame, predicted: pd.DataFrame) -> Collapse | None:
     length = np.linalg.norm(x, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.linalg.norm(y, axis=1) / np.where(length > 0, length, np.nan)
-    medians = [float(m) for m in (pairs["real"].median(), pairs["predicted"].median())]
-    return Collapse(pairs, medians[0], medians[1], float(pd.Series(ratio).median()))
+    return Collapse(pairs, *(_median(v) for v in (pairs["real"], pairs["predicted"], ratio)))
+
+
+def _median(values: Any) -> float:
+    numbers = np.asarray(values, np.float64)
+    return float(np.median(numbers[~np.isnan(numbers)])) if not np.isnan(numbers).all() else float("nan")
 
 
 def _correlations(x: np.ndarray) -> np.ndarray:

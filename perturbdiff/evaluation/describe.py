@@ -10,9 +10,14 @@ import pandas as pd
 
 from perturbdiff.errors import UserError
 from perturbdiff.evaluation import tables
-from perturbdiff.evaluation.results import read_json
+from perturbdiff.evaluation.results import read_json, unique_names
 from perturbdiff.evaluation.tables import Cell, Row, Table
 
+_EXPLAINED = {
+    "depth": ", counts per cell",
+    "sparsity": ", share of zeros",
+    "control": " label",
+}
 _SHARES = ("sparsity", "share", "fraction")
 
 
@@ -25,7 +30,7 @@ def read_splits(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
         If a file is not a split.
     """
     found = {}
-    for path in paths:
+    for name, path in zip(unique_names(paths), paths, strict=True):
         try:
             table = pd.read_parquet(path)
         except (OSError, ValueError) as error:
@@ -34,15 +39,14 @@ def read_splits(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
             ) from None
         if "part" not in table:
             raise UserError(f"{path}: no column 'part'; give a file written by 'perturbdiff split'")
-        name = path.stem if path.stem not in found else f"{path.parent.name}/{path.stem}"
-        found[name] = table
+        found[name.removesuffix(".parquet")] = table
     return found
 
 
 def data_tables(statistics: Sequence[Path], splits: Mapping[str, pd.DataFrame]) -> list[Table]:
     """Return the facts of each data set side by side, and conditions and cells per part of each split."""
     found = []
-    facts = {path.name: _facts(path) for path in statistics}
+    facts = {n: _facts(p) for n, p in zip(unique_names(statistics), statistics, strict=True)}
     if facts:
         keys = list(dict.fromkeys(k for record in facts.values() for k in record))
         rows = [Row(_words(k), tuple(Cell(_shown(k, r.get(k)), "num") for r in facts.values())) for k in keys]
@@ -60,18 +64,20 @@ def _facts(folder: Path) -> dict[str, Any]:
     return _flat(record)
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = {}
+def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers and words, and of each distribution its median with the middle half."""
+    found: dict[str, Any] = {}
     for key, value in record.items():
-        if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{key} "))
+        if isinstance(value, dict) and {"median", "quartile_1", "quartile_3"} <= set(value):
+            middle, low, high = (tables.amount(value[k]) for k in ("median", "quartile_1", "quartile_3"))
+            found[f"{_words(key)}: median (middle half)"] = f"{middle} ({low} to {high})"
         elif isinstance(value, str | int | float):
-            found[f"{prefix}{key}"] = value
+            found[key] = value
     return found
 
 
 def _words(key: str) -> str:
-    return key.replace("_", " ").replace("n ", "", 1) if key.startswith("n_") else key.replace("_", " ")
+    return f"{key.removeprefix('n_').removeprefix('num_').replace('_', ' ')}{_EXPLAINED.get(key, '')}"
 
 
 def _shown(key: str, value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.evaluation.results import Column
 from perturbdiff.evaluation.svg import (
@@ -28,7 +28,6 @@ from perturbdiff.evaluation.svg import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SOURCES = {"control": GREY, "real": PALETTE[0], "predicted": PALETTE[1]}
 _RADAR_METHODS = 6
 _PAIRS_SHOWN = 3000
 
@@ -45,8 +44,9 @@ def radar(
     """
     scores = scores.dropna(axis=1, how="all")
     labels = [m.label for m in columns if m.name in scores]
-    order = scores.mean(axis=1).sort_values(ascending=False, kind="stable").index
-    strong = list(order[:_RADAR_METHODS])
+    means = {str(method): float(row.mean()) for method, row in scores.iterrows()}
+    order = sorted(means, key=lambda method: -means[method])
+    strong = order[:_RADAR_METHODS]
     angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
     with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + 1) // 2)) as (figure, flat):
         flat.remove()
@@ -54,7 +54,8 @@ def radar(
         axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
         axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
         for method in reversed(order):
-            ring = np.append(scores.loc[method].fillna(0.0), scores.loc[method].fillna(0.0).iloc[0])
+            values = np.nan_to_num(scores.loc[method].to_numpy(np.float64))
+            ring = np.append(values, values[0])
             shown = method in strong
             color = look[method].color if shown else RULE
             axes.plot(np.append(angles, angles[0]), ring, color=color, lw=1.6 if shown else 0.8)
@@ -86,8 +87,7 @@ def scatter(
     low, high, logarithmic = _range(np.concatenate([a, b]))
     with canvas(WIDTH, 4.4) as (figure, axes):
         if logarithmic:
-            axes.set_xscale("log")
-            axes.set_yscale("log")
+            _logarithmic(axes, "x", "y")
         axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
         size = 16 if len(pairs) < 300 else 8
         for rows, method in ((~better, other), (better, ours)):
@@ -106,20 +106,6 @@ def scatter(
         axes.set_xlabel(f"{shorten(other, 40)}")
         axes.set_ylabel(f"{shorten(ours, 40)}")
         axes.set_title(metric.heading, loc="left", fontweight="bold")
-        corner = (0.03, 0.97, "left", "top") if metric.higher else (0.97, 0.03, "right", "bottom")
-        x, y, horizontal, vertical = corner
-        text = f"better: {shorten(ours, 26)}"
-        axes.text(
-            x,
-            y,
-            text,
-            transform=axes.transAxes,
-            ha=horizontal,
-            va=vertical,
-            color=INK,
-            fontsize=8,
-            alpha=0.75,
-        )
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
         return draw(figure, name, f"{metric.label}: {ours} against {other}", data)
 
@@ -136,6 +122,16 @@ def _range(values: np.ndarray) -> tuple[float, float, bool]:
     return low - pad, high + pad, False
 
 
+def _logarithmic(axes: Axes, *directions: str) -> None:
+    """Make axes logarithmic with plain numbers: labels are never read as formulas here."""
+    for direction in directions:
+        axes.set(**{f"{direction}scale": "log"})
+        axis = axes.xaxis if direction == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def strips(
     name: str, title: str, values: Mapping[str, pd.Series], metric: Column, look: Mapping[str, Look]
 ) -> Plot:
@@ -147,7 +143,7 @@ def strips(
     rng = np.random.default_rng(0)
     with canvas(WIDTH, 0.75 + 0.36 * len(order)) as (figure, axes):
         if logarithmic:
-            axes.set_xscale("log")
+            _logarithmic(axes, "x")
         for row, method in enumerate(order):
             x, style = filled[method].to_numpy(), look[method]
             y = row + 0.22 * rng.uniform(-1, 1, len(x))
@@ -177,50 +173,74 @@ def _box(axes: Axes, x: np.ndarray, row: int, color: str) -> None:
 
 def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
     """Draw one loss term of training.csv over the steps, training in blue and validation in orange."""
-    data = table[["step", "split", term]].dropna()
+    data = pd.DataFrame(table[["step", "split", term]]).dropna()
     with canvas(WIDTH, 2.9) as (figure, axes):
         groups = sorted(
             data.groupby("split", observed=True), key=lambda item: (item[0] != "train", str(item[0]))
         )
         for i, (split, rows) in enumerate(groups):
-            color = PALETTE[i % len(PALETTE)]
-            rows = rows.sort_values("step")  # noqa: PLW2901
+            color = (PALETTE[1], PALETTE[0], *PALETTE[2:])[i % len(PALETTE)]
+            rows = rows.sort_values("step")
             step, value = rows["step"].to_numpy(), rows[term].to_numpy()
             many = len(rows) > 40
             axes.plot(step, value, color=color, lw=0.8 if many else 1.5, alpha=0.35 if many else 1.0)
             if many:
-                smooth = rows[term].rolling(max(len(rows) // 25, 3), center=True, min_periods=1).median()
+                width = max(len(rows) // 25, 3)
+                smooth = pd.Series(value).rolling(width, center=True, min_periods=1).median()
                 axes.plot(step, smooth, color=color)
             elif split != "train":
                 axes.plot(step, value, "o", color=color, ms=3.5)
-            if len(rows):
-                axes.plot([], [], color=color, label=f"\u200b{split}")
-        if _range(data[term].to_numpy(float))[2]:
-            axes.set_yscale("log")
+            axes.plot([], [], color=color, label=f"\u200b{split}")
+        if _range(data[term].to_numpy(np.float64))[2]:
+            _logarithmic(axes, "y")
         axes.set(xlabel="optimiser step")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(term, loc="left", fontweight="bold")
-        axes.legend(loc="upper right", handlelength=1.2)
+        figure.legend(loc="outside upper right", ncols=3, handlelength=1.2)
         return draw(figure, name, title, data)
 
 
-def embedding(name: str, label: str, cells: pd.DataFrame, limits: tuple[float, float, float, float]) -> Plot:
-    """Draw control, real and predicted cells of one condition on axes shared with the other conditions."""
+def shared_limits(table: pd.DataFrame) -> tuple[float, float, float, float]:
+    """Return padded x and y limits over all conditions of an embedding."""
+    ends = []
+    for name in ("x", "y"):
+        values = table[name].to_numpy(np.float64)
+        pad = 0.04 * float(np.ptp(values)) or 1.0
+        ends += [float(values.min()) - pad, float(values.max()) + pad]
+    return ends[0], ends[1], ends[2], ends[3]
+
+
+def embedding(
+    name: str, condition: str, cells: pd.DataFrame, limits: tuple[float, float, float, float], color: str
+) -> Plot:
+    """Draw control, real and predicted cells of one condition on axes shared with the other conditions.
+
+    Parameters
+    ----------
+    condition
+        "cell type|batch|perturbation".
+    cells
+        source (control, real, predicted), x, y and, if known, explained_x, explained_y (shares of variance).
+    """
+    label = condition.replace("|", " · ")
+    sources = cells["source"].astype(str).to_numpy()
+    points = cells[["x", "y"]].to_numpy(np.float64)
     with canvas(WIDTH, 4.0) as (figure, axes):
-        for source in ("control", "real", "predicted"):
-            rows = cells[cells["source"] == source]
-            x, y, color = rows["x"].to_numpy(), rows["y"].to_numpy(), SOURCES[source]
-            axes.scatter(x, y, s=6, color=color, alpha=0.4, lw=0, rasterized=len(cells) > DENSE)
-        for source in ("control", "real", "predicted"):
-            rows = cells[cells["source"] == source]
-            if len(rows):
-                axes.plot(
-                    rows["x"].mean(), rows["y"].mean(), "P", color=SOURCES[source], ms=9, mec="white", mew=1.0
-                )
-        axes.set(xlim=limits[:2], ylim=limits[2:], xlabel="PC 1", ylabel="PC 2", box_aspect=0.8)
+        looks = (("control", GREY, 0.35), ("real", INK, 0.4), ("predicted", color, 0.5))
+        for source, tint, alpha in looks:
+            x, y = points[sources == source].T
+            axes.scatter(x, y, s=6, color=tint, alpha=alpha, lw=0, rasterized=len(x) > DENSE)
+        for source, tint, _ in looks:
+            if (sources == source).any():
+                x, y = points[sources == source].mean(axis=0)
+                axes.plot(x, y, "P", color=tint, ms=9, mec="white", mew=1.0)
+        axes.set(xlim=limits[:2], ylim=limits[2:], box_aspect=0.8)
+        for set_label, axis, number in ((axes.set_xlabel, "x", 1), (axes.set_ylabel, "y", 2)):
+            share = float(cells[f"explained_{axis}"].iloc[0]) if f"explained_{axis}" in cells else 0.0
+            set_label(f"PC {number} ({100 * share:.1f} % of variance)" if share else f"PC {number}")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_title(shorten(label, 44), loc="left")
+        axes.set_title(shorten(label, 52), loc="left")
         return draw(figure, name, f"Cells of {label}: control, real and predicted", cells)
 
 

@@ -15,8 +15,8 @@ from perturbdiff.errors import UserError, listing
 from perturbdiff.evaluation import plots, tables
 from perturbdiff.evaluation.chapters import Chapter, chapter
 from perturbdiff.evaluation.describe import data_tables, read_splits
-from perturbdiff.evaluation.results import Run, read_json, read_runs
-from perturbdiff.evaluation.svg import Look, Plot, looks, slug
+from perturbdiff.evaluation.results import Run, read_json, read_runs, unique_names
+from perturbdiff.evaluation.svg import Look, Plot, looks, page_color, slug
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 
@@ -67,13 +67,15 @@ def write_report(
     found = read_runs(runs)
     _check(found, against)
     figures = out.with_name(f"{out.stem}_figures")
-    inputs = _inputs({"run": runs, "bundle": bundles, "statistics": statistics, "split": splits})
+    roles = {"run": runs, "bundle": bundles, "statistics": statistics, "split": splits}
+    given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
+    inputs = _inputs(given)
     config = {"title": title, "against": against}
     force = force or not figures.is_dir()
     with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
         if stage.skip:
             return out
-        page, drawn = _page(found, title, list(bundles), list(statistics), list(splits), against)
+        page, drawn = _page(found, config, given)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
         _export(drawn, figures)
@@ -104,33 +106,29 @@ def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
 
 
 def _page(
-    runs: list[Run],
-    title: str,
-    bundles: list[Path],
-    statistics: list[Path],
-    splits: list[Path],
-    against: str | None,
+    runs: list[Run], config: Mapping[str, Any], given: Mapping[str, Sequence[Path]]
 ) -> tuple[dict[str, Any], list[Plot]]:
     look = _looks(runs)
     names = list(dict.fromkeys(r.dataset for r in runs))
     chapters = [
-        chapter(i, [r for r in runs if r.dataset == n], look, against) for i, n in enumerate(names, 1)
+        chapter(i, [r for r in runs if r.dataset == n], look, config["against"])
+        for i, n in enumerate(names, 1)
     ]
-    training = [(path.name, shown) for i, path in enumerate(bundles) if (shown := _curves(i, path))]
-    records = list(_records(runs, bundles, statistics, splits))
+    called = dict(zip(unique_names(given["bundle"]), given["bundle"], strict=True))
+    training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
+    records = list(_records(runs, given))
     page = {
-        "title": title,
+        "title": config["title"],
         "facts": _facts(runs),
         "warnings": [w for c in chapters for w in c.warnings],
         "chapters": chapters,
         "ceilings": any(r.kind == "ceiling" for r in runs),
-        "sources": plots.SOURCES,
         "training": training,
-        "data": data_tables(statistics, read_splits(splits)),
+        "data": data_tables(given["statistics"], read_splits(given["split"])),
         "ran": tables.ran(runs, look),
-        "configs": [(p.name, text) for p in bundles if (text := _config(p))],
+        "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": tables.provenance_rows(records),
-        "manifests": [(f"{what} {name}", _clipped(m)) for what, name, m, _ in records if m],
+        "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
         "version": __version__,
     }
     return page, [*_drawn(chapters), *(p for _, shown in training for p in shown)]
@@ -158,7 +156,7 @@ def _facts(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _curves(index: int, bundle: Path) -> list[Plot]:
+def _curves(index: int, name: str, bundle: Path) -> list[Plot]:
     """Return a figure per loss term of a bundle's training.csv."""
     path = bundle / "training.csv"
     if not path.is_file():
@@ -169,7 +167,7 @@ def _curves(index: int, bundle: Path) -> list[Plot]:
         raise UserError(f"{path} is not a table ({error}); train again or leave this bundle out") from None
     if not {"step", "split"} <= set(table.columns):
         raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
-    terms = [c for c in table.select_dtypes("number") if c != "step" and table[c].notna().any()]
+    terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
     name = f"training-{index + 1}"
     return [
         plots.curves(f"{name}-{slug(t)}", f"{t} while training {bundle.name}", table, str(t)) for t in terms
@@ -182,14 +180,15 @@ def _config(bundle: Path) -> str:
 
 
 def _records(
-    runs: Sequence[Run], bundles: Sequence[Path], statistics: Sequence[Path], splits: Sequence[Path]
+    runs: Sequence[Run], given: Mapping[str, Sequence[Path]]
 ) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
     for run in runs:
         yield "metrics", f"{run.method} on {run.dataset}", run.manifest, run.record
-    for what, paths in (("bundle", bundles), ("statistics", statistics), ("split", splits)):
-        for path in paths:
-            run_record = read_json(provenance.beside(Path(path), "run"))
-            yield what, Path(path).name, provenance.read_manifest(Path(path)) or {}, run_record
+    for what in ("bundle", "statistics", "split"):
+        paths = given[what]
+        for name, path in zip(unique_names(paths), paths, strict=True):
+            run_record = read_json(provenance.beside(path, "run"))
+            yield what, name, provenance.read_manifest(path) or {}, run_record
 
 
 def _clipped(manifest: Mapping[str, Any]) -> str:
@@ -209,6 +208,7 @@ def _render(page: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["page_color"] = page_color
     return environment.get_template("report.html.j2").render(page=page).lstrip()
 
 

@@ -11,14 +11,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 
 from perturbdiff import provenance
 from perturbdiff.errors import UserError, listing
 from perturbdiff.evaluation.catalogue import METRICS
 from perturbdiff.evaluation.metrics import Metric
 
-POOLED = "pooled"
+Scope = tuple[str, str]  # kind (pooled, contexts, context, condition) and label
+POOLED: Scope = ("pooled", "pooled")
 BASELINES = (
     "control",
     "mean-perturbation",
@@ -29,7 +29,20 @@ BASELINES = (
     "nearest-context",
     "resample",
 )
-_COLUMNS = ("method", "dataset", "scope", "perturbation", "metric", "value", "n_cells", "definition")
+_ALL = "*"  # the perturbation of a number for all perturbations (ES)
+_COLUMNS = (
+    "method",
+    "dataset",
+    "scope_kind",
+    "scope",
+    "perturbation",
+    "metric",
+    "value",
+    "n_cells",
+    "definition",
+)
+_KEYS = ["scope", "perturbation"]
+_MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
 
 
 @dataclass(frozen=True)
@@ -81,51 +94,61 @@ class Run:
         return str(self.metrics["definition"].iloc[0]) if len(self.metrics) else "unknown"
 
     @cached_property
-    def scopes(self) -> list[str]:
-        """Return the scopes that were scored, the pool first, then contexts, then conditions."""
-        found = sorted(self.metrics["scope"].unique(), key=lambda s: (s != POOLED, "|" in s, s))
-        return [str(s) for s in found]
+    def contexts(self) -> list[Scope]:
+        """Return the mean of the contexts and the contexts, if more than one was scored."""
+        found = dict.fromkeys(scope for scope, _ in self._scores)
+        contexts = [scope for scope in found if scope[0] == "context"]
+        return [s for s in found if s[0] in ("contexts", "context")] if len(contexts) > 1 else []
 
-    @property
-    def main_scope(self) -> str:
-        """Return the scope of the headline numbers: the pool, or the first scope there is."""
-        return POOLED if POOLED in self.scopes or not self.scopes else self.scopes[0]
+    @cached_property
+    def pooled(self) -> pd.DataFrame:
+        """Return the rows of single perturbations over the whole pool."""
+        table = self.metrics
+        return _rows(table, (table["scope_kind"] == POOLED[0]) & (table["perturbation"] != _ALL))
 
-    def table(self, name: str, scope: str | None = None) -> pd.DataFrame | None:
-        """Return ``name``.parquet (of one scope), or None if the folder does not hold it."""
+    def table(self, name: str, kind: str | None = None) -> pd.DataFrame | None:
+        """Return ``name``.parquet (of one kind of scope), or None if the folder does not hold it."""
         path = self.path / f"{name}.parquet"
         if not path.is_file():
             return None
-        if scope is not None and "scope" in pq.read_schema(path).names:
-            return pd.read_parquet(path, filters=[("scope", "==", scope)])
-        return pd.read_parquet(path)
+        try:
+            return pd.read_parquet(path, filters=[("scope_kind", "==", kind)] if kind else None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be read ({error}); run evaluate again") from None
 
     def values(self, metric: str) -> pd.Series:
         """Return one metric per condition, indexed by (scope, perturbation), at the finest scope scored.
 
-        Cell type × batch where it was scored, else contexts, else the pool.
+        Cell type and batch where it was scored, else contexts, else the pool.
         """
-        rows = self.metrics[self.metrics["metric"] == metric]
-        fine = rows["scope"].str.contains("|", regex=False)
-        pooled = rows["scope"] == POOLED
-        for wanted in (fine, ~pooled & ~fine):
-            if rows.loc[wanted, "value"].notna().any():
-                rows = rows[wanted]
+        table = self.metrics
+        wanted = (table["metric"] == metric) & (table["perturbation"] != _ALL) & table["value"].notna()
+        found = _rows(table, wanted)
+        for kind in ("condition", "context", POOLED[0]):
+            rows = _rows(found, found["scope_kind"] == kind)
+            if len(rows):
                 break
-        else:
-            rows = rows[pooled]
-        return rows.set_index(["scope", "perturbation"])["value"].astype(float)
+        index = pd.MultiIndex.from_arrays(
+            [rows["scope"].astype(str), rows["perturbation"].astype(str)], names=_KEYS
+        )
+        return pd.Series(rows["value"].to_numpy(np.float64), index=index)
 
-    def score(self, metric: str, scope: str) -> tuple[float, int, int]:
+    def score(self, metric: str, scope: Scope = POOLED) -> tuple[float, int, int]:
         """Return a metric's mean over the perturbations where it is defined, that number, and all."""
-        row = self._scores.get((scope, metric))
-        return row if row is not None else (float("nan"), 0, 0)
+        return self._scores.get((scope, metric), (float("nan"), 0, 0))
 
     @cached_property
-    def _scores(self) -> dict[tuple[str, str], tuple[float, int, int]]:
-        table = self.aggregate
-        columns = (table[c] for c in ("scope", "metric", "nanmean", "n_defined", "n"))
-        return {(str(s), str(m)): (float(v), int(d), int(n)) for s, m, v, d, n in zip(*columns, strict=True)}
+    def _scores(self) -> dict[tuple[Scope, str], tuple[float, int, int]]:
+        columns = (self.aggregate[c] for c in _MEANS[:6])
+        return {
+            ((str(kind), str(scope)), str(metric)): (float(mean), int(defined), int(total))
+            for kind, scope, metric, mean, defined, total in zip(*columns, strict=True)
+            if kind != "condition"
+        }
+
+
+def _rows(table: pd.DataFrame, wanted: pd.Series) -> pd.DataFrame:
+    return table.loc[wanted.to_numpy(bool)]
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
@@ -173,12 +196,12 @@ def _read_run(path: Path) -> Run:
         raise UserError(f"{path}/metrics.parquet cannot be read ({error}); run evaluate again") from None
     if lacking := [c for c in _COLUMNS if c not in metrics]:
         raise UserError(f"{path}/metrics.parquet: no column {listing(lacking)}; run evaluate again")
-    for column in ("scope", "perturbation", "metric"):
-        metrics[column] = metrics[column].astype(str)
-    text = dict.fromkeys(("scope", "metric", "direction", "definition"), str)
-    aggregate = pd.read_csv(path / "aggregate.csv", dtype=text, keep_default_na=False, na_values=[""])
-    if lacking := [c for c in ("scope", "metric", "nanmean", "n_defined", "n") if c not in aggregate]:
+    for column in ("scope_kind", "scope", "perturbation", "metric"):
+        metrics[column] = metrics[column].astype(str).astype("category")
+    aggregate = pd.read_csv(path / "aggregate.csv", dtype={"scope": "string"}, keep_default_na=False)
+    if lacking := [c for c in _MEANS if c not in aggregate]:
         raise UserError(f"{path}/aggregate.csv: no column {listing(lacking)}; run evaluate again")
+    aggregate["nanmean"] = pd.to_numeric(aggregate["nanmean"], errors="coerce")
     summary = read_json(path / "summary.json")
     method = str(summary.get("method") or _first(metrics, "method") or path.name)
     dataset = str(summary.get("dataset") or _first(metrics, "dataset") or "data")
@@ -208,12 +231,8 @@ def _kind(method: str, summary: dict[str, Any]) -> Literal["model", "baseline", 
 
 def metric_columns(runs: Sequence[Run]) -> list[Column]:
     """Return the metrics that any run holds: the catalogue's in its order, then others by name."""
-    directions: dict[str, str] = {}
-    for run in runs:
-        table = run.aggregate
-        given = table["direction"] if "direction" in table else pd.Series("none", index=table.index)
-        for name, direction in zip(table["metric"], given, strict=True):
-            directions.setdefault(str(name), str(direction))
+    pairs = (zip(r.aggregate["metric"], r.aggregate["direction"], strict=True) for r in runs)
+    directions = {str(name): str(direction) for run in pairs for name, direction in run}
     known = [
         Column(m.name, m.label, m.direction, m.family, _meaning(m))
         for m in METRICS.values()
@@ -224,8 +243,8 @@ def metric_columns(runs: Sequence[Run]) -> list[Column]:
 
 
 def _meaning(metric: Metric) -> str:
-    rule = "" if metric.undefined == "never" else f" ({metric.undefined})"
-    return f"{metric.formula}{rule}"
+    rule = metric.undefined.removeprefix("never").removeprefix("; ")
+    return f"{metric.formula} ({rule})" if rule else metric.formula
 
 
 def main_columns(columns: Sequence[Column]) -> list[Column]:
@@ -244,9 +263,20 @@ def named(columns: Sequence[Column], name: str) -> Column | None:
     return next((c for c in columns if c.name == name), None)
 
 
-def score_table(runs: Sequence[Run], columns: Sequence[Column], scope: str | None = None) -> pd.DataFrame:
-    """Return mean scores [methods × metric names] at a scope (default: each run's main one); NaN: undefined."""
-    rows = {r.method: [r.score(m.name, scope or r.main_scope)[0] for m in columns] for r in runs}
-    return pd.DataFrame.from_dict(
-        rows, orient="index", columns=pd.Index([m.name for m in columns]), dtype=np.float64
-    )
+def score_table(runs: Sequence[Run], columns: Sequence[Column], scope: Scope = POOLED) -> pd.DataFrame:
+    """Return mean scores [methods × metric names] in a scope; NaN: undefined."""
+    rows = {r.method: [r.score(m.name, scope)[0] for m in columns] for r in runs}
+    names = pd.Index([m.name for m in columns])
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names, dtype=np.float64)
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return a name for each path: its last part, with its folder's before it where that is not enough."""
+    found = []
+    for path in paths:
+        name = path.name
+        if sum(p.name == path.name for p in paths) > 1:
+            name = f"{path.absolute().parent.name}/{path.name}"
+        again = sum(n == name or n.startswith(f"{name} #") for n in found)
+        found.append(f"{name} #{again + 1}" if again else name)
+    return found

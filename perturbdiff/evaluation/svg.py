@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib as mpl
 import pandas as pd
@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe-Ito, without its yellow (too pale on white) and black (the page's ink).
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
+PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#8A8F98"
 # Stand-ins that become CSS colours on the page; in an exported SVG they are what they say.
 INK, RULE = "#22272E", "#D5D9DF"
+# Colours too dark for a dark page become variables that the style sheet sets for either.
+_PAGE_COLORS = {
+    INK: "currentColor",
+    RULE: "var(--rule)",
+    "#0072B2": "var(--blue)",
+    "#8C6BB1": "var(--purple)",
+}
 # A scatter of more points than this is drawn as an image inside the SVG.
 DENSE = 1200
 WIDTH = 4.6
@@ -93,7 +100,9 @@ def looks(models: Sequence[str], ceilings: Sequence[str] = ()) -> dict[str, Look
 @contextlib.contextmanager
 def canvas(width: float = WIDTH, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
     """Yield a styled figure and its axes; sizes in inches."""
-    with mpl.rc_context({**mpl.rcParamsDefault, "backend": "svg", **_STYLE}):
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(cast("Any", _STYLE))
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure, figure.add_subplot()
@@ -122,12 +131,17 @@ def _inline(text: str, name: str, title: str) -> str:
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'href="#', f'href="#{name}-', text)
     text = text.replace("url(#", f"url(#{name}-")
-    for color, page in ((INK, "currentColor"), (RULE, "var(--rule)")):
+    for color, page in _PAGE_COLORS.items():
         text = text.replace(color.lower(), page)
     head, rest = text.split(">", 1)
     box = re.search(r'viewBox="[^"]*"', head)
     label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
     return f'<svg {box[0] if box else ""} role="img" aria-label="{label}">{rest}'.strip()
+
+
+def page_color(color: str) -> str:
+    """Return the CSS colour that stands on the page for a colour of the figures."""
+    return _PAGE_COLORS.get(color, color)
 
 
 def shorten(label: str, length: int = 26) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.comparison import ranks
-from perturbdiff.evaluation.results import POOLED, Column, Run, metric_columns, score_table
+from perturbdiff.evaluation.results import POOLED, Column, Run, Scope, metric_columns, score_table
 from perturbdiff.evaluation.svg import Look
 
 _TOP_GENES = 10
@@ -73,13 +73,13 @@ def amount(value: Any) -> str:
         return "n/a"
     if isinstance(value, bool | str):
         return str(value)
-    if isinstance(value, int | np.integer) or float(value).is_integer():
+    if isinstance(value, int | np.integer) or float(value).is_integer() or abs(value) >= 1000:
         return f"{int(value):,}"
     return number(float(value), decimals_for([float(value)]))
 
 
 def scores(
-    runs: Sequence[Run], columns: Sequence[Column], scope: str | None, look: Mapping[str, Look]
+    runs: Sequence[Run], columns: Sequence[Column], look: Mapping[str, Look], scope: Scope = POOLED
 ) -> Table:
     """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
 
@@ -87,54 +87,55 @@ def scores(
     these are not all, their number is noted; if there is none, the field says n/a.
     """
     ranked = [r for r in runs if r.kind != "ceiling"]
-    places = {m.name: ranks(score_table(ranked, columns, scope)[m.name], m.direction) for m in columns}
-    every = score_table(runs, columns, scope)
-    decimals = {m.name: decimals_for(list(every[m.name])) for m in columns}
+    every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
+    places = {m.name: ranks(pd.Series(competing[m.name]), m.direction) for m in columns}
+    decimals = {m.name: decimals_for(every[m.name].to_list()) for m in columns}
     rows = []
     for run in [*ranked, *(r for r in runs if r.kind == "ceiling")]:
         cells = []
         for metric in columns:
-            value, defined, total = run.score(metric.name, scope or run.main_scope)
-            place = places[metric.name].get(run.method, math.nan) if len(ranked) > 1 else math.nan
-            kind = {1.0: "best", 2.0: "second"}.get(place, "") if run.kind != "ceiling" else ""
-            note = f"{defined} of {total}" if defined < total else ""
-            hint = (
-                f"{run.method}, {metric.label}: {value:.6g}, defined for {defined} of {total} perturbations"
-            )
-            text = number(value, decimals[metric.name])
-            cells.append(Cell(text, f"num {kind if text != 'n/a' else 'na'}".strip(), note, hint))
+            place = places[metric.name].to_dict().get(run.method) if len(ranked) > 1 else None
+            cells.append(_score_cell(run, metric, scope, place, decimals[metric.name]))
         rows.append(Row(run.method, tuple(cells), run.kind, look[run.method].color))
-    heads = ("Method", *(m.heading for m in columns))
-    return Table(heads, tuple(rows), scope or "")
+    heads = [m.heading.replace(f" {m.arrow}", f"\u00a0{m.arrow}") for m in columns]
+    return Table(("Method", *heads), tuple(rows), scope[1])
 
 
-def inner_scopes(runs: Sequence[Run]) -> list[str]:
-    """Return the contexts (not the conditions) that any of the runs was scored on."""
-    return [s for s in dict.fromkeys(s for r in runs for s in r.scopes) if s != POOLED and "|" not in s]
+def _score_cell(run: Run, metric: Column, scope: Scope, place: float | None, decimals: int) -> Cell:
+    value, defined, total = run.score(metric.name, scope)
+    kind = "na" if math.isnan(value) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
+    note = f"{defined} of {total}" if defined < total else ""
+    hint = f"{value:.6g}" if scope == POOLED and not math.isnan(value) else ""
+    return Cell(number(value, decimals), f"num {kind}".strip(), note, hint)
 
 
 def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
     """Return what was run: method, data set, what was scored, seeds, versions, definitions."""
     rows = []
     for run in runs:
-        scored = run.metrics[run.metrics["scope"] == run.main_scope]
         cells = (
             Cell(run.kind),
             Cell(run.dataset),
-            Cell(amount(scored["perturbation"].nunique()), "num"),
-            Cell(amount(_cells_scored(scored)), "num"),
+            Cell(amount(len(set(run.pooled["perturbation"]))), "num"),
+            Cell(amount(run.summary.get("num_conditions")), "num"),
+            Cell(amount(run.summary.get("num_cells_predicted")), "num"),
             Cell(amount(run.manifest.get("seed")), "num"),
             Cell(run.definition),
             Cell(str(run.manifest.get("versions", {}).get("perturbdiff", "n/a"))),
         )
         rows.append(Row(run.method, cells, run.kind, look[run.method].color))
-    heads = ("Method", "kind", "data set", "perturbations", "cells scored", "seed", "definition", "version")
+    heads = (
+        "Method",
+        "kind",
+        "data set",
+        "perturbations",
+        "conditions",
+        "cells predicted",
+        "seed",
+        "definition",
+        "version",
+    )
     return Table(heads, tuple(rows))
-
-
-def _cells_scored(rows: pd.DataFrame) -> int:
-    per_perturbation = rows.groupby("perturbation", observed=True)["n_cells"].max()
-    return int(per_perturbation.fillna(0).sum())
 
 
 def parts(splits: Mapping[str, pd.DataFrame]) -> Table | None:
@@ -145,32 +146,34 @@ def parts(splits: Mapping[str, pd.DataFrame]) -> Table | None:
             of = split[split["part"] == part]
             counts = [len(of), int(of["n_cells"].sum()) if "n_cells" in of else math.nan]
             counts += [
-                of[c].nunique() if c in of else math.nan for c in ("perturbation", "cell_type", "batch")
+                len(set(of[c])) if c in of else math.nan for c in ("perturbation", "cell_type", "batch")
             ]
             if len(of):
                 rows.append(Row(f"{name}: {part}", tuple(Cell(amount(c), "num") for c in counts)))
-    heads = ("Split", "conditions", "cells", "perturbations", "cell types", "batches")
+    heads = ("Split", "conditions", "cells", "perturbation labels", "cell types", "batches")
     return Table(heads, tuple(rows)) if rows else None
 
 
-def genes(run: Run, scope: str, conditions: Sequence[str], alpha: float) -> list[Table]:
-    """Return for each perturbation its strongest truly changed genes with true and predicted log2 fold change.
+def genes(run: Run, alpha: float, most: int) -> list[Table]:
+    """Return for the perturbations with most DE genes their strongest genes, real and predicted fold changes.
 
-    Genes with real q < ``alpha``, by descending |log2 fold change|, then p; without such genes the table is
-    left out.
+    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then p; a perturbation
+    without such a gene has no table.
     """
-    real, predicted = run.table("de_real", scope), run.table("de_pred", scope)
+    real, predicted = run.table("de_real", POOLED[0]), run.table("de_pred", POOLED[0])
     if real is None or predicted is None:
         return []
-    real = real[(real["q"] < alpha) & real["perturbation"].isin(list(conditions))]
+    real = real.loc[(real["q"] < alpha).to_numpy()]
+    real = real.assign(perturbation=real["perturbation"].astype(str), gene=real["gene"].astype(str))
+    predicted = predicted.assign(gene=predicted["gene"].astype(str))
+    counts = Counter(real["perturbation"])
     found = []
-    for condition in conditions:
-        rows = real[real["perturbation"] == condition]
-        rows = rows.assign(size=rows["log2fc"].abs())
+    for name in sorted(counts, key=lambda n: (-counts[n], n))[:most]:
+        rows = real.loc[(real["perturbation"] == name).to_numpy()]
+        rows = rows.assign(size=np.abs(rows["log2fc"].to_numpy(np.float64)))
         rows = rows.sort_values(["size", "p", "gene"], ascending=[False, True, True]).head(_TOP_GENES)
-        if len(rows):
-            ours = predicted[predicted["perturbation"] == condition].set_index("gene")
-            found.append(_gene_table(condition, rows, ours, alpha))
+        ours = predicted.loc[(predicted["perturbation"] == name).to_numpy()].set_index("gene")
+        found.append(_gene_table(f"{name} · {counts[name]:,} DE genes", rows, ours, alpha))
     return found
 
 
@@ -264,11 +267,11 @@ def text_scores(runs: Sequence[Run]) -> str:
     blocks = []
     for dataset in dict.fromkeys(r.dataset for r in runs):
         of = [r for r in runs if r.dataset == dataset]
-        columns = [m for m in metric_columns(of)]
+        columns = metric_columns(of)
         columns = [m for m in columns if m.name in _TERMINAL] or columns
         table = score_table(of, columns)
         shown = {
-            m.name: [number(v, decimals_for(list(table[m.name]))) for v in table[m.name]] for m in columns
+            m.name: [number(v, decimals_for(table[m.name].to_list())) for v in table[m.name]] for m in columns
         }
         if len(of) <= 3:
             lines = [[dataset, *table.index]]
@@ -289,8 +292,3 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
         for line in lines
     ]
     return "\n".join([padded[0], "─" * len(padded[0]), *padded[1:]])
-
-
-def name_of(path: Path) -> str:
-    """Return what to call an input on the page: its name, or its folder's if that says nothing."""
-    return path.name or str(path)
