@@ -10,6 +10,7 @@ matrix does not store is the smallest value.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,27 @@ FOLD_LIMIT = 20.0  # the fold change reported where one of the two means is zero
 
 
 @kernel
+def _count(data: np.ndarray, indices: np.ndarray, counts: np.ndarray) -> float:
+    """Add the number of non-zero values of each gene to ``counts``; return the lowest value, at most 0."""
+    lowest = 0.0
+    for i in range(indices.size):
+        counts[indices[i]] += data[i] != 0
+        lowest = min(lowest, data[i])
+    return lowest
+
+
+@kernel
+def _scatter(data: np.ndarray, indices: np.ndarray, place: np.ndarray, out: np.ndarray) -> None:
+    """Write each non-zero value to its gene's next place in ``out``: columns of a CSR matrix, rows forgotten."""
+    for i in range(indices.size):
+        if data[i] != 0:
+            out[place[indices[i]]] = data[i]
+            place[indices[i]] += 1
+
+
+@kernel
 def _sort_columns(data: np.ndarray, indptr: np.ndarray, ties: np.ndarray, sums: np.ndarray) -> None:
-    """Sort each column's stored values in place; note its sum and Σ(t³ − t) over its runs of equal values."""
+    """Sort each column in place; note its sum and Σ(t³ − t) over its runs of equal values."""
     for gene in range(indptr.size - 1):
         start, stop = indptr[gene], indptr[gene + 1]
         data[start:stop].sort()
@@ -93,18 +113,39 @@ def _rank_sums(
         statistic[gene], tie_sum[gene] = u, ties
 
 
-def _sorted_columns(cells: Sparse) -> tuple[Sparse, np.ndarray, np.ndarray]:
-    """Return a CSC copy with sorted columns and, per gene, its tie sum and its mean (float64)."""
-    columns: Sparse = sp.csc_matrix(cells, copy=True)
-    columns.sum_duplicates()
-    columns.eliminate_zeros()
-    if columns.data.size and columns.data.min() < 0:
-        raise ValueError(
-            "negative values: a rank test on sparse cells needs log1p values, which are at least 0"
-        )
-    ties, sums = np.zeros(columns.shape[1]), np.zeros(columns.shape[1])
-    _sort_columns(columns.data, columns.indptr, ties, sums)
-    return columns, ties, sums / max(columns.shape[0], 1)
+@dataclass(frozen=True)
+class _Columns:
+    """The non-zero values of each gene, sorted: all that a rank test needs of a set of cells.
+
+    ``values[starts[g]:starts[g + 1]]`` are those of gene g; ``ties`` is Σ(t³ − t) over equal ones, ``mean`` the
+    mean over all cells.
+    """
+
+    values: np.ndarray
+    starts: np.ndarray
+    ties: np.ndarray
+    mean: np.ndarray
+    num_cells: int
+
+    @classmethod
+    def of(cls, blocks: Sequence[Sparse]) -> _Columns:
+        num_cells = sum(block.shape[0] for block in blocks)
+        if not num_cells:
+            raise ValueError("a rank test needs at least one cell on either side")
+        blocks = [sp.csr_matrix(block) for block in blocks]
+        counts, lowest = np.zeros(blocks[0].shape[1], np.int64), 0.0
+        for block in blocks:
+            block.sum_duplicates()
+            lowest = min(lowest, _count(block.data, block.indices, counts))
+        if lowest < 0:
+            raise ValueError("negative values: a rank test on sparse cells needs log1p values, at least 0")
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        values, place = np.empty(starts[-1], np.result_type(*(b.dtype for b in blocks))), starts[:-1].copy()
+        for block in blocks:
+            _scatter(block.data, block.indices, place, values)
+        ties, sums = np.zeros(len(counts)), np.zeros(len(counts))
+        _sort_columns(values, starts, ties, sums)
+        return cls(values, starts, ties, sums / num_cells, num_cells)
 
 
 class Controls:
@@ -112,8 +153,8 @@ class Controls:
 
     Parameters
     ----------
-    cells
-        Sparse log1p values, cells × genes.
+    blocks
+        Sparse log1p values, cells × genes, in one or several parts. Four bytes per value are kept.
 
     Attributes
     ----------
@@ -121,13 +162,12 @@ class Controls:
         Mean of each gene, float64 [G].
     """
 
-    def __init__(self, cells: Sparse) -> None:
-        columns, self._ties, self.mean = _sorted_columns(cells)
-        self._data, self._indptr = columns.data, columns.indptr
-        self.num_cells, self.num_genes = columns.shape
+    def __init__(self, *blocks: Sparse) -> None:
+        self._columns = _Columns.of(blocks)
+        self.mean, self.num_cells = self._columns.mean, self._columns.num_cells
 
-    def test(self, cells: Sparse) -> tuple[np.ndarray, np.ndarray]:
-        """Return p (float64 [G]) and mean (float64 [G]) of ``cells`` (sparse log1p, cells × genes).
+    def test(self, *blocks: Sparse) -> tuple[np.ndarray, np.ndarray]:
+        """Return p (float64 [G]) and mean (float64 [G]) of cells (sparse log1p, cells × genes, in parts).
 
         The normal approximation with tie and continuity correction; where no two of a gene's values are equal
         and one group has at most 8 cells, the exact distribution.
@@ -135,22 +175,20 @@ class Controls:
         Raises
         ------
         ValueError
-            If the gene counts differ, a group is empty or a value is negative.
+            If the gene counts differ, there is no cell or a value is negative.
         """
-        columns, _, mean = _sorted_columns(cells)
-        n, m = columns.shape[0], self.num_cells
-        if columns.shape[1] != self.num_genes:
-            raise ValueError(f"{columns.shape[1]} genes in the cells, {self.num_genes} in the controls")
-        if not n or not m:
-            raise ValueError("a rank test needs at least one cell on either side")
-        u, ties = np.zeros(self.num_genes), np.zeros(self.num_genes)
-        data = columns.data.astype(self._data.dtype, copy=False)
-        _rank_sums(data, columns.indptr, n, self._data, self._indptr, self._ties, m, u, ties)
+        cells, controls = _Columns.of(blocks), self._columns
+        genes, n, m = len(cells.mean), cells.num_cells, controls.num_cells
+        if genes != len(controls.mean):
+            raise ValueError(f"{genes} genes in the cells, {len(controls.mean)} in the controls")
+        u, ties = np.zeros(genes), np.zeros(genes)
+        values = cells.values.astype(controls.values.dtype, copy=False)
+        _rank_sums(values, cells.starts, n, controls.values, controls.starts, controls.ties, m, u, ties)
         p = _normal_p(u, ties, n, m)
         if min(n, m) < EXACT_BELOW:
             untied = ties == 0
             p[untied] = _exact_p(u[untied], n, m)
-        return p, mean
+        return p, cells.mean
 
 
 def _normal_p(u: np.ndarray, ties: np.ndarray, n: int, m: int) -> np.ndarray:

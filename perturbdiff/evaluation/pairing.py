@@ -49,8 +49,7 @@ class Side:
             If a value is not finite or negative.
         """
         cells: Sparse = sp.csr_matrix(self.reader.expression(rows))
-        if cells.dtype.kind != "f":
-            cells = cells.astype(np.float32)
+        cells = cells.astype(np.float32, copy=False)  # equal on both sides, so that equal values stay ties
         if cells.data.size:
             low, high = float(cells.data.min()), float(cells.data.max())
             if not np.isfinite(low + high):

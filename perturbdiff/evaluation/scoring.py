@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-import scipy.sparse as sp
 
 from perturbdiff.errors import UserError
 from perturbdiff.evaluation.differential import Controls, Differential, Sparse
@@ -60,11 +59,11 @@ class _Tests:
     real: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     predicted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
 
-    def add(self, perturbation: str, real: Sparse, predicted: Sparse) -> None:
+    def add(self, perturbation: str, real: list[Sparse], predicted: list[Sparse]) -> None:
         self.perturbations.append(perturbation)
-        self.sizes.append((real.shape[0], predicted.shape[0]))
-        self.real.append(self.controls.test(real))
-        self.predicted.append(self.controls.test(predicted))
+        self.sizes.append((sum(c.shape[0] for c in real), sum(c.shape[0] for c in predicted)))
+        self.real.append(self.controls.test(*real))
+        self.predicted.append(self.controls.test(*predicted))
 
     def comparison(self, genes: tuple[str, ...], alpha: float) -> Comparison:
         sides = []
@@ -112,11 +111,11 @@ def _controls(pairing: Pairing) -> tuple[dict[Scope, _Tests], dict[Group, np.nda
     """Read the controls once; return them sorted for each scope, their mean per group, and their number."""
     groups = {g: pairing.real.cells(rows) for g, rows in pairing.controls.items()}
     means = {g: np.asarray(c.mean(axis=0, dtype=np.float64)).ravel() for g, c in groups.items()}
-    tests = {(POOLED, POOLED): _Tests(Controls(sp.vstack(list(groups.values()), format="csr")))}
+    tests = {(POOLED, POOLED): _Tests(Controls(*groups.values()))}
     for context in sorted({pairing.contexts[c] for c in pairing.conditions}):
         members = {c[:2] for c in pairing.conditions if pairing.contexts[c] == context}
         if found := [groups[g] for g in sorted(members) if g in groups]:  # else it is part of the pool only
-            tests["context", context] = _Tests(Controls(sp.vstack(found, format="csr")))
+            tests["context", context] = _Tests(Controls(*found))
     return tests, means, sum(c.shape[0] for c in groups.values())
 
 
@@ -132,8 +131,7 @@ def _add_tests(
     for scope, found in tests.items():
         chosen = [i for i, c in enumerate(contexts) if scope[0] == POOLED or c == scope[1]]
         if chosen:
-            sides = (sp.vstack([side[i] for i in chosen], format="csr") for side in (real, predicted))
-            found.add(perturbation, *sides)
+            found.add(perturbation, [real[i] for i in chosen], [predicted[i] for i in chosen])
 
 
 def _condition(
