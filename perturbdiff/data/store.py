@@ -19,6 +19,7 @@ from scipy import sparse
 
 from perturbdiff.data import kernels
 from perturbdiff.data.schema import FORMAT, condition_table
+from perturbdiff.data.shards import ShardedReader
 from perturbdiff.errors import UserError, listing, nearest
 
 __all__ = ["MemoryStore", "Store", "condition_table", "depth_factors"]
@@ -178,9 +179,8 @@ class Store:
         return depth_factors(self.n_counts, self.target_sum)
 
     @cached_property
-    def _matrices(self) -> list[tuple[Any, Any]]:
-        groups = [zarr.open_group(p / "X", mode="r") for p in self._parts]
-        return [(g["indices"], g["data"]) for g in groups]
+    def _matrices(self) -> list[tuple[ShardedReader, ShardedReader]]:
+        return [(ShardedReader(p / "X" / "indices"), ShardedReader(p / "X" / "data")) for p in self._parts]
 
     @cached_property
     def _pointers(self) -> np.ndarray:
@@ -293,8 +293,8 @@ class Store:
         a, b = int(self._pointers[start] - base), int(self._pointers[stop] - base)
         if b > a:
             stored_indices, stored_data = self._matrices[part]
-            indices[at : at + b - a] = stored_indices[a:b]
-            data[at : at + b - a] = stored_data[a:b]
+            stored_indices.read(a, b, indices[at : at + b - a])
+            stored_data.read(a, b, data[at : at + b - a])
 
 
 class MemoryStore(Store):

@@ -37,6 +37,7 @@ class ShardedArray:
             shards=(shard,),
             compressors=[codec],
             fill_value=0,
+            config={"write_empty_chunks": True},  # so that a missing file always means damage
         )
         self._shard, self._written, self._waiting = shard, 0, np.empty(0, dtype)
 
