@@ -33,12 +33,24 @@ def readPlan() {
     return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names])
 }
 
+// what the failed tasks said last: an ignored error is not shown otherwise
+def complaints() {
+    def records = file("${params.outdir}/pipeline_info/trace_${params.report_stamp}.tsv")
+    if (!records.exists()) { return [] }
+    return records.splitCsv(header: true, sep: '\t').findAll { task -> task.status == 'FAILED' }.collect { task ->
+        def log   = file("${task.workdir}/.command.err")
+        def lines = log.exists() ? log.readLines().findAll { line -> line.trim() } : []
+        "${task.name} (exit ${task.exit}): ${lines ? lines[-1].trim() : 'no message'}\n    in ${task.workdir}"
+    }
+}
+
 // a function, because `workflow` is null in an onComplete closure of the entry workflow
 def summarise() {
     def stats = workflow.stats
-    log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${stats.ignoredCount + stats.failedCount} failed"
-    if (stats.ignoredCount) { log.warn 'some runs failed and are missing from the report; their errors are above. Mend them and run again with -resume.' }
-    if (workflow.success) { log.info "perturbdiff: report in ${params.outdir}/report.html" }
+    log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${stats.failedCount} failed"
+    def failed = complaints()
+    if (failed) { log.warn "these failed, and what needs them is missing from the report; mend them and run again with -resume\n  ${failed.join('\n  ')}" }
+    if (file("${params.outdir}/report.html").exists()) { log.info "perturbdiff: report in ${params.outdir}/report.html" }
 }
 
 // raw counts → stores and splits

@@ -1,0 +1,93 @@
+"""Nextflow for the tests of the workflow: found once, each start costs some seconds."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Ran:
+    """One finished Nextflow command."""
+
+    code: int
+    output: str
+    folder: Path
+    outdir: Path
+
+    def tasks(self) -> list[dict[str, str]]:
+        """Rows of the newest trace."""
+        newest = max((self.outdir / "pipeline_info").glob("trace_*.tsv"), key=lambda p: p.stat().st_mtime)
+        with newest.open() as handle:
+            return list(csv.DictReader(handle, delimiter="\t"))
+
+    def ran(self) -> list[str]:
+        """Names of the tasks that ran and ended well, without workflow names."""
+        return sorted(t["name"].split(":")[-1] for t in self.tasks() if t["status"] == "COMPLETED")
+
+
+class Nextflow:
+    """Starts Nextflow in a folder of its own."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.program, self.folder = program, folder
+
+    def environment(self, parser: str) -> dict[str, str]:
+        tools = str(Path(sys.executable).parent)
+        return os.environ | {
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "NXF_SYNTAX_PARSER": parser,
+            "NXF_ANSI_LOG": "false",
+            "NXF_OFFLINE": "true",
+        }
+
+    def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+        done = subprocess.run(
+            [self.program, *arguments],
+            cwd=self.folder,
+            env=self.environment(parser),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        # 25.04 warns of valid selectors
+        lines = [
+            line
+            for line in (done.stdout + done.stderr).splitlines()
+            if "Unrecognized config option" not in line
+        ]
+        return Ran(done.returncode, "\n".join(lines), self.folder, self.folder / "out")
+
+    def run(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+        fixed = ("run", str(ROOT / "main.nf"), "-profile", "test", "--outdir", "out")
+        return self(*fixed, *arguments, parser=parser, timeout=timeout)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.pipeline)
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    """Path of Nextflow, or the test is skipped."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Java is missing: the workflow is not tested here")
+    found = subprocess.run([ROOT / "bin" / "get-nextflow"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"Nextflow cannot be had here: {found.stderr.strip().splitlines()[-1]}")
+    return found.stdout.strip()
+
+
+@pytest.fixture
+def nextflow(program, tmp_path) -> Nextflow:
+    return Nextflow(program, tmp_path)

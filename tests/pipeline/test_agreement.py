@@ -1,0 +1,95 @@
+"""Commands, processes, schemas and configuration speak of the same things; no Nextflow is started."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from perturbdiff import config
+from perturbdiff.baselines import NAMES
+from perturbdiff.cli import app
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))
+COMMANDS: dict[str, set[str]] = {
+    name: {option for p in command.params for option in p.opts}
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda p: p.stem)
+def test_each_process_is_one_command_with_known_options(module):
+    text = module.read_text()
+    calls = re.findall(r"^ *(?:perturbdiff|pd-launch) (.*)$", text, re.MULTILINE)
+    assert len(calls) == 1, "a process script is one command"
+    name = calls[0].split()[0]
+    assert name == ("evaluate" if module.stem == "ceiling" else module.stem)
+    # options are given in the call or in the definitions above it
+    given = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", text)) - {"--version"}
+    assert given <= COMMANDS[name]
+    for part in ("tag ", "stub:", "versions.yml") if module.stem != "report" else ("stub:", "versions.yml"):
+        assert part in text
+    assert len(re.findall(r"^    label ", text, re.MULTILINE)) >= 2
+
+
+def test_every_data_command_has_a_process():
+    assert {m.stem for m in MODULES} - {"ceiling"} <= set(COMMANDS)
+    assert {
+        "simulate",
+        "preprocess",
+        "split",
+        "stats",
+        "pretrain",
+        "train",
+        "finetune",
+        "sample",
+        "baseline",
+    } <= {m.stem for m in MODULES}
+
+
+def test_parameters_are_those_of_the_schema():
+    schema = json.loads((ROOT / "nextflow_schema.json").read_text())
+    described = {name for group in schema["$defs"].values() for name in group["properties"]}
+    text = (ROOT / "nextflow.config").read_text()
+    block = re.search(r"^params \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    defaults = re.findall(r"^    (\w+) +=", block[1], re.MULTILINE) + re.findall(
+        r"^params\.(\w+) +=", text, re.MULTILINE
+    )
+    assert sorted(defaults) == sorted(described)
+    assert [ref["$ref"].split("/")[-1] for ref in schema["allOf"]] == list(schema["$defs"])
+    used = re.findall(
+        r"params\.(\w+)", "".join(p.read_text() for p in [ROOT / "main.nf", *(ROOT / "conf").iterdir()])
+    )
+    assert set(used) <= described
+
+
+def test_modes_and_baselines_are_the_packages():
+    modes = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["mode"][
+        "enum"
+    ]
+    assert modes == ["train", "pretrain", "finetune", *NAMES]
+    schema = json.loads((ROOT / "nextflow_schema.json").read_text())
+    assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == list(NAMES)
+    assert f"baselines        = '{','.join(NAMES)}'" in (ROOT / "nextflow.config").read_text()
+
+
+def test_recipe_keys_are_those_of_the_configuration():
+    listed = (ROOT / "assets" / "recipe_keys.txt").read_text().splitlines()
+    assert listed == sorted(config.keys()), (
+        "write sorted(perturbdiff.config.keys()) into assets/recipe_keys.txt"
+    )
+    sections = re.search(
+        r"def sections\(\) \{\n    return \[(.*)\]", (ROOT / "modules" / "plan" / "recipes.nf").read_text()
+    )
+    assert sections is not None
+    assert {s.strip(" '") for s in sections[1].split(",")} == {k.split(".")[0] for k in listed if "." in k}
+
+
+def test_the_jars_are_locked():
+    rows = [line.split() for line in (ROOT / "containers" / "nextflow.lock").read_text().splitlines()[1:]]
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest, _, _ in rows)
+    assert all(jar == "{1}-{2}.jar".format(*coordinate.split(":")) for _, jar, coordinate in rows)
+    assert "io.nextflow:nextflow:25.04.4" in {coordinate for _, _, coordinate in rows}

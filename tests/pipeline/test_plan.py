@@ -1,0 +1,166 @@
+"""What the workflow makes of a samplesheet, without computing: stub runs and refusals."""
+
+from pathlib import Path
+
+import pytest
+
+HEADER = "id,dataset,input,preset,mode,init,transfer,overrides,split,genes,seed"
+
+
+def sheet(folder: Path, *rows: str, header: str = HEADER) -> str:
+    path = folder / "sheet.csv"
+    path.write_text("\n".join([header, *rows]) + "\n")
+    for name in ("kang.h5ad", "a.h5ad", "b.h5ad"):
+        (folder / name).touch()
+    return str(path)
+
+
+def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
+    (tmp_path / "zero.toml").write_text("[zeroshot]\n")
+    (tmp_path / "mine.yaml").write_text("base: tiny\ndata: {num_hvgs: 64}\nmodel: {depth: 3}\n")
+    rows = (
+        "prior,kang|atlas,kang.h5ad|a.h5ad;b.h5ad,tiny,pretrain,,,atlas:data.control=PBS,,,1",
+        "tuned,kang,kang.h5ad,tiny,finetune,prior,replace,,,,1",
+        "scratch,kang,kang.h5ad,tiny,train,,,model.depth=1,,,1",
+        "again,kang,kang.h5ad,mine.yaml,train,,,,,,2",  # equal data settings by another way
+        "zero,kang,kang.h5ad,tiny,train,,,,zero.toml,,1",
+        "blind,kang,kang.h5ad,tiny,train,,,data.hvg_cells=train,,,1",
+        "lin,kang,kang.h5ad,tiny,linear,,,,,,1",
+    )
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows), "--baselines", "control,linear")
+    assert ran.code == 0, ran.output
+    names = [name.split(" ")[0] for name in ran.ran()]
+    count = {name: names.count(name) for name in set(names)}
+    assert count["PREPROCESS"] == 3  # kang, kang with genes of training cells, atlas
+    assert (count["SPLIT"], count["SPLIT_FIRST"]) == (2, 1)  # rule, TOML; before the store
+    assert (count["PRETRAIN"], count["FINETUNE"], count["TRAIN"], count["SAMPLE"]) == (1, 1, 4, 5)
+    assert count["BASELINE"] == 6  # two for each store with split; the row's own stands in for 'linear'
+    assert count["EVALUATE"] == 5 + 6
+    assert count["CEILING"] == 3
+    assert count["REPORT"] == 1
+    assert {p.name for p in ran.outdir.iterdir()} == {
+        *("metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
+        *("splits", "statistics", "stores"),
+    }
+    assert {p.name for p in (ran.outdir / "models").iterdir()} == {
+        "prior",
+        "tuned",
+        "scratch",
+        "again",
+        "zero",
+        "blind",
+    }
+    records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").iterdir()}
+    assert records == {"trace", "timeline", "report", "dag", "versions.yml"}
+    again = nextflow.run(
+        "-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "control,linear", "-resume"
+    )
+    assert again.ran() == [], "an equal run has nothing to do"
+
+
+def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
+    rows = ("prior,kang,kang.h5ad,tiny,pretrain,,,,,,", "tuned,kang,kang.h5ad,tiny,finetune,prior,,,,,")
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows), "--baselines", "none", parser="v1")
+    assert ran.code == 0, ran.output
+    assert [n for n in ran.ran() if n.startswith(("FINETUNE", "REPORT"))] == ["FINETUNE (tuned)", "REPORT"]
+
+
+def test_every_mistake_in_the_parameters_is_told_at_once(nextflow, tmp_path):
+    wrong = (
+        "--alhpa",
+        "0.1",
+        "--alpha",
+        "3",
+        "--num-gpus",
+        "2",
+        "--train_time",
+        "soon",
+        "--device",
+        "tpu",
+        "--data_seed",
+        "-1",
+    )
+    ran = nextflow.run("-stub", "--input", "nowhere.csv", *wrong)
+    assert ran.code != 0
+    for message in (
+        "unknown parameter --alhpa, did you mean --alpha?",
+        "--alpha: must be below 1, got 3",
+        "did you mean --num_gpus?",
+        "--train_time: 'soon'",
+        "--device: must be one of auto, cpu, cuda, got 'tpu'",
+        "--data_seed: must be at least 0",
+        "--input: no such file 'nowhere.csv'",
+    ):
+        assert message in ran.output
+    assert "Submitted" not in ran.output
+
+
+def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
+    rows = (
+        "a,kang,nothere.h5ad,tiny,train,,,,,,",
+        "a,kang,kang.h5ad,tinny,trian,,,,,,",
+        "linear,kang,kang.h5ad,tiny,train,,,train.max_stepz=3,no.toml,,",
+        "d,kang,kang.h5ad,tiny,finetune,zz,,steps=4,,,-3",
+        "e e,,kang.h5ad|a.h5ad,tiny,train,d,,,,,",
+    )
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows))
+    assert ran.code != 0
+    for message in (
+        "line 2 (a): no such input 'nothere.h5ad'",
+        "line 3 (a): unknown mode 'trian'",
+        "line 3 (a): no preset or file 'tinny'",
+        "line 3 (a): duplicate id 'a'",
+        "line 4 (linear): no such split 'no.toml'",
+        "line 4 (linear): unknown recipe key 'train.max_stepz', did you mean 'train.max_steps'?",
+        "line 4 (linear): id 'linear' is the name of a method",
+        "line 5 (d): unknown init 'zz'",
+        "line 5 (d): override 'steps=4'",
+        "line 5 (d): seed '-3'",
+        "line 6 (e e): 'dataset' is empty",
+        "line 6 (e e): only a pretrain row can have several data sets",
+    ):
+        assert message in ran.output
+    assert "Submitted" not in ran.output
+
+
+def test_an_unknown_column_is_told(nextflow, tmp_path):
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, "a,kang,train", header="id,dataset,mood"))
+    assert ran.code != 0
+    assert "unknown column 'mood'" in ran.output
+    assert "column 'input' is missing" in ran.output
+
+
+def test_slurm_settings_reach_the_jobs(nextflow):
+    ran = nextflow("config", str(Path(__file__).parents[2]), "-profile", "test,slurm")
+    assert ran.code == 0, ran.output
+    text = " ".join(ran.output.split())
+    for setting in (
+        "executor = 'slurm'",
+        "queueSize = 100",
+        "--gres=gpu:${params.num_gpus}",
+        "task.exitStatus in [75,",
+        "PD_END_TIME: task.time",
+        "runOptions = '--no-home --bind",
+        "CUDA_VISIBLE_DEVICES",
+        "failOnIgnore = true",
+    ):
+        assert setting in text
+    # one selector, one side: a profile's selector would throw away what the base says under the same name
+    assert text.count("withLabel:gpu {") == text.count("withLabel:process_gpu {") == 1
+    assert "cpus = { params.train_cpus }" in text
+
+
+@pytest.mark.parametrize("name", ["profile-needs-image"])
+def test_the_image_is_asked_for(nextflow, tmp_path, name):
+    rows = sheet(tmp_path, "a,kang,kang.h5ad,tiny,train,,,,,,")
+    ran = nextflow(
+        "run",
+        str(Path(__file__).parents[2] / "main.nf"),
+        "-stub",
+        "-profile",
+        "test,apptainer",
+        "--input",
+        rows,
+    )
+    assert ran.code != 0
+    assert "--container FILE.sif" in ran.output
