@@ -16,6 +16,7 @@ from perturbdiff.evaluation.svg import (
     GREY,
     INK,
     PALETTE,
+    PAPER,
     RULE,
     WIDTH,
     Look,
@@ -233,7 +234,7 @@ def embedding(
         for source, tint, _ in looks:
             if (sources == source).any():
                 x, y = points[sources == source].mean(axis=0)
-                axes.plot(x, y, "P", color=tint, ms=9, mec="white", mew=1.0)
+                axes.plot(x, y, "P", color=tint, ms=9, mec=PAPER, mew=1.0)
         axes.set(xlim=limits[:2], ylim=limits[2:], box_aspect=0.8)
         for set_label, axis, number in ((axes.set_xlabel, "x", 1), (axes.set_ylabel, "y", 2)):
             share = float(cells[f"explained_{axis}"].iloc[0]) if f"explained_{axis}" in cells else 0.0

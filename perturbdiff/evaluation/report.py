@@ -37,17 +37,13 @@ def write_report(
     Parameters
     ----------
     runs
-        Folders written by `evaluate`; several methods and data sets may be mixed.
+        Folders written by `evaluate`, of several methods and data sets.
     out
         The page. Beside it ``<name>_figures/`` holds every figure as SVG and its numbers as CSV.
     title
         Heading of the page.
-    bundles
-        Trained bundles: their configurations and training curves.
-    statistics
-        Folders written by `stats`.
-    splits
-        Splits, to count cells and conditions per part.
+    bundles, statistics, splits
+        Trained bundles (configuration, training curves), folders written by `stats`, splits.
     against
         Method to compare the first model with, condition by condition. Default: ``nearest-context`` if it was
         run, else the best other by PDCorr.

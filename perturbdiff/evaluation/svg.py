@@ -22,11 +22,12 @@ PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#8A8F98"
 # Stand-ins that become CSS colours on the page; in an exported SVG they are what they say.
-INK, RULE = "#22272E", "#D5D9DF"
+INK, RULE, PAPER = "#22272E", "#D5D9DF", "#FDFDFC"
 # Colours too dark for a dark page become variables that the style sheet sets for either.
 _PAGE_COLORS = {
     INK: "currentColor",
     RULE: "var(--rule)",
+    PAPER: "var(--paper)",
     "#0072B2": "var(--blue)",
     "#8C6BB1": "var(--purple)",
 }
