@@ -18,7 +18,8 @@ process FINETUNE {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}' ${args}
+    key=\$(pd-digest ${init} ${store} ${split})
+    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

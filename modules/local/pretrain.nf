@@ -19,7 +19,8 @@ process PRETRAIN {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${held} --seed ${meta.seed} --checkpoints '${checkpoints}' ${args}
+    key=\$(pd-digest ${stores} ${heldStores} ${heldSplits})
+    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${held} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -18,7 +18,8 @@ process TRAIN {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}' ${args}
+    key=\$(pd-digest ${store} ${split})
+    pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -46,6 +46,7 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     def settings = settingsOf(row, '', folder)
     def text     = recipe([name: row.preset ?: 'custom'] + settings, ['name', 'model', 'schedule', 'loss', 'train'])
     def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
+    // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
 }
 

@@ -1,0 +1,92 @@
+"""The workflow for real on a tiny simulated screen: everything once, nothing twice, and on after a kill."""
+
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+from conftest import ROOT, Nextflow, Ran  # type: ignore[import-not-found]
+
+SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=700;simulate.genes=120"
+FEW = ("--baselines", "control", "--input")
+
+
+def sheet(folder, name: str, more: str = "") -> str:
+    path = folder / f"{name}.csv"
+    row = f"model,screen,simulate:tiny,tiny,train,{SCREEN}{more}"
+    path.write_text(f"id,dataset,input,preset,mode,overrides\n{row}\n")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def first(program, tmp_path_factory) -> tuple[Nextflow, Ran]:
+    folder = tmp_path_factory.mktemp("run")
+    nextflow = Nextflow(program, folder)
+    return nextflow, nextflow.run(*FEW, sheet(folder, "tiny"))
+
+
+@pytest.mark.slow
+def test_raw_counts_become_a_report(first):
+    _, ran = first
+    assert ran.code == 0, ran.output
+    assert "<html" in (ran.outdir / "report.html").read_text()[:500]
+    table = (ran.outdir / "report.txt").read_text()
+    assert all(name in table for name in ("model", "control", "ceiling"))
+    assert (ran.outdir / "models" / "model" / "model.safetensors").is_file()
+    assert "perturbdiff" in (ran.outdir / "pipeline_info" / "versions.yml").read_text()
+
+
+@pytest.mark.slow
+def test_an_equal_run_has_nothing_to_do_and_a_new_alpha_only_scores_again(first):
+    nextflow, _ = first
+    again = nextflow.run(*FEW, str(nextflow.folder / "tiny.csv"), "-resume")
+    assert again.code == 0, again.output
+    assert again.ran() == []
+    other = nextflow.run(*FEW, str(nextflow.folder / "tiny.csv"), "-resume", "--alpha", "0.1")
+    assert other.code == 0, other.output
+    assert {name.split(" ")[0] for name in other.ran()} == {"EVALUATE", "CEILING", "REPORT"}
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
+    nextflow, _ = first
+    path = sheet(nextflow.folder, "long", ";train.max_steps=400;train.valid_every=100")
+    with open(path, "a") as handle:
+        handle.write(f"broken,screen,simulate:tiny,tiny,train,{SCREEN};train.precision=64-odd\n")
+    command = [
+        nextflow.program,
+        "run",
+        str(ROOT / "main.nf"),
+        "-profile",
+        "test",
+        "--outdir",
+        "out",
+        *FEW,
+        path,
+        "-resume",
+    ]
+    head = subprocess.Popen(
+        command,
+        cwd=nextflow.folder,
+        env=nextflow.environment("v2"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    known = set((nextflow.folder / "checkpoints").glob("*/last.ckpt"))
+    deadline = time.monotonic() + 300
+    while not set((nextflow.folder / "checkpoints").glob("*/last.ckpt")) - known:
+        assert head.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.2)
+    head.send_signal(signal.SIGTERM)
+    head.communicate(timeout=120)
+
+    ran = nextflow.run(*FEW, path, "-resume")
+    tasks = {t["name"].split(":")[-1]: t for t in ran.tasks()}
+    work = next((nextflow.folder / "work").glob(f"{tasks['TRAIN (model)']['hash']}*"))
+    steps = re.findall(r"continuing at step (\d+) of 400", (work / ".command.err").read_text())
+    assert int(steps[0]) >= 5
+    assert tasks["REPORT"]["status"] == "COMPLETED"
+    assert tasks["TRAIN (broken)"]["status"] == "FAILED"
+    assert ran.code != 0, "a missing run shows in the exit code"
+    assert re.search(r"TRAIN \(broken\) \(exit 2\): .*train.precision", ran.output)
