@@ -97,6 +97,7 @@ class ModelConfig(Section):
     covariate_projection: Literal["width", "genes"] = Field(
         "width", description="covariates go straight to D (paper), or through a vector of G (released)"
     )
+    leak: float = Field(0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero")
     anchor: Literal["none", "control"] = Field(
         "none",
         description="cells are made from noise (paper), or as changes to the control cell at their place",
@@ -117,7 +118,9 @@ class LossConfig(Section):
     mmd_factor: Literal["paper", "half"] = Field(
         "paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper) or half of it (released)"
     )
-    mmd_statistic: Literal["V", "U"] = Field("V", description="with or without the zero self-distances")
+    mmd_statistic: Literal["V", "U", "cross"] = Field(
+        "V", description="pairs within a set with (V) or without (U) self-pairs, or only across twin sets (cross)"
+    )
     mse_weight: float = Field(1.0, ge=0)
     mse_reduction: Literal["sum", "mean"] = Field("mean", description="over genes")
 

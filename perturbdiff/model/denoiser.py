@@ -217,7 +217,11 @@ class Denoiser(nn.Module):
         return self.fusion(torch.cat([time.expand(-1, label.shape[1], -1), label], dim=-1))
 
     def _head(self, raw: Tensor) -> Tensor:
-        value = F.relu(raw) if self.config.head == "relu" else F.softplus(raw)
+        if self.config.head == "softplus":
+            return self._gate(F.softplus(raw))
+        value = F.relu(raw)
+        if self.config.leak:  # a value that is zero for all cells can come back
+            value = value + self.config.leak * (raw - raw.detach()) * (raw < 0)
         return self._gate(value)
 
     def _gate(self, value: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perturbdiff.config import LossConfig
-from perturbdiff.diffusion.losses import energy_distance, hybrid_loss
+from perturbdiff.diffusion.losses import cross_energy_distance, energy_distance, hybrid_loss
 
 
 def brute_force(x, y, statistic):
@@ -76,3 +76,25 @@ def test_hybrid_loss_terms():
 def test_one_cell_is_not_a_set():
     with pytest.raises(ValueError, match="at least two"):
         energy_distance(torch.rand(1, 1, 3), torch.rand(1, 4, 3))
+
+
+def test_cross_statistic_is_the_mean_over_pairs_across_twins():
+    x, y = torch.randn(4, 5, 3), torch.randn(4, 5, 3) + 0.3
+    found = cross_energy_distance(x, y)
+    expected = [
+        torch.cdist(x[i], y[i + 1]).mean() + torch.cdist(x[i + 1], y[i]).mean()
+        - torch.cdist(x[i], x[i + 1]).mean() - torch.cdist(y[i], y[i + 1]).mean()
+        for i in (0, 2)
+    ]  # fmt: skip
+    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(cross_energy_distance(x, y, factor="half"), found / 2)
+
+
+def test_spread_within_a_set_pays_in_the_u_statistic_but_not_across_twins():
+    """Cells on a grid inside each set: too narrow a population, yet far from each other."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randn(400, 8, 1, generator=generator)
+    quantiles = torch.distributions.Normal(0, 1).icdf((torch.arange(8) + 0.5) / 8)[None, :, None]
+    spread = quantiles.expand(400, 8, 1)
+    assert energy_distance(spread, truth, statistic="U").mean() < -0.05
+    assert cross_energy_distance(spread, truth).mean() > 0
