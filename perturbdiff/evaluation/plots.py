@@ -180,7 +180,9 @@ def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
             data.groupby("split", observed=True), key=lambda item: (item[0] != "train", str(item[0]))
         )
         for i, (split, rows) in enumerate(groups):
-            color = (PALETTE[1], PALETTE[0], *PALETTE[2:])[i % len(PALETTE)]
+            color = {"train": PALETTE[1], "valid": PALETTE[0]}.get(
+                str(split), PALETTE[(i + 2) % len(PALETTE)]
+            )
             rows = rows.sort_values("step")
             step, value = rows["step"].to_numpy(), rows[term].to_numpy()
             many = len(rows) > 40
