@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -192,6 +193,9 @@ class Inputs:
     def __init__(self, paths: Sequence[Path], config: DataConfig, scratch: Path) -> None:
         if not paths:
             raise UserError("no input file given")
+        twice = [str(p) for p, n in Counter(Path(p).resolve() for p in paths).items() if n > 1]
+        if twice:
+            raise UserError(f"{twice[0]}: given twice; give each input once")
         self.config = config
         self.files: list[CountsFile] = []
         try:

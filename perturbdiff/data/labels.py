@@ -85,22 +85,49 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig) -> pd.DataFrame:
     """
     with Inputs(inputs, config, Path()) as opened:
         labels = read_labels(opened)
-        frame = labels.conditions.loc[labels.codes, list(LABELS)].reset_index(drop=True)
+        if not config.extra_obs:
+            return labels.conditions
+        frame = pd.DataFrame({"condition": labels.codes})
         for name in config.extra_obs:
-            frame[name] = extra_column(opened, name).astype(str).to_numpy()
-    keys = [*LABELS, *config.extra_obs]
-    grouped = frame.groupby(keys, sort=False).size().rename("n_cells").reset_index()
-    return sort_conditions(grouped, config.control)
+            frame[name] = pd.Categorical(extra_column(opened, name))
+    grouped = (
+        frame.groupby(list(frame.columns), observed=True, sort=False).size().rename("n_cells").reset_index()
+    )
+    table = pd.DataFrame(labels.conditions.loc[grouped["condition"], list(LABELS)]).reset_index(drop=True)
+    for name in config.extra_obs:
+        table[name] = grouped[name].astype(str)
+    return sort_conditions(table.assign(n_cells=grouped["n_cells"]), config.control)
 
 
 def extra_column(inputs: Inputs, name: str) -> pd.Series:
-    """Return a further obs column of all files: numbers stay numbers, anything else is categorical."""
+    """Return a further obs column of all files: numbers stay numbers, anything else is categorical text.
+
+    A missing text is the empty string.
+    """
     parts = [file.column(name, "data.extra_obs") for file in inputs.files]
     if all(pd.api.types.is_numeric_dtype(p) and not pd.api.types.is_bool_dtype(p) for p in parts):
         return pd.concat(parts, ignore_index=True)
-    text = [pd.Categorical(p.astype(object).where(p.notna(), "").astype(str)) for p in parts]
-    categories = sorted(set().union(*(t.categories for t in text)))
-    return pd.concat([pd.Series(t.set_categories(categories)) for t in text], ignore_index=True)
+    texts = [_as_text(p) for p in parts]
+    categories = sorted({""}.union(*(t.categories for t in texts)))
+    codes = [
+        pd.Index(categories).get_indexer(pd.Index([*t.categories, ""])).astype(np.int32)[t.codes]
+        for t in texts
+    ]
+    return pd.Series(pd.Categorical.from_codes(np.concatenate(codes), categories))
+
+
+def _as_text(values: pd.Series) -> pd.Categorical:
+    """Return a column as a categorical of text, with missing values where it has them.
+
+    A whole number stored as a float loses its '.0'.
+    """
+    found = pd.Categorical(values)
+    names = [
+        str(int(c)) if isinstance(c, float) and c.is_integer() else str(c) for c in found.categories.tolist()
+    ]
+    unique = sorted(set(names))
+    place = np.append(pd.Index(unique).get_indexer(pd.Index(names)), -1).astype(np.int32)
+    return pd.Categorical.from_codes(place[found.codes], unique)
 
 
 def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
@@ -119,8 +146,9 @@ def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[st
 
 
 def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:
-    values = file.column(name, role)
-    missing = values.isna().to_numpy()
+    found = _as_text(file.column(name, role))
+    empty = found.categories.get_loc("") if "" in found.categories else -1
+    missing = (found.codes == -1) | (found.codes == empty)
     if missing.any():
         row = int(np.flatnonzero(missing)[0])
         cell = file.cell_names(row, row + 1)[0]
@@ -128,14 +156,7 @@ def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:
             f"{file.path}: obs column '{name}' has {int(missing.sum())} missing values (first: cell '{cell}'); "
             "give these cells a label or drop them"
         )
-    found = values.array if isinstance(values.dtype, pd.CategoricalDtype) else pd.Categorical(values)
-    return found.rename_categories([_text(c) for c in found.categories])  # type: ignore[union-attr]
-
-
-def _text(value: object) -> str:
-    """Return a label as text; a whole number stored as a float loses its '.0'."""
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value)) if whole else str(value)  # type: ignore[call-overload]
+    return found
 
 
 def _with_dose(

@@ -37,8 +37,12 @@ class RowMatrix(Protocol):
         ...
 
 
-def _block(start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray) -> Block:
+def _block(start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, columns: int) -> Block:
     indptr = np.asarray(indptr, np.int64)
+    if len(indices) != indptr[-1] - indptr[0] or len(data) != len(indices):
+        raise ValueError("the sparse matrix has fewer values than its row pointers say")
+    if len(indices) and (indices.min() < 0 or indices.max() >= columns):
+        raise ValueError("the sparse matrix has an entry outside its shape")
     exact = np.float32 if data.dtype == np.float32 or data.dtype.itemsize <= 2 else np.float64
     return Block(
         start,
@@ -61,11 +65,13 @@ class CsrMatrix:
         row = 0
         while row < self.shape[0]:
             indptr = np.asarray(pointers[row : row + _POINTERS_PER_READ + 1], np.int64)
+            if (np.diff(indptr) < 0).any():
+                raise ValueError("the sparse matrix has descending row pointers")
             a = 0
             while a < len(indptr) - 1:
                 b = max(a + 1, int(np.searchsorted(indptr, indptr[a] + limit, "right")) - 1)
                 span = slice(int(indptr[a]), int(indptr[b]))
-                yield _block(row + a, indptr[a : b + 1], indices[span], data[span])
+                yield _block(row + a, indptr[a : b + 1], indices[span], data[span], self.shape[1])
                 a = b
             row += len(indptr) - 1
 
@@ -81,7 +87,7 @@ class DenseMatrix:
         rows = max(1, limit // max(1, self.shape[1]))
         for start in range(0, self.shape[0], rows):
             part = sparse.csr_matrix(np.asarray(self.array[start : start + rows]))
-            yield _block(start, part.indptr, part.indices, part.data)
+            yield _block(start, part.indptr, part.indices, part.data, self.shape[1])
 
 
 class CscMatrix:
@@ -111,7 +117,7 @@ class CscMatrix:
             entries = np.fromfile(file, self._ENTRY)
             coordinates = (entries["row"].astype(np.int32), entries["column"].astype(np.int32))
             part = sparse.csr_matrix((entries["value"], coordinates), shape=(rows, self.shape[1]))
-            yield _block(start, part.indptr, part.indices, part.data)
+            yield _block(start, part.indptr, part.indices, part.data, self.shape[1])
 
     def _convert(self) -> list[Path]:
         self.scratch.mkdir(parents=True, exist_ok=True)

@@ -123,6 +123,10 @@ def missing_label(adata):
     adata.obs["cell_type"] = adata.obs["cell_type"].astype("category")
 
 
+def empty_label(adata):
+    adata.obs["batch"] = ["" if i == 4 else "d1" for i in range(adata.n_obs)]
+
+
 def bad_dose(adata):
     adata.obs["dose"] = "high"
 
@@ -138,6 +142,7 @@ MISTAKES = [
     (change_nothing, {"input_scale": "log1p"}, "these are counts; set data.input_scale=counts"),
     (twice, {}, r"gene names are not unique \(g0\).*var_names_make_unique"),
     (missing_label, {}, "obs column 'cell_type' has 1 missing values.*first: cell 'cell"),
+    (empty_label, {}, "obs column 'batch' has 1 missing values.*first: cell 'cell"),
     (bad_dose, {"dose_key": "dose"}, "obs column 'dose' is not a number for .* treated cells .*'high'"),
     (change_nothing, {"dose_key": "dosage"}, "no obs column 'dosage'"),
     (change_nothing, {"min_genes": 1000}, "no cell passes data.min_counts=0 and data.min_genes=1000"),
@@ -183,6 +188,26 @@ def plain_hdf5(path):
         file["x"] = [1, 2]
 
 
+def entry_outside(path):
+    tiny_counts().write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file["X/indices"][100] = 5000
+
+
+def descending_pointers(path):
+    tiny_counts().write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        file["X/indptr"][10] = 3
+
+
+def too_few_values(path):
+    tiny_counts().write_h5ad(path)
+    with h5py.File(path, "r+") as file:
+        short = file["X/data"][:-50]
+        del file["X/data"]
+        file["X/data"] = short
+
+
 def no_cells(path):
     tiny_counts()[:0].copy().write_h5ad(path)
 
@@ -192,6 +217,9 @@ def no_cells(path):
     [
         (truncated, "damaged or incomplete"),
         (corrupt_values, "damaged or incomplete"),
+        (entry_outside, "damaged.*outside its shape"),
+        (descending_pointers, "damaged.*descending row pointers"),
+        (too_few_values, "damaged.*fewer values"),
         (lambda path: path.write_bytes(b""), r"is empty \(0 bytes\)"),
         (lambda path: path.write_text("gene,count\n"), "is not an h5ad file"),
         (plain_hdf5, "is not an AnnData file"),
@@ -224,6 +252,29 @@ def test_several_files_are_aligned_by_gene_name(tmp_path, caplog):
     assert dict(obs["source_file"].value_counts()) == {"a.h5ad": 50, "b.h5ad": adata.n_obs - 50}
     of_b = obs[obs["source_file"] == "b.h5ad"]
     np.testing.assert_array_equal(second.obs_names[of_b["source_row"]], of_b["cell"])
+
+
+def test_a_file_given_twice(counts_file, tmp_path):
+    with pytest.raises(UserError, match="given twice"):
+        preprocess([counts_file, counts_file], tmp_path / "store", DataConfig())
+
+
+def test_extra_columns_of_several_files(tmp_path):
+    adata = tiny_counts()
+    adata.obs["plate"] = pd.Categorical(np.where(np.arange(adata.n_obs) % 3, "x", None))
+    adata[:50].copy().write_h5ad(tmp_path / "a.h5ad")
+    adata.obs["plate"] = np.arange(adata.n_obs) % 2 == 0
+    adata[50:].copy().write_h5ad(tmp_path / "b.h5ad")
+    table = conditions_of([tmp_path / "a.h5ad", tmp_path / "b.h5ad"], DataConfig(extra_obs=("plate",)))
+    counts = table.groupby("plate")["n_cells"].sum().to_dict()
+    of_a = np.arange(50) % 3
+    of_b = np.arange(50, adata.n_obs) % 2
+    assert counts == {
+        "": (of_a == 0).sum(),
+        "x": (of_a > 0).sum(),
+        "True": (of_b == 0).sum(),
+        "False": (of_b == 1).sum(),
+    }
 
 
 def test_files_without_common_genes(tmp_path):
