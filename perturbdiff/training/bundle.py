@@ -106,11 +106,17 @@ class Bundle:
             model.load_state_dict(weights)
         except RuntimeError as error:
             raise UserError(f"{folder}: weights and config.json do not fit together ({error})") from None
-        seen = folder / "seen.parquet"
+        seen, curve = folder / "seen.parquet", folder / "training.csv"
         return cls(
-            model.to(device).eval(), config, genes, vocabulary, record["target_sum"], record["training"],
+            model.to(device).eval(),
+            config,
+            genes,
+            vocabulary,
+            record["target_sum"],
+            record["training"],
             pd.read_parquet(seen) if seen.is_file() else pd.DataFrame(),
-        )  # fmt: skip
+            pd.read_csv(curve) if curve.is_file() else pd.DataFrame(),
+        )
 
 
 def write_weights(model: Denoiser, path: Path) -> None:

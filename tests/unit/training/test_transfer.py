@@ -1,0 +1,198 @@
+"""Pretraining, isolation of held-out cells, and the three ways of transfer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_data import tiny_counts
+
+from perturbdiff import config, sampling
+from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.splits import read_split
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError
+from perturbdiff.predictions import read_predictions
+from perturbdiff.training.bundle import Bundle
+from perturbdiff.training.isolation import HeldOut
+from perturbdiff.training.run import finetune, pretrain
+
+SHORT = (
+    "train.max_steps=4",
+    "train.warmup_steps=1",
+    "train.log_every=2",
+    "model.unit=rms",
+    "model.gate=true",
+    "train.ema_decay=0",
+)
+LABELS = ["cell_type", "batch", "perturbation"]
+
+
+def recipe(*changes):
+    return config.load("tiny", [*SHORT, *changes])
+
+
+@pytest.fixture(scope="module")
+def atlas(tmp_path_factory):
+    """A store of unperturbed cells: other genes, one more cell type; 3 cells bear names of the tiny data."""
+    counts = tiny_counts(seed=5, genes=90)
+    counts = counts[counts.obs["perturbation"] == "control"].copy()
+    counts.var_names = [f"g{i + 20}" for i in range(90)]
+    counts.obs["cell_type"] = counts.obs["cell_type"].astype(str).replace({"B": "NK"}).astype("category")
+    counts.obs_names = [f"atlas{i}" for i in range(counts.n_obs)]
+    folder = tmp_path_factory.mktemp("atlas")
+    counts.write_h5ad(folder / "atlas.h5ad")
+    return preprocess([folder / "atlas.h5ad"], folder / "atlas", recipe().data)
+
+
+@pytest.fixture(scope="module")
+def pretrained(trained, atlas, tmp_path_factory):
+    out = tmp_path_factory.mktemp("pretrained") / "bundle"
+    pairs = [(trained / "store", trained / "split.parquet")]
+    return pretrain([trained / "store", atlas], out, recipe(), downstream=pairs, device="cpu")
+
+
+def test_pretraining_knows_both_stores_and_only_contexts(pretrained, trained, atlas):
+    bundle = Bundle.load(pretrained)
+    assert bundle.config.train.zero_control
+    assert bundle.genes == list(dict.fromkeys([*Store(trained / "store").genes, *Store(atlas).genes]))
+    assert bundle.vocabulary.datasets == ("store", "atlas")
+    assert bundle.vocabulary.cell_type == ("B", "NK", "T")
+    assert len(bundle.model.input_layers.layers) == 2
+    # only the row of "no perturbation" was trained
+    torch.manual_seed(bundle.config.seed)
+    table = bundle.model.covariate_encoder.tables["perturbation"].weight
+    assert table[0].abs().sum() > 0
+
+
+def test_no_held_out_condition_is_seen(pretrained, trained):
+    split = read_split(trained / "split.parquet")
+    held = {
+        tuple(row) for row in split[split["part"].isin(["valid", "test"])][LABELS].itertuples(index=False)
+    }
+    seen = Bundle.load(pretrained).seen
+    assert held
+    assert not held & {tuple(row) for row in seen[LABELS].itertuples(index=False)}
+    assert (seen["role"] == "target").all()
+    assert set(seen["dataset"]) == {"store", "atlas"}
+
+
+def test_held_out_cells_are_left_out_by_name(trained, tmp_path):
+    split = read_split(trained / "split.parquet")
+    held = HeldOut.collect([(trained / "store", trained / "split.parquet")])
+    counts = tiny_counts()
+    counts.obs["cell_type"] = "renamed"  # other labels, the same cells
+    counts.obs["perturbation"] = "control"
+    counts.write_h5ad(tmp_path / "same.h5ad")
+    same = Store(preprocess([tmp_path / "same.h5ad"], tmp_path / "same", recipe().data))
+    use, exclude = held.leave_out(same)
+    assert use.all()
+    truth = Store(trained / "store")
+    names = truth.obs()
+    out = names.merge(split, on=LABELS)
+    out = set(out[out["part"].isin(["valid", "test"])]["cell"])
+    assert out
+    assert set(same.obs(["cell"])["cell"][exclude]) == out
+
+
+def test_a_store_wholly_held_out_is_refused(trained):
+    store = Store(trained / "store")
+    every = {tuple(row) for row in store.conditions[LABELS].itertuples(index=False)}
+    with pytest.raises(UserError, match="every condition is held out"):
+        HeldOut(conditions=every).leave_out(store)
+
+
+@pytest.mark.parametrize("mode", ["keep", "reinitialise", "replace"])
+def test_transfer(pretrained, trained, tmp_path, mode):
+    # a learning rate of almost nothing: what is kept stays what it was
+    changes = ("train.learning_rate=1e-12", "train.weight_decay=0")
+    out = finetune(
+        pretrained, trained / "store", trained / "split.parquet", tmp_path / "b", recipe(*changes),
+        transfer=mode, device="cpu",
+    )  # fmt: skip
+    old, new = Bundle.load(pretrained), Bundle.load(out)
+    before, after = old.model.state_dict(), new.model.state_dict()
+    assert new.genes == (Store(trained / "store").genes if mode == "replace" else old.genes)
+    for name in ("blocks.0.attention.qkv.weight", "time_embedding.expand.weight", "fusion.0.weight"):
+        torch.testing.assert_close(after[name], before[name])
+    same = new.genes == old.genes and torch.allclose(
+        after["output_layer.weight"], before["output_layer.weight"]
+    )
+    assert same == (mode == "keep")
+    assert len(new.model.input_layers.layers) == 1
+    kept = mode == "keep"
+    assert kept == (
+        new.genes == old.genes
+        and torch.allclose(after["input_layers.layers.0.weight"], before["input_layers.layers.0.weight"])
+    )
+    rows = [
+        b.model.covariate_encoder.tables["cell_type"].weight[b.vocabulary.encode("cell_type", ["T"])]
+        for b in (old, new)
+    ]
+    torch.testing.assert_close(rows[0], rows[1])
+    assert new.vocabulary.cell_type[: len(old.vocabulary.cell_type)] == old.vocabulary.cell_type
+    assert torch.equal(new.model.unit, old.model.unit) == kept
+    assert any("kept" in line for line in new.training["transferred"])
+    assert "Transferred" in (out / "README.md").read_text()
+
+
+def test_genes_that_the_store_lacks_are_not_predicted(pretrained, trained, tmp_path):
+    out = finetune(
+        pretrained, trained / "store", trained / "split.parquet", tmp_path / "b", recipe(), device="cpu"
+    )
+    bundle, store = Bundle.load(out), Store(trained / "store")
+    foreign = [gene not in set(store.genes) for gene in bundle.genes]
+    assert any(foreign)
+    assert (bundle.model.maximum.numpy()[foreign] == 0).all()
+    found = sampling.sample(
+        out, trained / "store", tmp_path / "p.h5ad", split=trained / "split.parquet", device="cpu"
+    )
+    assert set(read_predictions(found).var_names) == set(store.genes) & set(bundle.genes)
+
+
+def test_a_pretrained_bundle_samples_contexts(pretrained, trained, tmp_path, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    (tmp_path / "w.csv").write_text("cell_type,batch,perturbation,n_cells\nT,d1,control,9\n")
+    found = sampling.sample(
+        pretrained, trained / "store", tmp_path / "p.h5ad", conditions=tmp_path / "w.csv", device="cpu"
+    )
+    adata = read_predictions(found)
+    assert (adata.obs["source"] == "predicted").sum() == 9
+    assert "knows contexts only" in caplog.text
+
+
+def test_the_bundle_decides_the_architecture(pretrained, trained, tmp_path, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    out = finetune(
+        pretrained,
+        trained / "store",
+        trained / "split.parquet",
+        tmp_path / "b",
+        recipe("model.width=64"),
+        device="cpu",
+    )
+    assert Bundle.load(out).config.model.width == 32
+    assert "the bundle decides the architecture: width=32" in caplog.text
+
+
+def test_an_unknown_data_set_starts_from_the_mean_layer(pretrained, trained):
+    from perturbdiff.training.bundle import build_model
+    from perturbdiff.training.transfer import transfer_weights
+
+    old = Bundle.load(pretrained)
+    words = dataclasses.replace(old.vocabulary, datasets=("new",))
+    model = build_model(old.config, old.genes, words)
+    report = transfer_weights(old, model, words, "keep")
+    mean = torch.stack([layer.weight for layer in old.model.input_layers.layers]).mean(0)
+    torch.testing.assert_close(model.input_layers.layers[0].weight, mean)
+    assert report[0] == "input and control layer of data set new: mean of 2 pretrained layers"
+
+
+def test_stores_with_other_gene_names_are_refused(pretrained, trained, tmp_path):
+    counts = tiny_counts()
+    counts.var_names = [f"ENSG{i}" for i in range(counts.n_vars)]
+    counts.write_h5ad(tmp_path / "c.h5ad")
+    store = preprocess([tmp_path / "c.h5ad"], tmp_path / "store", recipe().data)
+    with pytest.raises(UserError, match="no gene in common"):
+        finetune(pretrained, store, trained / "split.parquet", tmp_path / "b", recipe(), device="cpu")
