@@ -33,7 +33,8 @@ def unitOf(row, folder, seed) {
     def settings   = settingsOf(row, row.dataset, folder)
     def store      = storeOf(row, 0, folder, seed)
     def toml       = row.split ? locate(row.split, folder) : []
-    def text       = recipe(settings, ['data', 'split'])
+    // a TOML of several data sets is read by this name
+    def text       = recipe(settings + [name: row.dataset], ['name', 'data', 'split'])
     def splitFirst = settings.data?.hvg_cells == 'train'
     def key        = digest([store.key, text, toml ? "toml ${toml.text}" : '', splitFirst])
     def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,

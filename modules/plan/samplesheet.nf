@@ -50,7 +50,7 @@ def recipeProblems(row, folder) {
         problems << reasonOf(problem)
     }
     try {
-        settings = overlay(settings, parseOverrides(row.overrides, row.dataset))
+        settings = (row.dataset ?: '').split(/\|/).inject(settings) { tree, dataset -> overlay(tree, parseOverrides(row.overrides, dataset)) }
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }

@@ -88,6 +88,12 @@ def program() -> str:
     return found.stdout.strip()
 
 
+@pytest.fixture(scope="session")
+def nextflow_in(program):
+    """Return a function: folder → `Nextflow` that runs there."""
+    return lambda folder: Nextflow(program, folder)
+
+
 @pytest.fixture
 def nextflow(program, tmp_path) -> Nextflow:
     return Nextflow(program, tmp_path)

@@ -1,5 +1,6 @@
 """Commands, processes, schemas and configuration speak of the same things; no Nextflow is started."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_recipe_keys_are_those_of_the_configuration():
     )
     assert sections is not None
     assert {s.strip(" '") for s in sections[1].split(",")} == {k.split(".")[0] for k in listed if "." in k}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "assets").rglob("*.csv")), ids=lambda p: p.stem)
+def test_the_sheets_that_come_along_name_what_exists(path):
+    schema = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]
+    with path.open() as handle:
+        rows = list(csv.DictReader(handle))
+    assert rows
+    for row in rows:
+        assert set(row) <= set(schema["properties"])
+        assert all(row[name] for name in schema["required"])
+        assert row["mode"] in schema["properties"]["mode"]["enum"]
+        overrides = [part.split(":")[-1] for part in row["overrides"].split(";") if part]
+        config.load(row["preset"], overrides)  # knows the preset and takes the values
+    assert len({row["id"] for row in rows}) == len(rows)
 
 
 def test_the_jars_are_locked():

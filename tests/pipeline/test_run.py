@@ -4,11 +4,13 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, Nextflow, Ran  # type: ignore[import-not-found]
 
-SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=700;simulate.genes=120"
+ROOT = Path(__file__).parents[2]
+
+SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=900;simulate.genes=120"
 FEW = ("--baselines", "control", "--input")
 
 
@@ -20,9 +22,10 @@ def sheet(folder, name: str, more: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def first(program, tmp_path_factory) -> tuple[Nextflow, Ran]:
+def first(nextflow_in, tmp_path_factory):
+    """A finished run, and the Nextflow that ran it."""
     folder = tmp_path_factory.mktemp("run")
-    nextflow = Nextflow(program, folder)
+    nextflow = nextflow_in(folder)
     return nextflow, nextflow.run(*FEW, sheet(folder, "tiny"))
 
 
@@ -52,7 +55,7 @@ def test_an_equal_run_has_nothing_to_do_and_a_new_alpha_only_scores_again(first)
 def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     nextflow, _ = first
     path = sheet(nextflow.folder, "long", ";train.max_steps=400;train.valid_every=100")
-    with open(path, "a") as handle:
+    with Path(path).open("a") as handle:
         handle.write(f"broken,screen,simulate:tiny,tiny,train,{SCREEN};train.precision=64-odd\n")
     command = [
         nextflow.program,
@@ -76,7 +79,8 @@ def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     known = set((nextflow.folder / "checkpoints").glob("*/last.ckpt"))
     deadline = time.monotonic() + 300
     while not set((nextflow.folder / "checkpoints").glob("*/last.ckpt")) - known:
-        assert head.poll() is None and time.monotonic() < deadline, "no checkpoint was written"
+        assert head.poll() is None
+        assert time.monotonic() < deadline, "no checkpoint was written"
         time.sleep(0.2)
     head.send_signal(signal.SIGTERM)
     head.communicate(timeout=120)
