@@ -12,7 +12,7 @@ import pandas as pd
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.schema import ALL, LABELS, dose_label, sort_conditions
+from perturbdiff.data.schema import ALL, LABELS, RESERVED, dose_label, sort_conditions
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -85,18 +85,36 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig) -> pd.DataFrame:
     """
     with Inputs(inputs, config, Path()) as opened:
         labels = read_labels(opened)
-        if not config.extra_obs:
+        names = extra_names(config)
+        if not names:
             return labels.conditions
-        frame = pd.DataFrame({"condition": labels.codes})
-        for name in config.extra_obs:
-            frame[name] = pd.Categorical(extra_column(opened, name))
-    grouped = (
-        frame.groupby(list(frame.columns), observed=True, sort=False).size().rename("n_cells").reset_index()
-    )
-    table = pd.DataFrame(labels.conditions.loc[grouped["condition"], list(LABELS)]).reset_index(drop=True)
-    for name in config.extra_obs:
-        table[name] = grouped[name].astype(str)
+        columns = [pd.Categorical(extra_column(opened, name)) for name in names]
+    frame = pd.DataFrame(dict(enumerate([labels.codes, *columns]))).assign(n_cells=1)
+    keys = list(range(len(names) + 1))
+    grouped = pd.DataFrame(frame.groupby(keys, observed=True, sort=False, dropna=False).sum().reset_index())
+    table = pd.DataFrame(labels.conditions.loc[grouped[0], list(LABELS)]).reset_index(drop=True)
+    for number, name in enumerate(names, 1):
+        table[name] = grouped[number].astype(str)
     return sort_conditions(table.assign(n_cells=grouped["n_cells"]), config.control)
+
+
+def extra_names(config: DataConfig) -> tuple[str, ...]:
+    """Return the further obs columns to keep, without those that are kept as a label anyway.
+
+    Raises
+    ------
+    UserError
+        If one has the name of another column of the store.
+    """
+    own = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
+    own |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
+    kept = tuple(name for name in config.extra_obs if own.get(name) != name)
+    taken = [name for name in kept if name in RESERVED]
+    if taken:
+        raise UserError(
+            f"data.extra_obs: the store has a column '{taken[0]}' of its own; rename that obs column of the input"
+        )
+    return kept
 
 
 def extra_column(inputs: Inputs, name: str) -> pd.Series:

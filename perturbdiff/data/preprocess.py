@@ -22,7 +22,7 @@ from perturbdiff.config import DataConfig
 from perturbdiff.data import kernels, spill
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.genes import choose_genes, read_gene_list
-from perturbdiff.data.labels import Labels, extra_column, read_labels
+from perturbdiff.data.labels import Labels, extra_column, extra_names, read_labels
 from perturbdiff.data.scan import Scan, median_depth, quality_table, scan_cells
 from perturbdiff.data.schema import FORMAT, LABELS, complete
 from perturbdiff.data.store import depth_factors
@@ -243,7 +243,7 @@ class _ObsMaker:
         if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
             dose = perturbations.set_index("perturbation")["dose"]
             self._dose = dose.loc[conditions["perturbation"]].to_numpy()
-        self._extra = {name: extra_column(inputs, name) for name in inputs.config.extra_obs}
+        self._extra = {name: extra_column(inputs, name) for name in extra_names(inputs.config)}
 
     def __call__(self, bucket: spill.Bucket) -> pd.DataFrame:
         """Return obs of the bucket's cells."""

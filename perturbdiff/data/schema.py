@@ -14,6 +14,12 @@ LABELS = ("cell_type", "batch", "perturbation")
 ALL = "all"
 """Label of every cell when the input has no column for a cell type or a batch."""
 
+OBS_COLUMNS = (*LABELS, "dose", "n_counts", "n_genes", "source_row", "source_file")
+"""Columns of a store's obs, beside those a user asks to keep; ``dose`` if the input has one."""
+
+RESERVED = frozenset({*OBS_COLUMNS, "cell", "n_cells"})
+"""Names that an extra column cannot have."""
+
 CONDITION_COLUMNS = (*LABELS, "n_cells", "start", "stop", "is_control", "control", "part")
 
 

@@ -277,6 +277,23 @@ def test_extra_columns_of_several_files(tmp_path):
     }
 
 
+def test_extra_columns_with_taken_names(tmp_path):
+    adata = tiny_counts()
+    adata.obs["donor"] = adata.obs["batch"]
+    adata.obs["condition"] = adata.obs["perturbation"]
+    adata.obs["age"] = np.where(adata.obs["batch"] == "d1", 31.0, np.nan)
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    config = DataConfig(extra_obs=("batch", "condition", "age"))
+    table = conditions_of([tmp_path / "a.h5ad"], config)
+    assert list(table.columns) == [*KEYS, "condition", "age", "n_cells"]
+    assert (table["condition"] == table["perturbation"]).all()
+    assert table["n_cells"].sum() == adata.n_obs
+    store = Store(preprocess([tmp_path / "a.h5ad"], tmp_path / "store", config))
+    assert {"condition", "age"} <= set(store.obs().columns)
+    with pytest.raises(UserError, match=r"data.extra_obs: the store has a column 'batch' of its own"):
+        conditions_of([tmp_path / "a.h5ad"], DataConfig(batch_key="donor", extra_obs=("batch",)))
+
+
 def test_files_without_common_genes(tmp_path):
     adata = tiny_counts()
     adata[:, :40].copy().write_h5ad(tmp_path / "a.h5ad")
