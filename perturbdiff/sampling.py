@@ -55,12 +55,10 @@ def sample(
     shard: tuple[int, int] = (0, 1),
     force: bool = False,
 ) -> Path:
-    """Predict conditions with a trained model.
+    """Predict conditions with the model ``bundle``.
 
     Parameters
     ----------
-    bundle
-        The model.
     store
         Gives the control cells; its genes are matched to the model's by name.
     out
@@ -69,8 +67,7 @@ def sample(
         Predict the perturbed conditions of this part, as many cells as there are real ones.
     conditions
         Instead of a split: CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` (default: the
-        number of the store's cells of that condition, or a set). In a store with the one label 'all' a column may
-        be left out.
+        number of the store's cells of that condition, or a set). A column whose one label is 'all' may be left out.
     config
         The reverse process; default: the bundle's.
     seed
@@ -83,11 +80,7 @@ def sample(
     UserError
         If labels, genes or units of store and bundle do not fit, or nothing is asked for.
     """
-    if (split is None) == (conditions is None):
-        raise UserError("sample: say what to predict: either --split (with --part) or --conditions")
-    asked = {"split": split} if split else {"conditions": conditions}
-    if not 0 <= shard[0] < shard[1]:
-        raise UserError(f"sample: shard {shard[0]}/{shard[1]} does not exist; shards count from 0/N to N-1/N")
+    asked = _asked(split, conditions, shard)
     where = resolve_device(device)
     inputs: dict[str, Any] = {"bundle": bundle, "store": store, **asked}
     settings = {
@@ -99,19 +92,30 @@ def sample(
     with provenance.stage(
         "sample", out, config=settings, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
-        if stage.skip:
-            return out
-        model = Bundle.load(bundle, where)
-        cells = Store(store)
-        if conditions is not None:
-            wanted = read_requests(conditions, cells)
-        else:
-            wanted = requests(cells, read_split(Path(split or "")), part)
-        sampler = ConditionSampler(model, cells, wanted, config or model.config.sample, seed=seed)
-        mine = sampler.shard(*shard)
-        stage.results |= {"conditions": len(mine), "cells": int(wanted["n_cells"].iloc[mine].sum())}
-        _write(stage.path, sampler, mine)
+        if not stage.skip:
+            model, cells = Bundle.load(bundle, where), Store(store)
+            if "split" in asked:
+                wanted = requests(cells, read_split(asked["split"]), part)
+            else:
+                wanted = read_requests(asked["conditions"], cells)
+            sampler = ConditionSampler(model, cells, wanted, config or model.config.sample, seed=seed)
+            mine = sampler.shard(*shard)
+            stage.results |= {
+                "conditions": len(mine),
+                "cells": int(sampler.wanted["n_cells"].iloc[mine].sum()),
+            }
+            _write(stage.path, sampler, mine)
     return out
+
+
+def _asked(split: Path | None, conditions: Path | None, shard: tuple[int, int]) -> dict[str, Path]:
+    """Return the file that says what to predict, by its role."""
+    if not 0 <= shard[0] < shard[1]:
+        raise UserError(f"sample: shard {shard[0]}/{shard[1]} does not exist; shards count from 0/N to N-1/N")
+    given = {role: path for role, path in (("split", split), ("conditions", conditions)) if path is not None}
+    if len(given) != 1:
+        raise UserError("sample: say what to predict: either --split (with --part) or --conditions")
+    return given
 
 
 def _write(path: Path, sampler: ConditionSampler, mine: np.ndarray) -> None:

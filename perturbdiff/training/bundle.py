@@ -148,7 +148,8 @@ def build_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Den
 
 def card(bundle: Bundle) -> str:
     """Return the bundle's README: what it is, what it saw, how to use it."""
-    words, facts, model = bundle.vocabulary, bundle.training, bundle.model
+    words, model = bundle.vocabulary, bundle.model
+    facts = dict(sorted(bundle.training.items()))
     size = sum(p.numel() for p in model.parameters())
     targets = bundle.seen[bundle.seen["role"] == "target"] if len(bundle.seen) else bundle.seen
     cells = int(targets["n_cells"].sum()) if len(targets) else 0

@@ -81,7 +81,8 @@ def fit(
     with ExitStack() as stack:
         if processes.rank == 0:
             stack.enter_context(checkpoints.locked())
-        start, step = checkpoints.find(resume if processes.rank == 0 else "auto")
+        # Only the first process clears the folder; the others need not wait for that.
+        start, step = (None, 0) if processes.rank and resume == "never" else checkpoints.find(resume)
         if start is not None:
             logger.info("continuing at step %d of %d", step, material.config.train.max_steps)
         module = TrainingModule(material.model, material.config)
@@ -96,7 +97,8 @@ def fit(
             start_step=step, stop_step=material.config.train.max_steps, pin_memory=device == "cuda",
         )  # fmt: skip
         trainer.fit(module, _Endless(loader), ckpt_path=start, weights_only=True)  # pyright: ignore[reportArgumentType]
-        return _finish(averaged(averaging, module), journal, validation, checkpoints)
+        chosen = validation if processes.rank == 0 else None  # the first process alone writes the bundle
+        return _finish(averaged(averaging, module), journal, chosen, checkpoints)
 
 
 def _averaging(material: Material) -> Averaging | None:

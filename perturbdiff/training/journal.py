@@ -66,7 +66,10 @@ class Journal(pl.Callback):
         step = trainer.global_step
         if step % self.every and step != trainer.max_steps:
             return
-        row = {name: float(value) / self._steps for name, value in self._sums.items()}
+        means = {name: value / self._steps for name, value in self._sums.items()}
+        if trainer.world_size > 1:
+            means = {n: trainer.strategy.reduce(v.float(), reduce_op="mean") for n, v in means.items()}
+        row = {name: float(value) for name, value in means.items()}
         self._sums, self._steps = {}, 0
         if not math.isfinite(row["total"]):
             raise UserError(
@@ -74,7 +77,8 @@ class Journal(pl.Callback):
             )
         row["learning_rate"] = pl_module.learning_rate(step - 1)
         self.add(trainer, "train", row)
-        self._say(trainer, row, batch.target.shape[0] * batch.target.shape[1])
+        if trainer.is_global_zero:
+            self._say(trainer, row, batch.target.shape[0] * batch.target.shape[1])
 
     def add(self, trainer: pl.Trainer, split: str, values: dict[str, float]) -> None:
         """Add a row at the current step and send it to TensorBoard."""

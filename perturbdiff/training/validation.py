@@ -96,10 +96,10 @@ class Validation(pl.Callback):
         self.journal.add(trainer, "valid", scores)
         value = scores["energy" if settings.valid_metric == "energy" else "total"]
         better = value < self.best_value
-        logger.info(
-            "validation at step %d: energy distance %.4g, loss %.4g%s",
-            step, scores["energy"], scores["total"], ", best so far" if better else "",
-        )  # fmt: skip
+        if trainer.is_global_zero:
+            best = ", best so far" if better else ""
+            line = "validation at step %d: energy distance %.4g, loss %.4g%s"
+            logger.info(line, step, scores["energy"], scores["total"], best)
         if better:
             self._keep(trainer, module, step, value)
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from perturbdiff import config
+from perturbdiff import recipes
 from perturbdiff.errors import StoppedEarly, UserError
 from perturbdiff.training.checkpoints import Allocation, CheckpointFolder
 from perturbdiff.training.module import TrainingModule
@@ -20,7 +20,7 @@ SAME = ("model.safetensors", "training.csv", "vocabulary.json", "genes.json", "s
 
 
 def recipe(*changes):
-    return config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *changes])
+    return recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *changes])
 
 
 def run(trained, out, *changes, **options):
@@ -61,7 +61,7 @@ def test_crashes_at_many_steps(trained, tmp_path, monkeypatch):
 CHILD = """
 import sys, time
 from pathlib import Path
-from perturbdiff import config
+from perturbdiff import recipes
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run import train
 step = TrainingModule.training_step
@@ -70,7 +70,7 @@ def slow(self, *arguments):
     return step(self, *arguments)
 TrainingModule.training_step = slow
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
-recipe = config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.checkpoint_every=3"])
+recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.checkpoint_every=3"])
 train(folder / "store", folder / "split.parquet", out, recipe, device="cpu")
 """
 

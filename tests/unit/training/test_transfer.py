@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_data import tiny_counts
 
-from perturbdiff import config, sampling
+from perturbdiff import recipes, sampling
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
@@ -30,7 +30,7 @@ LABELS = ["cell_type", "batch", "perturbation"]
 
 
 def recipe(*changes):
-    return config.load("tiny", [*SHORT, *changes])
+    return recipes.load("tiny", [*SHORT, *changes])
 
 
 @pytest.fixture(scope="module")

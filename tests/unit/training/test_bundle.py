@@ -1,0 +1,132 @@
+"""The bundle: what it holds, what it refuses, what validation chose."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import torch
+
+from perturbdiff import recipes
+from perturbdiff.data.splits import read_split
+from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError
+from perturbdiff.training.bundle import Bundle
+from perturbdiff.training.run import train
+
+LABELS = ["cell_type", "batch", "perturbation"]
+
+
+def test_holds_what_sampling_needs(trained):
+    bundle, store = Bundle.load(trained / "bundle"), Store(trained / "store")
+    assert bundle.genes == store.genes
+    assert bundle.target_sum == store.target_sum
+    assert float(bundle.model.unit) == store.scale
+    assert not bundle.model.training
+    assert set(bundle.curve["split"]) == {"train", "valid"}
+    assert bundle.curve[bundle.curve["split"] == "train"]["step"].tolist() == [5, 10, 15, 20]
+    names = {path.name for path in (trained / "bundle").iterdir()}
+    assert not any(name.endswith((".ckpt", ".pkl", ".pt")) for name in names)
+    assert "not for decisions about patients" in (trained / "bundle" / "README.md").read_text()
+
+
+def test_units_look_at_training_cells_only(trained):
+    bundle, store = Bundle.load(trained / "bundle"), Store(trained / "store")
+    split = read_split(trained / "split.parquet")
+    part = store.conditions[LABELS].merge(split, on=LABELS)["part"]
+    rows = [
+        range(a, b)
+        for a, b, p in zip(store.conditions["start"], store.conditions["stop"], part, strict=True)
+        if p == "train"
+    ]
+    cells = store.expression([i for r in rows for i in r])
+    assert bundle.model.maximum.tolist() == pytest.approx(cells.max(axis=0).toarray().ravel().tolist())
+
+
+def test_seen_are_the_training_conditions(trained):
+    seen, split = Bundle.load(trained / "bundle").seen, read_split(trained / "split.parquet")
+    merged = seen.merge(split, on=LABELS, how="left", suffixes=("", "_split"))
+    assert (merged["part"] == "train").all()
+    assert len(seen) == (split["part"] == "train").sum()
+    assert set(seen.loc[seen["is_control"], "role"]) == {"input"}
+    assert set(seen.loc[~seen["is_control"], "role"]) == {"target"}
+
+
+def test_labels_without_training_cells_are_unknown(trained, tmp_path):
+    split = read_split(trained / "split.parquet")
+    split.loc[split["perturbation"] == "p3", "part"] = "test"
+    split.to_parquet(tmp_path / "split.parquet")
+    recipe = recipes.load("tiny", ["train.max_steps=1", "train.warmup_steps=0"])
+    out = train(trained / "store", tmp_path / "split.parquet", tmp_path / "b", recipe, device="cpu")
+    assert "p3" not in Bundle.load(out).vocabulary.perturbation
+
+
+def test_the_best_step_is_chosen(trained, tmp_path):
+    # a rate that wrecks the model after the first validations
+    recipe = recipes.load(
+        "tiny",
+        ["train.max_steps=9", "train.valid_every=3", "train.learning_rate=0.3", "train.ema_decay=0",
+         "train.warmup_steps=10", "train.valid_metric=loss"],
+    )  # fmt: skip
+    split = read_split(trained / "split.parquet")
+    split.loc[(split["perturbation"] == "p2") & (split["batch"] == "d2"), "part"] = "valid"
+    split.to_parquet(tmp_path / "split.parquet")
+    bundle = Bundle.load(
+        train(trained / "store", tmp_path / "split.parquet", tmp_path / "b", recipe, device="cpu")
+    )
+    valid = bundle.curve[bundle.curve["split"] == "valid"].set_index("step")["total"]
+    assert bundle.training["chosen_step"] == valid.idxmin() != 9
+    assert bundle.training["validation_loss"] == pytest.approx(valid.min(), rel=1e-4)
+
+
+def test_without_validation_the_last_step_is_used(trained, tmp_path, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    split = read_split(trained / "split.parquet")
+    split.assign(part=split["part"].replace("valid", "unused")).to_parquet(tmp_path / "split.parquet")
+    recipe = recipes.load("tiny", ["train.max_steps=2"])
+    out = train(trained / "store", tmp_path / "split.parquet", tmp_path / "b", recipe, device="cpu")
+    assert Bundle.load(out).training == {"steps": 2, "chosen_step": 2}
+    assert caplog.text.count("no condition is for validation") == 1
+
+
+def test_save_and_load_give_the_same(trained, tmp_path):
+    bundle = Bundle.load(trained / "bundle")
+    bundle.save(tmp_path)
+    for name in (
+        "model.safetensors",
+        "config.json",
+        "genes.json",
+        "vocabulary.json",
+        "training.csv",
+        "README.md",
+    ):
+        assert (tmp_path / name).read_bytes() == (trained / "bundle" / name).read_bytes(), name
+    again = Bundle.load(tmp_path)
+    weights = zip(bundle.model.state_dict().values(), again.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in weights)
+    pd.testing.assert_frame_equal(again.seen, bundle.seen)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", lambda r: {**r, "format": 99}, "newer"),
+        ("config.json", lambda r: {k: v for k, v in r.items() if k != "config"}, "cannot be read"),
+        ("genes.json", lambda r: r[:-1], "do not fit together"),
+    ],
+)
+def test_refuses_what_does_not_fit(trained, tmp_path, file, change, message):
+    folder = tmp_path / "bundle"
+    shutil.copytree(trained / "bundle", folder)
+    (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
+    with pytest.raises(UserError, match=message):
+        Bundle.load(folder)
+
+
+def test_an_architecture_that_does_not_fit_is_refused(trained, tmp_path):
+    recipe = recipes.load("tiny", ["model.heads=5"])
+    with pytest.raises(UserError, match="section 'model'.*not a multiple of 5 heads"):
+        train(trained / "store", trained / "split.parquet", tmp_path / "b", recipe, device="cpu")
+    assert not (tmp_path / "b").exists()
