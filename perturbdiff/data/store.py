@@ -5,6 +5,7 @@ A store is a folder of AnnData Zarr parts that need none of this to be opened; s
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -36,6 +37,16 @@ def depth_factors(n_counts: np.ndarray, target_sum: float) -> np.ndarray:
     """Return target_sum / n_counts in float32, 0 for cells without counts."""
     depth = n_counts.astype(np.float64)
     return np.divide(target_sum, depth, out=np.zeros_like(depth), where=depth > 0).astype(np.float32)
+
+
+@contextlib.contextmanager
+def _reading(part: Path) -> Iterator[None]:
+    """Turn what a missing or damaged file of a part raises into a `UserError`."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{part}: is damaged ({reason}); run preprocess again with --force") from error
 
 
 class Store:
@@ -142,7 +153,10 @@ class Store:
         UserError
             If a column does not exist.
         """
-        frames = [self._part_obs(zarr.open_group(p, mode="r")["obs"], columns) for p in self._parts]
+        frames = []
+        for path in self._parts:
+            with _reading(path):
+                frames.append(self._part_obs(zarr.open_group(path, mode="r")["obs"], columns))
         return pd.concat(frames, ignore_index=True)
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
@@ -176,21 +190,32 @@ class Store:
         """What a stored value is multiplied by before log1p, float32 [N]."""
         if self.input_scale == "log1p":
             return np.ones(self.n_cells, np.float32)
+        # zarr reads a chunk whose file is gone as zeros
+        if (self.n_counts[np.diff(self._pointers) > 0] <= 0).any():
+            raise UserError(f"{self.path}: cells with counts have depth 0; run preprocess again with --force")
         return depth_factors(self.n_counts, self.target_sum)
 
     @cached_property
     def _matrices(self) -> list[tuple[ShardedReader, ShardedReader]]:
-        return [(ShardedReader(p / "X" / "indices"), ShardedReader(p / "X" / "data")) for p in self._parts]
+        pairs = []
+        for path in self._parts:
+            with _reading(path):
+                pairs.append((ShardedReader(path / "X" / "indices"), ShardedReader(path / "X" / "data")))
+        return pairs
 
     @cached_property
     def _pointers(self) -> np.ndarray:
         """Place of every row's first value, counted over all parts, int64 [N + 1]."""
         pieces, base = [np.zeros(1, np.int64)], 0
         for path in self._parts:
-            own = np.asarray(zarr.open_array(path / "X" / "indptr", mode="r")[1:])
+            with _reading(path):
+                own = np.asarray(zarr.open_array(path / "X" / "indptr", mode="r")[1:])
             pieces.append(own + base)
             base += int(own[-1]) if len(own) else 0
-        return np.concatenate(pieces)
+        pointers = np.concatenate(pieces)
+        if pointers[-1] != self.n_values or (np.diff(pointers) < 0).any():
+            raise UserError(f"{self.path}: row pointers are damaged; run preprocess again with --force")
+        return pointers
 
     def expression(self, rows: Rows) -> sparse.csr_matrix:
         """Return log1p values of ``rows`` in the order given, repeats allowed.

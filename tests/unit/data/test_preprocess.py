@@ -29,9 +29,9 @@ KEYS = ["cell_type", "batch", "perturbation"]
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Buckets of about 8 cells, parts of about 100, shards of 64 rows."""
+    """Buckets of about 8 cells, parts of about 130, shards of 64 rows."""
     monkeypatch.setattr(module, "BUCKET_VALUES", 400)
-    monkeypatch.setattr(module, "PART_CELLS", 100)
+    monkeypatch.setattr(module, "PART_CELLS", 130)
     monkeypatch.setattr(store_writer, "ROWS_PER_CHUNK", 4)
     monkeypatch.setattr(store_writer, "ROWS_PER_SHARD", 16)
 

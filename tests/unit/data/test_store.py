@@ -1,5 +1,6 @@
 """Reading: disk and memory agree with the counts and with scanpy, in any order of rows."""
 
+import shutil
 import warnings
 
 import anndata as ad
@@ -150,9 +151,18 @@ def test_what_is_not_a_store(folder, tmp_path):
         Store(folder / "counts.h5ad")
 
 
-def test_other_format_and_missing_parts(folder, tmp_path):
-    import shutil
+@pytest.mark.parametrize("gone", ["X/indptr", "X/indptr/c", "X/data", "obs/n_counts", "obs"])
+def test_damaged_parts(folder, tmp_path, gone):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "store", copy)
+    shutil.rmtree(copy / "part-0001.zarr" / gone)
+    with pytest.raises(UserError, match="(is|are) damaged|have depth 0"):
+        store = Store(copy)
+        store.expression(slice(None))
+        store.obs()
 
+
+def test_other_format_and_missing_parts(folder, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder / "store", copy)
     manifest = copy / "manifest.json"
