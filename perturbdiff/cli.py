@@ -76,7 +76,7 @@ def options(
 
 
 def _config(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
-    from perturbdiff.config import load
+    from perturbdiff.recipes import load
 
     chosen = load(recipe, overrides or ())
     return chosen if seed is None else chosen.model_copy(update={"seed": seed})
@@ -411,7 +411,7 @@ def config_show(
     overrides: Overrides = None,
 ) -> None:
     """Print a complete recipe with the source of each value (paper, released, ours, default)."""
-    from perturbdiff.config import describe, presets
+    from perturbdiff.recipes import describe, presets
 
     typer.echo(describe(recipe, overrides or ()) if recipe or overrides else "\n".join(presets()))
 

@@ -1,22 +1,10 @@
-"""The configuration: one frozen, typed tree, read from presets or YAML files and changed by ``--set a.b=c``.
-
-A preset says where each value comes from by a YAML tag: ``!paper 1000``, ``!released 512``, ``!ours 32``
-(`config show` prints them). A user's own file needs no tags.
-"""
+"""The configuration: one frozen, typed tree. `perturbdiff.recipes` reads it from presets and files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from perturbdiff.errors import UserError, listing, nearest
-
-SOURCES = ("paper", "released", "ours")
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
@@ -119,7 +107,8 @@ class LossConfig(Section):
         "paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper) or half of it (released)"
     )
     mmd_statistic: Literal["V", "U", "cross"] = Field(
-        "V", description="pairs within a set with (V) or without (U) self-pairs, or only across twin sets (cross)"
+        "V",
+        description="pairs within a set with (V) or without (U) self-pairs, or only across twin sets (cross)",
     )
     mse_weight: float = Field(1.0, ge=0)
     mse_reduction: Literal["sum", "mean"] = Field("mean", description="over genes")
@@ -273,164 +262,3 @@ class Config(Section):
     sample: SampleConfig = SampleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     simulate: SimulateConfig = SimulateConfig()
-
-
-class _Tagged:
-    """A YAML value with the source its tag names."""
-
-    def __init__(self, value: Any, source: str) -> None:
-        self.value, self.source = value, source
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> _Tagged:
-    if suffix not in SOURCES:
-        raise UserError(f"unknown tag '!{suffix}' in a configuration; sources are {listing(SOURCES)}")
-    if isinstance(node, yaml.SequenceNode):
-        return _Tagged(loader.construct_sequence(node, deep=True), suffix)
-    if isinstance(node, yaml.ScalarNode):
-        plain = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, node.value, (True, False)), node.value)
-        return _Tagged(loader.construct_object(plain, deep=True), suffix)
-    raise UserError(f"tag '!{suffix}' belongs on a value, not on a section")
-
-
-_Loader.add_multi_constructor("!", _construct_tagged)
-
-
-def presets() -> list[str]:
-    """Return the names of the recipes that come with the package."""
-    folder = resources.files("perturbdiff") / "presets"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
-
-
-def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Return the configuration of a preset's name or a YAML file, with ``key.path=value`` overrides applied.
-
-    A file or preset may begin with ``base: NAME`` and then gives only what differs.
-
-    Raises
-    ------
-    UserError
-        If the preset or file is unknown, a key does not exist or a value has the wrong type.
-    """
-    return load_with_sources(source, overrides)[0]
-
-
-def load_with_sources(
-    source: str | Path | None = None, overrides: Iterable[str] = ()
-) -> tuple[Config, dict[str, str]]:
-    """Return `load`'s configuration and, for each dotted key that was set, its source."""
-    tree: dict[str, Any] = {} if source is None else _read(str(source), seen=())
-    for text in overrides:
-        _set(tree, text)
-    values, sources = _untag(tree)
-    origin = f"configuration {source}" if source is not None else "configuration"
-    try:
-        return Config.model_validate(values), sources
-    except ValidationError as error:
-        raise UserError(f"{origin}: {_explain(error)}") from None
-
-
-def describe(source: str | Path | None, overrides: Iterable[str] = ()) -> str:
-    """Return the resolved configuration as YAML, each value with its source as a comment."""
-    config, sources = load_with_sources(source, overrides)
-    lines = []
-    for dotted in keys():
-        value: Any = config
-        *sections, last = dotted.split(".")
-        for name in dotted.split("."):
-            value = getattr(value, name)
-        if sections and (head := f"{'.'.join(sections)}:") not in lines:
-            lines.append(head)
-        text = yaml.safe_dump(list(value) if isinstance(value, tuple) else value, default_flow_style=True)
-        text = text.removesuffix("...\n").strip()
-        origin = sources.get(dotted, "default")
-        lines.append(f"{'  ' if sections else ''}{last}: {text}" + (f"  # {origin}" if sections else ""))
-    return "\n".join(lines)
-
-
-def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
-    path = Path(source)
-    if source in presets():
-        text = (resources.files("perturbdiff") / "presets" / f"{source}.yaml").read_text()
-    elif path.is_file():
-        text = path.read_text()
-    else:
-        raise UserError(
-            f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
-        )
-    try:
-        tree = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"configuration {source} is not valid YAML: {error}") from None
-    tree = {} if tree is None else tree
-    if not isinstance(tree, dict):
-        raise UserError(f"configuration {source}: expected sections, found {type(tree).__name__}")
-    base = tree.pop("base", None)
-    if base is None:
-        return tree
-    if base in seen:
-        raise UserError(f"configuration {source}: its bases form a circle")
-    return _merge(_read(str(base), (*seen, source)), tree)
-
-
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _set(tree: dict[str, Any], text: str) -> None:
-    key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"--set {text!r}: write it as section.key=value, e.g. train.max_steps=500")
-    *sections, last = key.strip().split(".")
-    node = tree
-    for name in sections:
-        node = node.setdefault(name, {})
-        if not isinstance(node, dict):
-            raise UserError(f"--set {text!r}: '{name}' is a value, not a section")
-    try:
-        node[last] = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise UserError(f"--set {text!r}: cannot read the value {raw!r}") from None
-
-
-def _untag(tree: Any, prefix: str = "") -> tuple[Any, dict[str, str]]:
-    if isinstance(tree, _Tagged):
-        return tree.value, {prefix: tree.source}
-    if not isinstance(tree, dict):
-        return tree, {prefix: "given"}
-    values, sources = {}, {}
-    for key, value in tree.items():
-        values[key], found = _untag(value, f"{prefix}.{key}".lstrip("."))
-        sources.update(found)
-    return values, sources
-
-
-def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of the tree."""
-    for name, field in section.model_fields.items():
-        dotted = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{dotted}.")
-        else:
-            yield dotted
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"] if part not in ("float", "int"))
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"unknown key '{key}'{nearest(key, keys())}")
-        else:
-            lines.append(
-                f"'{key}': {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
-            )
-    return "; ".join(dict.fromkeys(lines))

@@ -49,15 +49,14 @@ def counts_file(tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
+    from perturbdiff import recipes
     from perturbdiff.data.preprocess import preprocess
     from perturbdiff.data.splits import make_split
     from perturbdiff.training.run import train
 
-    from perturbdiff import config
-
     folder = tmp_path_factory.mktemp("trained")
     tiny_counts().write_h5ad(folder / "counts.h5ad")
-    recipe = config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4"])
+    recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4"])
     preprocess([folder / "counts.h5ad"], folder / "store", recipe.data)
     make_split(folder / "store", folder / "split.parquet", recipe)
     train(folder / "store", folder / "split.parquet", folder / "bundle", recipe, device="cpu")

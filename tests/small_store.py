@@ -6,7 +6,8 @@ from pathlib import Path
 import anndata as ad
 from tiny_data import tiny_counts
 
-from perturbdiff import config
+from perturbdiff import recipes
+from perturbdiff.config import Config
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
 from perturbdiff.data.store import Store
@@ -17,7 +18,7 @@ class SmallStore:
     counts: Path
     store: Path
     split: Path
-    recipe: config.Config
+    recipe: Config
 
     @property
     def opened(self) -> Store:
@@ -26,7 +27,7 @@ class SmallStore:
 
 def small_store(folder: Path, overrides=(), adata: ad.AnnData | None = None) -> SmallStore:
     folder.mkdir(parents=True, exist_ok=True)
-    recipe = config.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *overrides])
+    recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *overrides])
     made = SmallStore(folder / "counts.h5ad", folder / "store", folder / "split.parquet", recipe)
     (tiny_counts() if adata is None else adata).write_h5ad(made.counts)
     preprocess([made.counts], made.store, recipe.data)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from perturbdiff import config
+from perturbdiff import recipes
 from perturbdiff.baselines import NAMES
 from perturbdiff.cli import app
 
@@ -79,8 +79,8 @@ def test_modes_and_baselines_are_the_packages():
 
 def test_recipe_keys_are_those_of_the_configuration():
     listed = (ROOT / "assets" / "recipe_keys.txt").read_text().splitlines()
-    assert listed == sorted(config.keys()), (
-        "write sorted(perturbdiff.config.keys()) into assets/recipe_keys.txt"
+    assert listed == sorted(recipes.keys()), (
+        "write sorted(perturbdiff.recipes.keys()) into assets/recipe_keys.txt"
     )
     sections = re.search(
         r"def sections\(\) \{\n    return \[(.*)\]", (ROOT / "modules" / "plan" / "recipes.nf").read_text()
@@ -100,7 +100,7 @@ def test_the_sheets_that_come_along_name_what_exists(path):
         assert all(row[name] for name in schema["required"])
         assert row["mode"] in schema["properties"]["mode"]["enum"]
         overrides = [part.split(":")[-1] for part in row["overrides"].split(";") if part]
-        config.load(row["preset"], overrides)  # knows the preset and takes the values
+        recipes.load(row["preset"], overrides)  # knows the preset and takes the values
     assert len({row["id"] for row in rows}) == len(rows)
 
 

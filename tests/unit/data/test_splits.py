@@ -6,7 +6,8 @@ import pytest
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff import config
+from perturbdiff import recipes
+from perturbdiff.config import SplitConfig
 from perturbdiff.data.split_rules import by_rule, by_toml, read_toml, spread
 from perturbdiff.data.splits import KEYS, check, count, make_split, parts, read_split
 from perturbdiff.errors import UserError
@@ -32,7 +33,7 @@ def screen(contexts=6, perturbations=20, types=("A", "B")) -> pd.DataFrame:
 
 
 def rule(**kwargs):
-    return config.SplitConfig(**kwargs)
+    return SplitConfig(**kwargs)
 
 
 def no_profiles(contexts):
@@ -226,23 +227,23 @@ def test_equal_runs_have_equal_bytes_and_are_skipped(small, tmp_path, caplog):
 
 @pytest.mark.parametrize("source", ["store", "counts"])
 def test_any_constant_obs_column_can_be_held_out(small, tmp_path, source):
-    recipe = config.load(
+    recipe = recipes.load(
         "tiny", ["split.context_column=site", "split.held_out=[south]", "data.extra_obs=[site]"]
     )
     out = make_split(getattr(small, source), tmp_path / "s.parquet", recipe)
     table = read_split(out)
     assert set(table["batch"][table["part"] == "test"]) == {"d2"}
-    several = config.load("tiny", ["split.context_column=well", "split.num_held_out=1"])
+    several = recipes.load("tiny", ["split.context_column=well", "split.num_held_out=1"])
     with pytest.raises(UserError, match="'well' has several values within one condition"):
         make_split(getattr(small, source), tmp_path / "t.parquet", several)
     with pytest.raises(UserError, match="no obs column 'sites'.*'site'"):
-        unknown = config.load("tiny", ["split.context_column=sites", "split.num_held_out=1"])
+        unknown = recipes.load("tiny", ["split.context_column=sites", "split.num_held_out=1"])
         make_split(getattr(small, source), tmp_path / "t.parquet", unknown)
     assert not (tmp_path / "t.parquet").exists()
 
 
 def test_pca_needs_a_store(small, tmp_path):
-    recipe = config.load(
+    recipe = recipes.load(
         "tiny", ["split.context_column=cell_type", "split.choose=pca", "split.num_held_out=1"]
     )
     table = read_split(make_split(small.store, tmp_path / "s.parquet", recipe))
