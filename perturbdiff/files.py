@@ -30,9 +30,9 @@ def explain_os_errors(path: Path) -> Iterator[None]:
             raise UserError(
                 f"cannot write {path}: permission denied; choose another output folder"
             ) from error
-        if error.errno in (errno.ENOTDIR, errno.ENAMETOOLONG):
+        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
             raise UserError(
-                f"cannot write {path}: {error.strerror.lower()}; choose another output"
+                f"cannot write {path}: its folder cannot be made ({error.strerror.lower()}); choose another output"
             ) from error
         raise
 

@@ -100,6 +100,8 @@ class CellSetSampler:
         Rows that stay together when a condition is permuted, and in which controls are drawn. 1: single rows.
         Larger values keep reads from disk sequential; a store is shuffled within conditions, so a window is as
         fair a sample as single rows.
+    quiet
+        Do not log how many conditions are smaller than a set.
 
     Raises
     ------
@@ -120,6 +122,7 @@ class CellSetSampler:
         world_size: int = 1,
         exclude: np.ndarray | None = None,
         window: int = 1,
+        quiet: bool = False,
     ) -> None:
         check_ranks(sets_per_step, rank, world_size)
         self.set_size, self.sets_per_step, self.seed, self.window = set_size, sets_per_step, seed, window
@@ -142,7 +145,8 @@ class CellSetSampler:
         self._first_cell = np.concatenate([[0], np.cumsum(count)])
         self.sets_per_epoch = int(self._first_set[-1])
         self._plans: dict[int, _Plan] = {}
-        self._report_small(count)
+        if not quiet:
+            self._report_small(count)
 
     def _block_sizes(self, count: np.ndarray) -> np.ndarray:
         halves = (

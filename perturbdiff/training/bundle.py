@@ -98,14 +98,16 @@ class Bundle:
             weights = load_file(folder / "model.safetensors")
         except (ValueError, KeyError, TypeError, ValidationError, SafetensorError) as error:
             raise UserError(
-                f"{folder}: the bundle cannot be read ({type(error).__name__}: {error})"
+                f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); copy it again or train anew"
             ) from None
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
         model = build_model(config, genes, vocabulary)
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise UserError(f"{folder}: weights and config.json do not fit together ({error})") from None
+            raise UserError(
+                f"{folder}: weights and config.json do not fit together ({str(error).splitlines()[0]})"
+            ) from None
         seen, curve = folder / "seen.parquet", folder / "training.csv"
         return cls(
             model.to(device).eval(),

@@ -105,7 +105,7 @@ class Material:
         chosen = next((s for s in self.sources if s.valid.any()), None)
         if chosen is None:
             return None
-        sampler = self._sampler(chosen, chosen.valid, 1 << 20)
+        sampler = self._sampler(chosen, chosen.valid, 1 << 20, quiet=True)
         return sampler, self.loader(sampler, [chosen])
 
     def loader(self, sampler: Any, sources: Sequence[Source] | None = None, **options: Any) -> SetLoader:
@@ -117,7 +117,7 @@ class Material:
         )  # fmt: skip
 
     def _sampler(
-        self, source: Source, use: np.ndarray, stream: int, twins: int = 1, **place: int
+        self, source: Source, use: np.ndarray, stream: int, twins: int = 1, **place: Any
     ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
         if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
