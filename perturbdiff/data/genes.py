@@ -138,7 +138,17 @@ def choose_genes(
     """Return every gene's statistics with the kept ones marked ``highly_variable``.
 
     With no ``num_hvgs``, or as many as there are genes, all genes are kept.
+
+    Raises
+    ------
+    UserError
+        If there is nothing to choose by.
     """
+    if not sums.positive.any():
+        raise UserError(
+            "no gene is detected in any cell that gene selection may look at (data.hvg_cells); check the input "
+            "(data.layer) and the split's training cells"
+        )
     wanted = len(genes) if num_hvgs is None else num_hvgs
     rank = rank_genes_by_batch if by_batch else rank_genes
     table = rank(sums, genes, target_sum, wanted)

@@ -25,7 +25,7 @@ from perturbdiff.data.genes import choose_genes, read_gene_list
 from perturbdiff.data.labels import Labels, extra_column, extra_names, read_labels
 from perturbdiff.data.scan import Scan, median_depth, quality_table, scan_cells
 from perturbdiff.data.schema import FORMAT, LABELS, complete
-from perturbdiff.data.store import depth_factors
+from perturbdiff.data.store import value_factors
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 from perturbdiff.errors import UserError
 from perturbdiff.progress import track
@@ -102,18 +102,38 @@ def preprocess(
     with provenance.stage(
         "preprocess", out, config=settings, inputs=roles, seed=seed, folder=True, force=force
     ) as run:
-        if run.skip:
-            return out
-        scratch = run.path / _SCRATCH
-        with Inputs(inputs, config, scratch) as opened:
-            labels = read_labels(opened)
-            look = _visible(labels.conditions, config, split)
-            scan = scan_cells(opened, labels, look)
-            quality_table(scan, labels.conditions).to_csv(run.path / "qc.csv", index=False)
-            layout = _lay_out(opened, labels, scan, look, genes)
-            run.results["store"] = _write(opened, labels, scan, layout, run.path, scratch, seed)
-        files.remove(scratch)
+        if not run.skip:
+            run.results["store"] = _make(inputs, run.path, config, split, genes, seed)
     return out
+
+
+def _make(
+    inputs: Sequence[Path],
+    folder: Path,
+    config: DataConfig,
+    split: Path | None,
+    genes: Path | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Run the three passes; return the facts of the store for its manifest."""
+    scratch = folder / _SCRATCH
+    with Inputs(inputs, config, scratch) as opened:
+        labels = read_labels(opened)
+        look = _visible(labels.conditions, config, split)
+        scan = scan_cells(opened, labels, look)
+        quality_table(scan, labels.conditions).to_csv(folder / "qc.csv", index=False)
+        layout = _lay_out(opened, labels, scan, look, genes)
+        stored = spill.scatter(opened, scan, layout.plan, layout.genes, layout.dtype, seed, scratch)
+        facts = _facts(layout, config, int(stored.sum()), seed)
+        make_obs = _ObsMaker(opened, scan, layout.conditions, labels.perturbations)
+        largest, parts = _write_parts(layout, facts, make_obs, stored, folder, scratch)
+    files.remove(scratch)
+    maximum = largest if config.input_scale == "log1p" else np.log1p(largest)
+    layout.var.assign(max_log1p=maximum).to_parquet(folder / "genes.parquet")
+    layout.conditions.to_parquet(folder / "conditions.parquet")
+    left = labels.perturbations["perturbation"].isin(layout.conditions["perturbation"])
+    labels.perturbations.loc[left].reset_index(drop=True).to_parquet(folder / "perturbations.parquet")
+    return {**facts, "parts": parts}
 
 
 def _visible(conditions: pd.DataFrame, config: DataConfig, split: Path | None) -> np.ndarray:
@@ -157,28 +177,39 @@ def _lay_out(inputs: Inputs, labels: Labels, scan: Scan, look: np.ndarray, genes
     return _Layout(conditions, plan, chosen, var, target_sum, dtype)
 
 
-def _write(
-    inputs: Inputs, labels: Labels, scan: Scan, layout: _Layout, folder: Path, scratch: Path, seed: int
-) -> dict[str, Any]:
-    """Run the second and third pass; return the facts of the store for its manifest."""
-    config, conditions, plan = inputs.config, layout.conditions, layout.plan
-    stored = spill.scatter(inputs, scan, plan, layout.genes, layout.dtype, seed, scratch)
-    num_cells = int(conditions["n_cells"].sum())
-    facts: dict[str, Any] = {
+def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> dict[str, Any]:
+    """Return what the manifest says of the store."""
+    recipe = {
+        "flavor": config.hvg_flavor,
+        "by_batch": config.hvg_by_batch,
+        "cells": config.hvg_cells,
+        "num": config.num_hvgs,
+    }
+    return {
         "format": FORMAT,
-        "n_cells": num_cells,
+        "n_cells": int(layout.conditions["n_cells"].sum()),
         "n_genes": len(layout.genes),
-        "n_values": int(stored.sum()),
+        "n_values": num_values,
         "dtype": layout.dtype.name,
         "input_scale": config.input_scale,
         "target_sum": None if np.isnan(layout.target_sum) else layout.target_sum,
         "scale": config.scale,
         "control": config.control,
         "seed": seed,
-        "hvg": {"flavor": config.hvg_flavor, "by_batch": config.hvg_by_batch, "cells": config.hvg_cells,
-                "num": config.num_hvgs},
-    }  # fmt: skip
-    make_obs = _ObsMaker(inputs, scan, conditions, labels.perturbations)
+        "hvg": recipe,
+    }
+
+
+def _write_parts(
+    layout: _Layout,
+    facts: dict[str, Any],
+    make_obs: _ObsMaker,
+    stored: np.ndarray,
+    folder: Path,
+    scratch: Path,
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Run the third pass; return each gene's largest normalised value and the names and sizes of the parts."""
+    conditions, plan, num_cells = layout.conditions, layout.plan, facts["n_cells"]
     largest = np.zeros(len(layout.genes), np.float32)
     parts = []
     with track("writing cells", num_cells) as progress:
@@ -195,33 +226,21 @@ def _write(
                 dtype=layout.dtype,
                 index_dtype=spill.index_dtype(len(layout.genes)),
             )
-            for number in buckets:
-                path = spill.spill_file(scratch, int(number))
-                if path.exists():
+            for path in (spill.spill_file(scratch, int(number)) for number in buckets):
+                if path.exists():  # a share of a large condition may happen to be empty
                     bucket = spill.gather(path)
                     path.unlink()
                     obs = make_obs(bucket)
-                    factors = _factors(obs["n_counts"].to_numpy(), layout.target_sum, config)
+                    factors = value_factors(
+                        obs["n_counts"].to_numpy(), layout.target_sum, facts["input_scale"]
+                    )
                     kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
                     writer.append(obs, bucket.indptr, bucket.indices, bucket.data)
                     progress.advance(len(obs))
             local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
-            writer.close(
-                layout.var,
-                {"perturbdiff": {**_unstructured(facts), "conditions": local.astype({"control": int})}},
-            )
-            parts.append({"name": f"part-{part:04d}.zarr", "n_cells": writer.num_cells})
-    maximum = largest if config.input_scale == "log1p" else np.log1p(largest)
-    layout.var.assign(max_log1p=maximum).to_parquet(folder / "genes.parquet")
-    conditions.to_parquet(folder / "conditions.parquet")
-    labels.perturbations.to_parquet(folder / "perturbations.parquet")
-    return {**facts, "parts": parts}
-
-
-def _factors(n_counts: np.ndarray, target_sum: float, config: DataConfig) -> np.ndarray:
-    if config.input_scale == "log1p":
-        return np.ones(len(n_counts), np.float32)
-    return depth_factors(n_counts, target_sum)
+            writer.close(layout.var, {"perturbdiff": {**_unstructured(facts), "conditions": local}})
+            parts.append({"name": writer.path.name, "n_cells": writer.num_cells})
+    return largest, parts
 
 
 def _unstructured(facts: dict[str, Any]) -> dict[str, Any]:

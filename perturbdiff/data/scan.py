@@ -68,15 +68,14 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
         If a value is negative, not finite or not what ``input_scale`` declares.
     """
     config, conditions = inputs.config, labels.conditions
-    log = config.input_scale == "log1p"
     by_batch = conditions["batch"] if config.hvg_by_batch else pd.Series("all", index=conditions.index)
-    batch_of = pd.Categorical(by_batch).codes.astype(np.int32)
+    batch_of = np.where(look, pd.Categorical(by_batch).codes, DROPPED).astype(np.int32)
     n, num = inputs.n_cells, len(conditions)
     scan = Scan(
         codes=labels.codes.astype(np.int32, copy=True),
         depth=np.zeros(n, np.float32),
         detected=np.zeros(n, np.int32),
-        sums=GeneSums(int(batch_of.max()) + 1, len(inputs.genes)),
+        sums=GeneSums(int(by_batch.nunique()), len(inputs.genes)),
         largest=0.0,
         low_counts=np.zeros(num, np.int64),
         low_genes=np.zeros(num, np.int64),
@@ -87,20 +86,9 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
             columns = inputs.columns_of(file, inputs.genes)
             for block in file.blocks():
                 whole &= _check(file, block, config, scan)
-                if log:  # the depths and sums are those of the values before the logarithm
-                    block = replace(block, data=np.expm1(block.data, dtype=np.float64))
-                rows = slice(offset + block.start, offset + block.stop)
-                depth, detected = np.zeros(len(block.indptr) - 1), scan.detected[rows]
-                kernels.row_totals(block.indptr, block.indices, block.data, columns, depth, detected)
-                scan.depth[rows] = depth
-                codes = scan.codes[rows]
-                _filter(codes, depth, detected, config, scan)
-                kept = np.where(codes >= 0, codes, 0)
-                group = np.where((codes >= 0) & look[kept], batch_of[kept], -1).astype(np.int32)
-                divisor = np.ones_like(depth) if log else depth
-                scan.sums.add(block, columns, group, divisor)
-                progress.advance(len(depth))
-    if log and whole and scan.largest > _LARGEST_LOG1P:
+                _add(scan, block, int(offset), columns, batch_of, config)
+                progress.advance(block.stop - block.start)
+    if config.input_scale == "log1p" and whole and scan.largest > _LARGEST_LOG1P:
         raise UserError(
             f"{inputs.files[0].path}: declared log1p, but every value is a whole number and the largest is "
             f"{scan.largest:g}: these are counts; set data.input_scale=counts"
@@ -110,6 +98,23 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
             f"no cell passes data.min_counts={config.min_counts} and data.min_genes={config.min_genes}; lower them"
         )
     return scan
+
+
+def _add(
+    scan: Scan, block: Block, offset: int, columns: np.ndarray, batch_of: np.ndarray, config: DataConfig
+) -> None:
+    """Note depth and detected genes of a block's cells, filter them and add the rest to the gene sums."""
+    log = config.input_scale == "log1p"
+    if log:  # the depths and sums are those of the values before the logarithm
+        block = replace(block, data=np.expm1(block.data, dtype=np.float64))
+    rows = slice(offset + block.start, offset + block.stop)
+    codes, detected = scan.codes[rows], scan.detected[rows]
+    depth = np.zeros(len(codes))
+    kernels.row_totals(block.indptr, block.indices, block.data, columns, depth, detected)
+    scan.depth[rows] = depth
+    _filter(codes, depth, detected, config, scan)
+    group = np.where(codes >= 0, batch_of[np.maximum(codes, 0)], DROPPED).astype(np.int32)
+    scan.sums.add(block, columns, group, np.ones_like(depth) if log else depth)
 
 
 def _check(file: CountsFile, block: Block, config: DataConfig, scan: Scan) -> bool:

@@ -23,7 +23,7 @@ from perturbdiff.data.schema import FORMAT, condition_table
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.errors import UserError, listing, nearest
 
-__all__ = ["MemoryStore", "Store", "condition_table", "depth_factors"]
+__all__ = ["MemoryStore", "Store", "condition_table", "value_factors"]
 
 _GAP_ROWS = 64
 """Runs of rows closer than this are read as one: a chunk holds as many rows."""
@@ -33,8 +33,13 @@ _ROWS_PER_READ = 65_536
 Rows = np.ndarray | slice | Sequence[int]
 
 
-def depth_factors(n_counts: np.ndarray, target_sum: float) -> np.ndarray:
-    """Return target_sum / n_counts in float32, 0 for cells without counts."""
+def value_factors(n_counts: np.ndarray, target_sum: float, input_scale: str) -> np.ndarray:
+    """Return what a cell's stored values are multiplied by before log1p, float32: target_sum / n_counts.
+
+    0 for cells without counts, 1 where log1p values are stored.
+    """
+    if input_scale == "log1p":
+        return np.ones(len(n_counts), np.float32)
     depth = n_counts.astype(np.float64)
     return np.divide(target_sum, depth, out=np.zeros_like(depth), where=depth > 0).astype(np.float32)
 
@@ -188,12 +193,10 @@ class Store:
     @cached_property
     def _factors(self) -> np.ndarray:
         """What a stored value is multiplied by before log1p, float32 [N]."""
-        if self.input_scale == "log1p":
-            return np.ones(self.n_cells, np.float32)
         # zarr reads a chunk whose file is gone as zeros
         if (self.n_counts[np.diff(self._pointers) > 0] <= 0).any():
             raise UserError(f"{self.path}: cells with counts have depth 0; run preprocess again with --force")
-        return depth_factors(self.n_counts, self.target_sum)
+        return value_factors(self.n_counts, self.target_sum, self.input_scale)
 
     @cached_property
     def _matrices(self) -> list[tuple[ShardedReader, ShardedReader]]:

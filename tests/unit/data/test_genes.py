@@ -159,6 +159,19 @@ def test_gene_list_keeps_its_order_and_reports_unknown(counts_file, tmp_path, ca
     assert (store.counts(slice(None)) != expected).nnz == 0
 
 
+def test_genes_that_no_cell_expresses(counts_file, tmp_path):
+    adata = ad.read_h5ad(counts_file)
+    adata.X = sp.csr_matrix(adata.X.toarray() * (np.arange(80) != 7))
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    (tmp_path / "genes.txt").write_text("g7\n")
+    out = preprocess([tmp_path / "x.h5ad"], tmp_path / "one", DataConfig(), genes=tmp_path / "genes.txt")
+    assert Store(out).expression(slice(None)).nnz == 0
+    adata.X = sp.csr_matrix(adata.X.shape, dtype=np.float32)
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    with pytest.raises(UserError, match="no gene is detected|has any counts"):
+        preprocess([tmp_path / "x.h5ad"], tmp_path / "none", DataConfig())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
