@@ -9,6 +9,8 @@ import sys
 import time
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from perturbdiff import recipes
 from perturbdiff.errors import StoppedEarly, UserError
@@ -135,6 +137,43 @@ def test_another_runs_checkpoint_is_refused(trained, tmp_path, monkeypatch):
     run(trained, tmp_path / "b", checkpoints=tmp_path / "kept", resume="never")
     assert_same(trained, tmp_path / "b")
     assert (tmp_path / "kept" / "last.ckpt").exists()
+
+
+def test_a_finished_run_is_only_exported_again(trained, tmp_path, monkeypatch):
+    kept = tmp_path / "kept"
+    run(trained, tmp_path / "a", checkpoints=kept)
+
+    def never(self, batch, index):
+        raise AssertionError("a finished run trained on")
+
+    monkeypatch.setattr(TrainingModule, "training_step", never)
+    run(trained, tmp_path / "a", checkpoints=kept, force=True)
+    assert_same(trained, tmp_path / "a")
+
+
+def test_from_disk_in_windows(trained, tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    small = "train.memory_gib=0"
+    run(trained, tmp_path / "a", small)
+    assert "read from disk" in caplog.text
+    with monkeypatch.context() as patch:
+        patch.setenv("PD_END_TIME", str(time.time()))
+        with pytest.raises(StoppedEarly):
+            run(trained, tmp_path / "b", small)
+    run(trained, tmp_path / "b", small)
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(trained, tmp_path):
+    script = tmp_path / "child.py"
+    script.write_text(CHILD.replace("time.sleep(0.3)", "pass").replace(', "train.checkpoint_every=3"', ""))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*launcher, str(script), str(trained), str(tmp_path / "bundle")], check=True)
+    one, two = (load_file(folder / "bundle" / "model.safetensors") for folder in (trained, tmp_path))
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-5)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
