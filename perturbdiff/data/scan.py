@@ -58,7 +58,7 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
     inputs
         The opened files.
     labels
-        Their conditions.
+        Their conditions; the codes become those of the result, so that they are held once.
     look
         Whether gene selection may look at each condition, bool.
 
@@ -72,7 +72,7 @@ def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
     batch_of = np.where(look, pd.Categorical(by_batch).codes, DROPPED).astype(np.int32)
     n, num = inputs.n_cells, len(conditions)
     scan = Scan(
-        codes=labels.codes.astype(np.int32, copy=True),
+        codes=labels.codes,
         depth=np.zeros(n, np.float32),
         detected=np.zeros(n, np.int32),
         sums=GeneSums(int(by_batch.nunique()), len(inputs.genes)),
