@@ -91,6 +91,29 @@ def cross_energy_distance(x: Tensor, y: Tensor, *, factor: Literal["paper", "hal
         return 0.5 * (between - within) if factor == "half" else between - within
 
 
+def population_energy_distance(x: Tensor, y: Tensor) -> Tensor:
+    """Return the energy distance between the populations that sets [n, m, G] were drawn from, a float32 scalar.
+
+    The n sets of ``x``, and those of ``y``, belong to one condition. Distances within a population are taken
+    between cells of different sets, so that sets whose cells only look right together do not score well; a single
+    set is judged by the U-statistic. Unbiased, so it can be negative.
+    """
+    x, y = x.float(), y.float()
+    if len(x) == 1 and len(y) == 1:
+        return energy_distance(x, y, statistic="U")[0]
+    if len(x) < 2 or len(y) < 2:
+        raise ValueError("populations of several sets can only be compared with each other")
+    return 2 * _mean_between_sets(x, y, others=False) - _mean_between_sets(x, x) - _mean_between_sets(y, y)
+
+
+def _mean_between_sets(x: Tensor, y: Tensor, *, others: bool = True) -> Tensor:
+    """Return the mean distance between cells of the sets of ``x`` and of ``y``; ``others`` leaves out equal places."""
+    means = torch.stack([distances(one, y).mean((-1, -2)) for one in x])  # [n, n], a set at a time
+    if not others:
+        return means.mean()
+    return (means.sum() - means.diagonal().sum()) / (len(x) * (len(x) - 1))
+
+
 def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> dict[str, Tensor]:
     """Return the training objective and its terms (paper, Eq. train_objective), each a float32 scalar.
 

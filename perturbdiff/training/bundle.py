@@ -98,7 +98,8 @@ class Bundle:
             weights = load_file(folder / "model.safetensors")
         except (ValueError, KeyError, TypeError, ValidationError, SafetensorError) as error:
             raise UserError(
-                f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); copy it again or train anew"
+                f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); "
+                "copy it again or train anew"
             ) from None
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
         model = build_model(config, genes, vocabulary)

@@ -83,6 +83,8 @@ def fit(
             stack.enter_context(checkpoints.locked())
         # Only the first process clears the folder; the others need not wait for that.
         start, step = (None, 0) if processes.rank and resume == "never" else checkpoints.find(resume)
+        stream = material.train_sampler(processes)
+        material.limit_steps(stream.steps_per_epoch)
         if start is not None:
             logger.info("continuing at step %d of %d", step, material.config.train.max_steps)
         module = TrainingModule(material.model, material.config)
@@ -93,7 +95,7 @@ def fit(
         stack.enter_context(_quiet())
         trainer = _trainer(material, callbacks, folder, device, processes)
         loader = material.loader(
-            material.train_sampler(processes),
+            stream,
             start_step=step, stop_step=material.config.train.max_steps, pin_memory=device == "cuda",
         )  # fmt: skip
         trainer.fit(module, _Endless(loader), ckpt_path=start, weights_only=True)  # pyright: ignore[reportArgumentType]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,16 @@ class Material:
             number = self.config.train.sets_per_step // twins
             stream = MixtureSampler(samplers, sets_per_step=number, seed=self.config.seed, **place)
         return TwinStream(stream) if twins == 2 else stream
+
+    def limit_steps(self, steps_per_epoch: int) -> None:
+        """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it."""
+        train = self.config.train
+        if train.max_epochs is None:
+            return
+        steps = min(train.max_steps, math.ceil(train.max_epochs * steps_per_epoch))
+        logger.info("%d steps, %.1f passes over the training cells", steps, steps / steps_per_epoch)
+        train = train.model_copy(update={"max_steps": steps})
+        self.config = self.config.model_copy(update={"train": train})
 
     def validation(self) -> tuple[CellSetSampler, SetLoader] | None:
         """Return the stream of validation sets and what reads them, or None if no condition is for validation."""

@@ -40,12 +40,14 @@ def transfer_weights(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: T
     """
     source, target = old.model.state_dict(), new.state_dict()
     kept, fresh, report = [], [], []
+    # Pretrained without controls, the output layer makes whole cells; an anchored one makes changes to controls.
+    from_nothing = new.config.anchor == "control" and old.config.train.zero_control
     for name, tensor in target.items():
         if name in _UNITS or name.startswith(("input_layers.", "control_layers.")):
             continue
         if name in _TABLES:
             report.append(_copy_rows(name, source[name], tensor, old.vocabulary, vocabulary))
-        elif name.startswith(("output_layer.", "gain_layer.")) and mode != "keep":
+        elif name.startswith(("output_layer.", "gain_layer.")) and (mode != "keep" or from_nothing):
             fresh.append(name)
         elif name in source and source[name].shape == tensor.shape:
             tensor.copy_(source[name])

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from perturbdiff.config import LossConfig
-from perturbdiff.diffusion.losses import cross_energy_distance, energy_distance, hybrid_loss
+from perturbdiff.diffusion.losses import (
+    cross_energy_distance,
+    energy_distance,
+    hybrid_loss,
+    population_energy_distance,
+)
 
 
 def brute_force(x, y, statistic):
@@ -98,3 +103,29 @@ def test_spread_within_a_set_pays_in_the_u_statistic_but_not_across_twins():
     spread = quantiles.expand(400, 8, 1)
     assert energy_distance(spread, truth, statistic="U").mean() < -0.05
     assert cross_energy_distance(spread, truth).mean() > 0
+
+
+def test_populations_are_compared_across_sets():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(3, 4, 5, generator=generator), torch.rand(3, 4, 5, generator=generator) + 0.2
+
+    def mean(a, b, skip):
+        pairs = [(i, j) for i in range(len(a)) for j in range(len(b)) if not (skip and i == j)]
+        return torch.stack([(p - q).norm() for i, j in pairs for p in a[i] for q in b[j]]).mean()
+
+    expected = 2 * mean(x, y, False) - mean(x, x, True) - mean(y, y, True)
+    assert population_energy_distance(x, y).item() == pytest.approx(expected.item(), rel=1e-4)
+    single = energy_distance(x[:1], y[:1], statistic="U").item()
+    assert population_energy_distance(x[:1], y[:1]).item() == pytest.approx(single)
+    with pytest.raises(ValueError, match="several sets"):
+        population_energy_distance(x[:1], y)
+
+
+def test_sets_that_only_look_right_together_do_not_deceive():
+    """Cells spread evenly in every set, the same in each: right by sets, wrong as a population."""
+    real = torch.randn(40, 4, 2, generator=torch.Generator().manual_seed(0))
+    angle = torch.arange(4) * (torch.pi / 2)
+    even = 0.9 * torch.stack([angle.cos(), angle.sin()], -1).expand(40, 4, 2)
+    by_sets = energy_distance(even, real, statistic="U").mean()
+    assert by_sets < 0
+    assert population_energy_distance(even, real) > by_sets + 0.3

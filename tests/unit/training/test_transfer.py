@@ -25,6 +25,9 @@ SHORT = (
     "model.unit=rms",
     "model.gate=true",
     "train.ema_decay=0",
+    "model.anchor=control",
+    "model.leak=0.1",
+    "loss.mmd_statistic=cross",
 )
 LABELS = ["cell_type", "batch", "perturbation"]
 
@@ -120,6 +123,11 @@ def test_transfer(pretrained, trained, tmp_path, mode):
         after["output_layer.weight"], before["output_layer.weight"]
     )
     assert same == (mode == "keep")
+    assert "gain_layer.weight" in after
+    gain = before["gain_layer.weight"]
+    assert same == (
+        after["gain_layer.weight"].shape == gain.shape and torch.allclose(after["gain_layer.weight"], gain)
+    )
     assert len(new.model.input_layers.layers) == 1
     kept = mode == "keep"
     assert kept == (
