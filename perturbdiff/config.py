@@ -154,6 +154,11 @@ class TrainConfig(Section):
     stop_margin: float = Field(
         120.0, ge=0, description="seconds before the allocation's end to stop with a checkpoint"
     )
+    max_epochs: float | None = Field(
+        None,
+        gt=0,
+        description="end after so many passes over the training cells, if that is before max_steps",
+    )
 
 
 class SampleConfig(Section):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import torch
 
 from perturbdiff.config import Config
@@ -29,6 +30,8 @@ from perturbdiff.training.transfer import Transfer, transfer_weights
 from perturbdiff.training.units import measure
 
 logger = logging.getLogger(__name__)
+
+_MEMORY_SHARE = 0.7  # of what is free now
 
 
 @dataclass
@@ -54,11 +57,9 @@ class Source:
     exclude: np.ndarray | None = None
 
     def rows(self) -> np.ndarray:
-        """Return the store rows that training may use, int64."""
-        table = self.store.conditions
-        use = np.repeat(self.train, (table["stop"] - table["start"]).to_numpy())
-        rows = np.concatenate([np.arange(a, b) for a, b in zip(table["start"], table["stop"], strict=True)])
-        rows = rows[use]
+        """Return the store rows that training may use, int64, ascending."""
+        used = self.store.conditions[self.train]
+        rows = np.concatenate([np.arange(a, b) for a, b in zip(used["start"], used["stop"], strict=True)])
         return rows if self.exclude is None else rows[~self.exclude[rows]]
 
 
@@ -85,8 +86,11 @@ class Material:
 
     @property
     def window(self) -> int:
-        """Rows that the sampler keeps together: more than one for stores on disk."""
-        return 1 if all(type(s.store) is not Store for s in self.sources) else WINDOW_ON_DISK
+        """Rows that the sampler keeps together: more than one where stores are too large for memory.
+
+        The recipe and the stores decide, not this machine's memory: the stream of sets must not depend on it.
+        """
+        return WINDOW_ON_DISK if _too_large(self.sources, self.config) else 1
 
     def train_sampler(self, processes: Processes) -> SetStream:
         """Return the stream of training sets of this rank; in pairs if the loss compares twins."""
@@ -235,13 +239,23 @@ def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
 
 
 def hold(sources: Sequence[Source], config: Config) -> None:
-    """Take the stores into memory if the recipe's limit allows all of them."""
+    """Take the stores into memory if the recipe's limit and this machine allow all of them."""
     size = sum(s.store.nbytes_in_memory for s in sources)
-    if size > config.train.memory_gib * 2**30:
+    if _too_large(sources, config):
         logger.info("%.1f GiB of cells are read from disk (train.memory_gib)", size / 2**30)
-        return
-    for source in sources:
-        source.store = source.store.in_memory()
+    elif size > _MEMORY_SHARE * psutil.virtual_memory().available:
+        logger.warning(
+            "%.1f GiB of cells do not fit in memory now and are read from disk, cell by cell and slowly; "
+            "with a smaller train.memory_gib they are read in windows",
+            size / 2**30,
+        )
+    else:
+        for source in sources:
+            source.store = source.store.in_memory()
+
+
+def _too_large(sources: Sequence[Source], config: Config) -> bool:
+    return sum(s.store.nbytes_in_memory for s in sources) > config.train.memory_gib * 2**30
 
 
 def new_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Denoiser:
