@@ -25,7 +25,7 @@ from perturbdiff.errors import StoppedEarly, UserError, listing
 logger = logging.getLogger(__name__)
 
 KEY = "perturbdiff"
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 _AFRESH = "start afresh with --resume never, or give another --checkpoints folder"
 
 
@@ -157,7 +157,7 @@ class Allocation:
             self.end = None
 
     def listen(self) -> None:
-        """Turn SIGTERM, SIGUSR1 and SIGUSR2 into a wish to stop."""
+        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a wish to stop; a second Ctrl-C stops at once."""
         if threading.current_thread() is threading.main_thread():
             self._previous = {s: signal.signal(s, self._handle) for s in _SIGNALS}
 
@@ -168,7 +168,10 @@ class Allocation:
         self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.signal = signal.Signals(number).name
+        name = signal.Signals(number).name
+        if name == self.signal == "SIGINT":
+            raise KeyboardInterrupt
+        self.signal = name
 
     def reason(self) -> str | None:
         """Return why to stop now, or None."""

@@ -20,10 +20,16 @@ logger = logging.getLogger(__name__)
 
 Condition = tuple[str, str, str]
 
+_NAMES_PER_READ = 1 << 18
 
-def _names(cells: Any) -> np.ndarray:
-    """Return 64-bit hashes of cell names; 8 bytes a cell instead of the names."""
-    return np.asarray(hash_array(cells.astype(str).to_numpy(object)))
+
+def _names(store: Any) -> np.ndarray:
+    """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
+    hashes = np.empty(store.n_cells, np.uint64)
+    for start in range(0, store.n_cells, _NAMES_PER_READ):
+        stop = min(start + _NAMES_PER_READ, store.n_cells)
+        hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
+    return hashes
 
 
 def _triples(table: pd.DataFrame) -> list[Condition]:
@@ -66,7 +72,7 @@ class HeldOut:
             part = parts(store.conditions, split)
             out = np.isin(part, ["valid", "test"])
             held.conditions.update(_triples(pd.DataFrame(store.conditions[out])))
-            names.append(_names(store.obs(["cell"])["cell"])[_rows(store.conditions, out)])
+            names.append(_names(store)[_rows(store.conditions, out)])
             held.splits[path.resolve()] = split
         held.cells = np.unique(np.concatenate(names)) if names else held.cells
         return held
@@ -87,7 +93,7 @@ class HeldOut:
             raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
         if not len(self.cells):
             return use, None
-        twins = np.isin(_names(store.obs(["cell"])["cell"]), self.cells)
+        twins = np.isin(_names(store), self.cells)
         left = int((twins & _rows(table, use)).sum())
         self.report.append(
             f"{Path(store.path).name}: {int((~use).sum())} of {len(table)} conditions are held out downstream; "

@@ -99,7 +99,7 @@ class Material:
         if twins == 2:
             check_even(self.config.train.sets_per_step, processes.world_size)
         samplers = [self._sampler(s, s.train, seed, twins, **place) for seed, s in enumerate(self.sources)]
-        stream: SetStream = samplers[0]
+        stream: CellSetSampler | MixtureSampler = samplers[0]
         if len(samplers) > 1:
             number = self.config.train.sets_per_step // twins
             stream = MixtureSampler(samplers, sets_per_step=number, seed=self.config.seed, **place)
@@ -140,7 +140,7 @@ class Material:
             conditions = conditions.assign(is_control=False, control=own)
         return CellSetSampler(
             conditions, use,
-            set_size=twins * train.set_size, sets_per_step=train.sets_per_step // twins,
+            set_size=train.set_size, sets_per_step=train.sets_per_step // twins,
             seed=self.config.seed + stream,
             control_targets=train.control_targets, exclude=source.exclude, window=self.window, **place,
         )  # fmt: skip

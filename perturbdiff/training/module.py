@@ -90,7 +90,12 @@ class TrainingModule(pl.LightningModule):
         twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
         mine, total = slice(rank, None, world), shape[0] // twins * world
         coins = generator("cpu", _COINS, seed, step)
-        t = torch.randint(self.schedule.num_steps, (total,), generator=coins)[mine]
+        levels = self.schedule.num_steps
+        if settings.time_power == 1:
+            t = torch.randint(levels, (total,), generator=coins)[mine]
+        else:
+            high = torch.rand(total, generator=coins, dtype=torch.float64) ** (1 / settings.time_power)
+            t = (high * levels).long().clamp_max(levels - 1)[mine]
         self_condition = bool(torch.rand((), generator=coins) < settings.self_condition)
         tosses = torch.rand(total if settings.drop_per == "set" else 1, generator=coins)
         drop = (tosses < settings.drop_covariates).expand(total)[mine]

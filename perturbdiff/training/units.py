@@ -100,8 +100,7 @@ def measure(
 
 
 def _chunks(rows: np.ndarray, share: float, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield about ``share`` of ``rows`` in ascending blocks, whole windows of a store at a time."""
-    rows = np.sort(rows)
+    """Yield about ``share`` of the ascending ``rows`` in blocks, whole windows of a store at a time."""
     if share < 1:
         windows = np.arange(0, len(rows), _WINDOW)
         chosen = np.sort(rng.choice(windows, max(1, round(share * len(windows))), replace=False))

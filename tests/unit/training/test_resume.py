@@ -106,7 +106,7 @@ def test_stops_before_the_allocation_ends(trained, tmp_path, monkeypatch):
     assert_same(trained, out)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_stops_with_a_checkpoint(trained, tmp_path, monkeypatch, number):
     step = TrainingModule.training_step
 
@@ -202,5 +202,8 @@ def test_signals_are_put_back():
     assert allocation.reason() is None
     signal.raise_signal(signal.SIGUSR1)
     assert allocation.reason() == "signal SIGUSR1"
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
     allocation.stop_listening()
     assert signal.getsignal(signal.SIGUSR1) is before
