@@ -159,6 +159,11 @@ class TrainConfig(Section):
         gt=0,
         description="end after so many passes over the training cells, if that is before max_steps",
     )
+    time_power: float = Field(
+        1.0,
+        ge=1,
+        description="noise levels t = T·u^(1/power) for uniform u: 1 uniform (paper), more: higher noise",
+    )
 
 
 class SampleConfig(Section):

@@ -24,7 +24,7 @@ FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little 
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
 
 # First words of the seeds, so that no two kinds of draw share a random stream.
-_ORDER, _DRAW, _MIX = 1, 2, 3
+_ORDER, _DRAW, _MIX, _TWIN = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,8 @@ class CellSetSampler:
 
     def set_at(self, position: int) -> CellSet:
         """Return the set at a position of the stream, the same for every rank."""
-        epoch, index = divmod(position, self.sets_per_epoch)
+        epoch, number, slot = self._place(position)
         plan = self._plan(epoch)
-        number = int(plan.order[index])
-        slot = int(np.searchsorted(self._first_set, number, side="right")) - 1
         condition, first = int(self.targets[slot]), int(self._first_cell[slot])
         count, block = int(self._rows.count[condition]), int(self._block[slot])
         begin = (number - int(self._first_set[slot])) * block
@@ -188,6 +186,26 @@ class CellSetSampler:
         else:
             control = self._controls(condition, rng)
         return CellSet(condition, self._rows.at(condition, cells), control)
+
+    def twin_at(self, position: int) -> CellSet:
+        """Return another set of the same condition, drawn at random and independently of the one at ``position``."""
+        epoch, number, slot = self._place(position)
+        condition = int(self.targets[slot])
+        rng = generator(_TWIN, self.seed, epoch, number)
+        count, most = int(self._rows.count[condition]), int(self._block[slot])
+        own = rng.choice(count, min(most, count), replace=False)
+        cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
+        if self._is_control[condition]:
+            cells, control = self._own_controls(condition, own, rng)
+        else:
+            control = self._controls(condition, rng)
+        return CellSet(condition, self._rows.at(condition, cells), control)
+
+    def _place(self, position: int) -> tuple[int, int, int]:
+        """Return epoch, set number and place of the condition for a position of the stream."""
+        epoch, index = divmod(position, self.sets_per_epoch)
+        number = int(self._plan(epoch).order[index])
+        return epoch, number, int(np.searchsorted(self._first_set, number, side="right")) - 1
 
     def _controls(self, condition: int, rng: np.random.Generator) -> np.ndarray:
         if self.window == 1:
@@ -284,6 +302,16 @@ class MixtureSampler:
 
     def set_at(self, position: int) -> CellSet:
         """Return the set at a position of the mixed stream, the same for every rank."""
+        store, own = self._place(position)
+        return replace(self.samplers[store].set_at(own), store=store)
+
+    def twin_at(self, position: int) -> CellSet:
+        """Return the twin of the set at a position; see `CellSetSampler.twin_at`."""
+        store, own = self._place(position)
+        return replace(self.samplers[store].twin_at(own), store=store)
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return the store, and the position in its own stream, of a position of the mixed stream."""
         cycle, index = divmod(position, int(self.quota.sum()))
         if self._cycle is None or self._cycle[0] != cycle:
             order = np.repeat(np.arange(len(self.samplers)), self.quota)
@@ -293,7 +321,7 @@ class MixtureSampler:
                 before[order == i] = np.arange(self.quota[i])
             self._cycle = (cycle, order, before)
         store, before_here = int(self._cycle[1][index]), int(self._cycle[2][index])
-        return replace(self.samplers[store].set_at(cycle * int(self.quota[store]) + before_here), store=store)
+        return store, cycle * int(self.quota[store]) + before_here
 
 
 def check_ranks(sets_per_step: int, rank: int, world_size: int) -> None:
