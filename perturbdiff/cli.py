@@ -181,6 +181,10 @@ def pretrain(
             help="Its validation and test conditions and cells are left out.",
         ),
     ] = None,
+    genes: Annotated[
+        Path | None,
+        typer.Option("--genes", help="Text file of the model's genes; default: those of all stores."),
+    ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     checkpoints: Checkpoints = None,
@@ -194,18 +198,8 @@ def pretrain(
 
     pairs = [_pair(text) for text in downstream or []]
     config = _config(recipe, overrides, seed)
-    _done(
-        run(
-            stores,
-            out,
-            config,
-            downstream=pairs,
-            checkpoints=checkpoints,
-            resume=resume,
-            device=device,
-            force=force,
-        )
-    )
+    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "checkpoints": checkpoints}
+    _done(run(stores, out, config, **settings, resume=resume, device=device, force=force))
 
 
 @app.command()

@@ -16,7 +16,9 @@ class Section(BaseModel):
 class DataConfig(Section):
     """What the input's columns mean and how counts become the store."""
 
-    perturbation_key: str = Field("perturbation", description="obs column of the perturbation label")
+    perturbation_key: str | None = Field(
+        "perturbation", description="obs column of the perturbation label; none: all cells are unperturbed"
+    )
     control: str = Field("control", description="label of the control cells in the perturbation column")
     cell_type_key: str | None = Field("cell_type", description="obs column of the cell type; none: one type")
     batch_key: str | None = Field("batch", description="obs column of the batch or donor; none: one batch")

@@ -150,17 +150,24 @@ def _as_text(values: pd.Series) -> pd.Categorical:
 
 def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
     """Return the three labels of a file's cells as categoricals, noting agents and doses in ``doses``."""
-    perturbation = _categorical(file, config.perturbation_key, "data.perturbation_key")
-    if config.dose_key is not None:
+    if config.perturbation_key is None:
+        perturbation = _constant(file, config.control)
+    else:
+        perturbation = _categorical(file, config.perturbation_key, "data.perturbation_key")
+    if config.dose_key is not None and config.perturbation_key is not None:
         perturbation = _with_dose(file, perturbation, config, doses)
     columns = {"perturbation": perturbation}
     keys = {"cell_type": config.cell_type_key, "batch": config.batch_key}
     for label, key in keys.items():
         if key is None:
-            columns[label] = pd.Categorical.from_codes(np.zeros(file.n_cells, np.int8), [ALL])
+            columns[label] = _constant(file, ALL)
         else:
             columns[label] = _categorical(file, key, f"data.{label}_key; null if the data has none")
     return pd.DataFrame({label: columns[label] for label in LABELS})
+
+
+def _constant(file: CountsFile, label: str) -> pd.Categorical:
+    return pd.Categorical.from_codes(np.zeros(file.n_cells, np.int8), [label])
 
 
 def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:

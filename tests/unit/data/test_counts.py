@@ -350,3 +350,12 @@ def test_without_cell_type_and_batch_all_cells_are_one_context(counts_file):
     table = conditions_of([counts_file], DataConfig(cell_type_key=None, batch_key=None))
     assert set(table["cell_type"]) == set(table["batch"]) == {"all"}
     assert list(table["perturbation"]) == ["control", "p1", "p2", "p3"]
+
+
+def test_an_atlas_without_perturbations_is_all_controls(tmp_path):
+    tiny_counts().write_h5ad(tmp_path / "atlas.h5ad")
+    config = DataConfig(perturbation_key=None, control="unperturbed", batch_key=None)
+    found = conditions_of([tmp_path / "atlas.h5ad"], config)
+    assert found["perturbation"].tolist() == ["unperturbed"] * 2
+    assert found["cell_type"].tolist() == ["B", "T"]
+    assert found["n_cells"].sum() == tiny_counts().n_obs
