@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perturbdiff import __version__
+from perturbdiff.cli_options import (
+    Checkpoints,
+    Device,
+    Force,
+    Out,
+    Overrides,
+    Part,
+    Recipe,
+    Resume,
+    Seed,
+    print_version,
+    shard_of,
+    store_and_split,
+)
 from perturbdiff.errors import (
     EXIT_FAILURE,
     EXIT_STOPPED_EARLY,
@@ -33,39 +46,13 @@ app = typer.Typer(
 config_app = typer.Typer(help="Show recipes and their schema.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-Recipe = Annotated[str | None, typer.Option("--config", "-c", help="Preset name or YAML file.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
-]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed; default: the recipe's.")]
-Force = Annotated[bool, typer.Option("--force", help="Run even if an equal output is there.")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Output; appears only when complete.")]
-Part = Annotated[
-    Literal["train", "valid", "test"], typer.Option("--part", help="Part of the split to predict.")
-]
-Checkpoints = Annotated[
-    Path | None,
-    typer.Option("--checkpoints", help="Folder for resumable checkpoints; default: OUT.checkpoints."),
-]
-Resume = Annotated[
-    Literal["auto", "never"], typer.Option("--resume", help="Continue from a checkpoint if there is one.")
-]
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"perturbdiff {__version__}")
-        raise typer.Exit
-
 
 @app.callback()
 def options(
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Set what is said while a command runs."""
@@ -196,7 +183,7 @@ def pretrain(
     """Learn a prior from unperturbed cells."""
     from perturbdiff.training.run import pretrain as run
 
-    pairs = [_pair(text) for text in downstream or []]
+    pairs = [store_and_split(text) for text in downstream or []]
     config = _config(recipe, overrides, seed)
     settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "checkpoints": checkpoints}
     _done(run(stores, out, config, **settings, resume=resume, device=device, force=force))
@@ -291,7 +278,7 @@ def sample(
         "split": split,
         "part": part,
         "conditions": conditions,
-        "shard": _shard(shard),
+        "shard": shard_of(shard),
     }
     settings |= {
         "config": chosen.sample if chosen else None,
@@ -418,20 +405,6 @@ def config_schema() -> None:
     from perturbdiff.config import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))
-
-
-def _pair(text: str) -> tuple[Path, Path]:
-    store, colon, parts = text.partition(":")
-    if not colon:
-        raise UserError(f"--downstream {text!r}: write it as STORE:SPLIT")
-    return Path(store), Path(parts)
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise UserError(f"--shard {text!r}: write it as I/N with I counted from 0, e.g. 0/4")
-    return int(index), int(count)
 
 
 def main() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import wilcoxon
 
-from perturbdiff.errors import UserError
 from perturbdiff.evaluation.catalogue import METRICS
 from perturbdiff.evaluation.metrics import DEFINITION
 from perturbdiff.evaluation.scoring import POOLED, Scored
@@ -149,98 +146,3 @@ def _over_contexts(rows: Sequence[dict]) -> pd.DataFrame:
             {"scope_kind": "contexts", "scope": "mean of contexts", "metric": metric, **_summary(statuses)}
         )
     return pd.DataFrame(rows)
-
-
-def read_runs(folders: Iterable[Path]) -> pd.DataFrame:
-    """Return the tidy metrics of several runs of `evaluate`, with the folder's name in column ``run``.
-
-    Raises
-    ------
-    UserError
-        If a folder is not one of `evaluate`'s.
-    """
-    tables = []
-    for folder in map(Path, folders):
-        path = folder / "metrics.parquet"
-        if not path.is_file():
-            raise UserError(f"{folder}: no metrics.parquet; give folders written by 'perturbdiff evaluate'")
-        tables.append(pd.read_parquet(path).assign(run=folder.name))
-    if not tables:
-        raise UserError("no run given; give folders written by 'perturbdiff evaluate'")
-    return pd.concat(tables, ignore_index=True)
-
-
-def paired(
-    runs: pd.DataFrame,
-    method: str,
-    against: str,
-    *,
-    metrics: Sequence[str] | None = None,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """Compare two methods on the conditions where both are defined.
-
-    A condition is a perturbation in a context (or, for metrics of the distribution, in a cell type and batch).
-
-    Parameters
-    ----------
-    runs
-        As `read_runs` returns it.
-    method, against
-        Two names in column ``method``.
-    metrics
-        Names; none: all that have a better direction and one value per perturbation.
-    seed
-        Of the bootstrap.
-
-    Returns
-    -------
-    DataFrame
-        One row per dataset and metric: n, win_rate of ``method`` (a tie is half), difference (mean of
-        method − against, in the metric's unit), low and high (95 % bootstrap interval over conditions),
-        p (Wilcoxon signed-rank, two-sided; NaN if all differences are zero), direction.
-
-    Raises
-    ------
-    UserError
-        If a method is not in ``runs``.
-    """
-    for name in (method, against):
-        if name not in set(runs["method"]):
-            raise UserError(f"no run of method '{name}'; there are {', '.join(sorted(set(runs['method'])))}")
-    kinds = np.where(runs["metric"].isin(_DISTRIBUTION), "condition", "context")
-    table = runs[(runs["scope_kind"] == kinds) & (runs["perturbation"] != ALL_PERTURBATIONS)]
-    keys = ["dataset", "metric", "scope", "perturbation"]
-    values = table.pivot_table(index=keys, columns="method", values="value", observed=True)
-    rows = []
-    groups: Any = values.groupby(["dataset", "metric"], sort=False)
-    for (dataset, metric), group in groups:
-        wanted = METRICS[metric].direction != "none" if metrics is None else metric in metrics
-        if wanted and method in group and against in group:
-            both = group[[method, against]].dropna()
-            if len(both):
-                a, b = both[method].to_numpy(np.float64), both[against].to_numpy(np.float64)
-                rows.append({"dataset": dataset, "metric": metric, **_paired(a, b, metric, seed)})
-    columns = ["dataset", "metric", "n", "win_rate", "difference", "low", "high", "p", "direction"]
-    return pd.DataFrame(rows, columns=pd.Index(columns))
-
-
-def _paired(a: np.ndarray, b: np.ndarray, metric: str, seed: int) -> dict[str, object]:
-    direction = METRICS[metric].direction
-    if direction == "one":
-        gain = np.abs(np.log(np.maximum(b, 1e-9))) - np.abs(np.log(np.maximum(a, 1e-9)))
-    else:
-        gain = (a - b) * (1.0 if direction == "higher" else -1.0)
-    difference = a - b
-    rng = np.random.default_rng(seed)
-    draws = [difference[rng.integers(len(a), size=len(a))].mean() for _ in range(_BOOTSTRAP)]
-    low, high = np.percentile(draws, (2.5, 97.5))
-    return {
-        "n": len(a),
-        "win_rate": float(((gain > 0) + 0.5 * (gain == 0)).mean()),
-        "difference": float(difference.mean()),
-        "low": float(low),
-        "high": float(high),
-        "p": float(np.asarray(wilcoxon(gain))[1]) if np.any(gain != 0) else float("nan"),
-        "direction": direction,
-    }

@@ -1,0 +1,54 @@
+"""Options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from perturbdiff import __version__
+from perturbdiff.errors import UserError
+
+Recipe = Annotated[str | None, typer.Option("--config", "-c", help="Preset name or YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed; default: the recipe's.")]
+Force = Annotated[bool, typer.Option("--force", help="Run even if an equal output is there.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Output; appears only when complete.")]
+Part = Annotated[
+    Literal["train", "valid", "test"], typer.Option("--part", help="Part of the split to predict.")
+]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option("--checkpoints", help="Folder for resumable checkpoints; default: OUT.checkpoints."),
+]
+Resume = Annotated[
+    Literal["auto", "never"], typer.Option("--resume", help="Continue from a checkpoint if there is one.")
+]
+
+
+def print_version(value: bool) -> None:
+    """Print the version and end."""
+    if value:
+        typer.echo(f"perturbdiff {__version__}")
+        raise typer.Exit
+
+
+def store_and_split(text: str) -> tuple[Path, Path]:
+    """Read ``STORE:SPLIT``."""
+    store, colon, parts = text.partition(":")
+    if not colon:
+        raise UserError(f"--downstream {text!r}: write it as STORE:SPLIT")
+    return Path(store), Path(parts)
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """Read ``I/N``, I counted from 0."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise UserError(f"--shard {text!r}: write it as I/N with I counted from 0, e.g. 0/4")
+    return int(index), int(count)
