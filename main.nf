@@ -30,7 +30,9 @@ def readPlan() {
     def unknown = names.findAll { name -> !(name in known['x-choices']) }
     if (unknown) { error("--baselines: unknown ${unknown.join(', ')}; built in: ${known['x-choices'].join(', ')}, or none") }
     def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"))
-    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names])
+    // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
+    def evaluation = [alpha: params.alpha, context_column: params.context_column].findAll { _key, value -> value != null }
+    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation])
 }
 
 // what the failed tasks said last: an ignored error is not shown otherwise
@@ -169,9 +171,9 @@ workflow SCORE {
     EVALUATE(SAMPLE.out.predictions.mix(BASELINE.out.predictions)
         .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
         .map { unit, id, predictions, store, _split ->
-            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit]], predictions, store, scoring[id].recipe) })
+            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) })
     CEILING(channel.fromList(params.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
-        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label], store, split, unit.evaluate) })
+        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) })
 
     metrics  = EVALUATE.out.metrics.mix(CEILING.out.metrics).map { _meta, scores -> scores }
     versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions)
@@ -195,6 +197,7 @@ workflow {
         FIT.out.everyone.toSortedList(byName),
         DATA.out.statistics.toSortedList(byName),
         DATA.out.splits.map { _id, split -> split }.toSortedList(byName),
+        "--title '${params.title.replace("'", "’")}'${params.against ? " --against ${params.against}" : ''}".toString(),
     )
     DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)
         .map { found -> found.text }.unique()

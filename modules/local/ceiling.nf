@@ -11,12 +11,11 @@ process CEILING {
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate --ceiling --truth ${store} --split ${split} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} ${args}
+    perturbdiff evaluate --ceiling --truth ${store} --split ${split} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

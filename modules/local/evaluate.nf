@@ -11,12 +11,11 @@ process EVALUATE {
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate ${predictions} --truth ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} ${args}
+    perturbdiff evaluate ${predictions} --truth ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -7,6 +7,7 @@ process REPORT {
     path bundles
     path statistics
     path splits
+    val options
 
     output:
     path 'report.html',  emit: page
@@ -14,11 +15,10 @@ process REPORT {
     path 'versions.yml', emit: versions
 
     script:
-    def args  = task.ext.args ?: ''
     def extra = [bundle: bundles, stats: statistics, split: splits]
         .collectMany { option, paths -> [paths].flatten().collect { path -> "--${option} ${path}" } }.join(' ')
     """
-    perturbdiff report ${metrics} --out report.html ${extra} ${args} | tee report.txt
+    perturbdiff report ${metrics} --out report.html ${extra} ${options} | tee report.txt
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -51,7 +51,8 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
 }
 
-def runOf(row, folder, seed, checkpoints) {
+def runOf(row, folder, options) {
+    def seed     = options.seed
     def pretrain = row.mode == 'pretrain'
     def unit     = pretrain ? null : unitOf(row, folder, seed)
     def stores   = pretrain ? (0..<row.dataset.split(/\|/).size()).collect { i -> storeOf(row, i, folder, seed) } : [unit.store]
@@ -59,7 +60,7 @@ def runOf(row, folder, seed, checkpoints) {
     def folderOf = row.init ? locate(row.init, folder) : null
     return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Integer, unit: unit, stores: stores,
             init: row.init ?: null, bundle: folderOf && folderOf.exists() ? folderOf : null, transfer: row.transfer ?: 'keep',
-            sample: recipe(settings, ['sample']), evaluate: recipe(settings, ['evaluate'])] + fitOf(row, unit, stores, folder, checkpoints)
+            sample: recipe(settings, ['sample']), evaluate: recipe([evaluate: (settings.evaluate ?: [:]) + options.evaluation], ['evaluate'])] + fitOf(row, unit, stores, folder, options.checkpoints)
 }
 
 // baselines of every unit: those that rows ask for, and the parameter's; scored as the unit's first run is
@@ -85,7 +86,7 @@ def afterInit(run, runs) {
 }
 
 def planOf(rows, folder, options) {
-    def drafts = rows.collect { row -> runOf(row, folder, options.seed, options.checkpoints) }
+    def drafts = rows.collect { row -> runOf(row, folder, options) }
     def runs   = drafts.collect { run -> afterInit(run, drafts) }
     def units  = runs.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
