@@ -56,6 +56,9 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
         "-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "control,linear", "-resume"
     )
     assert again.ran() == [], "an equal run has nothing to do"
+    more = ("--baselines", "control,linear", "--title", "Another", "-resume")
+    titled = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), *more)
+    assert titled.ran() == ["REPORT"]
 
 
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
