@@ -39,7 +39,10 @@ def readPlan() {
 def complaints() {
     def records = file("${params.outdir}/pipeline_info/trace_${params.report_stamp}.tsv")
     if (!records.exists()) { return [] }
-    return records.splitCsv(header: true, sep: '\t').findAll { task -> task.status == 'FAILED' }.collect { task ->
+    def tasks = records.splitCsv(header: true, sep: '\t')
+    def well  = tasks.findAll { task -> task.status in ['COMPLETED', 'CACHED'] }.collect { task -> task.name }
+    // the last try of each task that did not succeed in the end
+    return tasks.findAll { task -> task.status == 'FAILED' && !(task.name in well) }.reverse().unique { task -> task.name }.collect { task ->
         def log   = file("${task.workdir}/.command.err")
         def lines = log.exists() ? log.readLines().findAll { line -> line.trim() } : []
         "${task.name} (exit ${task.exit}): ${lines ? lines[-1].trim() : 'no message'}\n    in ${task.workdir}"
@@ -48,9 +51,9 @@ def complaints() {
 
 // a function, because `workflow` is null in an onComplete closure of the entry workflow
 def summarise() {
-    def stats = workflow.stats
-    log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${stats.failedCount} failed"
+    def stats  = workflow.stats
     def failed = complaints()
+    log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${failed.size()} failed"
     if (failed) { log.warn "these failed, and what needs them is missing from the report; mend them and run again with -resume\n  ${failed.join('\n  ')}" }
     if (file("${params.outdir}/report.html").exists()) { log.info "perturbdiff: report in ${params.outdir}/report.html" }
 }

@@ -20,7 +20,7 @@ process FINETUNE {
     END
     key=\$(pd-digest ${init} ${store} ${split})
     pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
-    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 
     stub:

@@ -21,7 +21,7 @@ process PRETRAIN {
     END
     key=\$(pd-digest ${stores} ${heldStores} ${heldSplits})
     pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${held} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
-    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 
     stub:

@@ -20,7 +20,7 @@ process TRAIN {
     END
     key=\$(pd-digest ${store} ${split})
     pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
-    echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
+    echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 
     stub:
