@@ -17,79 +17,100 @@ class DataConfig(Section):
     """What the input's columns mean and how counts become the store."""
 
     perturbation_key: str | None = Field(
-        "perturbation", description="obs column of the perturbation label; none: all cells are unperturbed"
+        default="perturbation",
+        description="obs column of the perturbation label; none: all cells are unperturbed",
     )
-    control: str = Field("control", description="label of the control cells in the perturbation column")
-    cell_type_key: str | None = Field("cell_type", description="obs column of the cell type; none: one type")
-    batch_key: str | None = Field("batch", description="obs column of the batch or donor; none: one batch")
+    control: str = Field(
+        default="control", description="label of the control cells in the perturbation column"
+    )
+    cell_type_key: str | None = Field(
+        default="cell_type", description="obs column of the cell type; none: one type"
+    )
+    batch_key: str | None = Field(
+        default="batch", description="obs column of the batch or donor; none: one batch"
+    )
     dose_key: str | None = Field(
-        None, description="obs column of the dose; joined to the label as 'drug@dose'"
+        default=None, description="obs column of the dose; joined to the label as 'drug@dose'"
     )
-    extra_obs: tuple[str, ...] = Field((), description="further obs columns to keep (e.g. to hold out by)")
-    layer: str = Field("X", description="where the values are: X, raw, or layers/NAME")
-    input_scale: Literal["counts", "log1p"] = Field("counts", description="what the values are")
-    min_counts: int = Field(0, ge=0, description="drop cells with fewer counts")
-    min_genes: int = Field(0, ge=0, description="drop cells with fewer detected genes")
+    extra_obs: tuple[str, ...] = Field(
+        default=(), description="further obs columns to keep (e.g. to hold out by)"
+    )
+    layer: str = Field(default="X", description="where the values are: X, raw, or layers/NAME")
+    input_scale: Literal["counts", "log1p"] = Field(default="counts", description="what the values are")
+    min_counts: int = Field(default=0, ge=0, description="drop cells with fewer counts")
+    min_genes: int = Field(default=0, ge=0, description="drop cells with fewer detected genes")
     target_sum: float | Literal["median"] = Field(
-        "median", description="depth every cell is scaled to; 'median' as scanpy's normalize_total"
+        default="median", description="depth every cell is scaled to; 'median' as scanpy's normalize_total"
     )
-    scale: float = Field(10.0, gt=0, description="log1p values are divided by this for the model")
-    num_hvgs: int | None = Field(2000, ge=1, description="highly variable genes to keep; none: all genes")
-    hvg_flavor: Literal["seurat"] = Field("seurat", description="scanpy's flavor of the selection")
-    hvg_by_batch: bool = Field(False, description="select per batch and combine (scanpy's batch_key)")
-    hvg_cells: Literal["all", "train"] = Field("all", description="cells the selection may look at")
+    scale: float = Field(default=10.0, gt=0, description="log1p values are divided by this for the model")
+    num_hvgs: int | None = Field(
+        default=2000, ge=1, description="highly variable genes to keep; none: all genes"
+    )
+    hvg_flavor: Literal["seurat"] = Field(default="seurat", description="scanpy's flavor of the selection")
+    hvg_by_batch: bool = Field(default=False, description="select per batch and combine (scanpy's batch_key)")
+    hvg_cells: Literal["all", "train"] = Field(default="all", description="cells the selection may look at")
 
 
 class SplitConfig(Section):
     """Which conditions are held out. A STATE-style TOML replaces these rules."""
 
-    context_column: str = Field("batch", description="obs column whose values are held out")
-    held_out: tuple[str, ...] = Field((), description="contexts to hold out by name")
-    num_held_out: int = Field(0, ge=0, description="contexts to choose if none is named")
+    context_column: str = Field(default="batch", description="obs column whose values are held out")
+    held_out: tuple[str, ...] = Field(default=(), description="contexts to hold out by name")
+    num_held_out: int = Field(default=0, ge=0, description="contexts to choose if none is named")
     choose: Literal["random", "pca"] = Field(
-        "random", description="how to choose them: at random, or spread over PCA clusters of pseudobulks"
+        default="random",
+        description="how to choose them: at random, or spread over PCA clusters of pseudobulks",
     )
     train_fraction: float = Field(
-        0.3, ge=0, le=1, description="share of a held-out context's perturbations moved to training"
+        default=0.3, ge=0, le=1, description="share of a held-out context's perturbations moved to training"
     )
     valid_fraction: float = Field(
-        0.1, ge=0, lt=1, description="share of a held-out context's remaining perturbations for validation"
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of a held-out context's remaining perturbations for validation",
     )
-    perturbations: tuple[str, ...] = Field((), description="only these can be held out; empty: all")
+    perturbations: tuple[str, ...] = Field(default=(), description="only these can be held out; empty: all")
 
 
 class ModelConfig(Section):
     """Architecture and the space the network works in (App. Architecture Implementation Details)."""
 
-    width: int = Field(512, ge=8, description="model width D")
-    depth: int = Field(8, ge=1, description="number of MM-DiT blocks")
-    heads: int = Field(8, ge=1, description="attention heads over the joint width 2D")
-    mlp_ratio: int = Field(4, ge=1, description="hidden width of the MLPs in units of D")
-    covariate_width: int = Field(128, ge=1, description="width of each covariate's embedding")
+    width: int = Field(default=512, ge=8, description="model width D")
+    depth: int = Field(default=8, ge=1, description="number of MM-DiT blocks")
+    heads: int = Field(default=8, ge=1, description="attention heads over the joint width 2D")
+    mlp_ratio: int = Field(default=4, ge=1, description="hidden width of the MLPs in units of D")
+    covariate_width: int = Field(default=128, ge=1, description="width of each covariate's embedding")
     covariates: tuple[Literal["perturbation", "cell_type", "batch"], ...] = Field(
-        ("perturbation", "cell_type", "batch"), description="covariates the model is told"
+        default=("perturbation", "cell_type", "batch"), description="covariates the model is told"
     )
     mlp_branch: Literal["sequential", "parallel"] = Field(
-        "sequential", description="MLP after the attention update (paper) or beside it (released)"
+        default="sequential", description="MLP after the attention update (paper) or beside it (released)"
     )
     fusion: Literal["concat", "sum"] = Field(
-        "concat", description="time and covariates: MLP on both (paper) or a sum (released)"
+        default="concat", description="time and covariates: MLP on both (paper) or a sum (released)"
     )
-    head: Literal["relu", "softplus"] = Field("relu", description="non-negative output")
-    gate: bool = Field(False, description="outputs below the data's detection limit become exact zeros")
-    clip: bool = Field(True, description="sampled values stay within each gene's training maximum")
+    head: Literal["relu", "softplus"] = Field(default="relu", description="non-negative output")
+    gate: bool = Field(
+        default=False, description="outputs below the data's detection limit become exact zeros"
+    )
+    clip: bool = Field(default=True, description="sampled values stay within each gene's training maximum")
     unit: Literal["scale", "rms"] = Field(
-        "scale", description="model values are log1p / data.scale, or log1p / RMS of the training cells"
+        default="scale",
+        description="model values are log1p / data.scale, or log1p / RMS of the training cells",
     )
     gene_embedding: Literal["none", "shared"] = Field(
-        "none", description="one learned vector added to every cell of both streams (paper), or none"
+        default="none", description="one learned vector added to every cell of both streams (paper), or none"
     )
     covariate_projection: Literal["width", "genes"] = Field(
-        "width", description="covariates go straight to D (paper), or through a vector of G (released)"
+        default="width",
+        description="covariates go straight to D (paper), or through a vector of G (released)",
     )
-    leak: float = Field(0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero")
+    leak: float = Field(
+        default=0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero"
+    )
     anchor: Literal["none", "control"] = Field(
-        "none",
+        default="none",
         description="cells are made from noise (paper), or as changes to the control cell at their place",
     )
 
@@ -97,72 +118,87 @@ class ModelConfig(Section):
 class ScheduleConfig(Section):
     """Variance-preserving noise schedule."""
 
-    num_steps: int = Field(1000, ge=2, description="T")
-    kind: Literal["linear"] = Field("linear", description="betas from 1e-4 to 0.02 (for T = 1000)")
+    num_steps: int = Field(default=1000, ge=2, description="T")
+    kind: Literal["linear"] = Field(default="linear", description="betas from 1e-4 to 0.02 (for T = 1000)")
 
 
 class LossConfig(Section):
     """Energy-distance MMD plus mean squared error, both in model units."""
 
-    mmd_weight: float = Field(1.0, ge=0)
+    mmd_weight: float = Field(default=1.0, ge=0)
     mmd_factor: Literal["paper", "half"] = Field(
-        "paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper) or half of it (released)"
+        default="paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper) or half of it (released)"
     )
     mmd_statistic: Literal["V", "U", "cross"] = Field(
-        "V",
+        default="V",
         description="pairs within a set with (V) or without (U) self-pairs, or only across twin sets (cross)",
     )
-    mse_weight: float = Field(1.0, ge=0)
-    mse_reduction: Literal["sum", "mean"] = Field("mean", description="over genes")
+    mse_weight: float = Field(default=1.0, ge=0)
+    mse_reduction: Literal["sum", "mean"] = Field(default="mean", description="over genes")
 
 
 class TrainConfig(Section):
     """Optimisation, cell sets and checkpoints (App. Training Details)."""
 
-    max_steps: int = Field(20000, ge=1)
-    set_size: int = Field(256, ge=2, description="m, cells in a set")
-    sets_per_step: int = Field(8, ge=1, description="B, sets in an optimiser step over all ranks")
-    learning_rate: float = Field(2e-4, gt=0)
-    warmup_steps: int = Field(200, ge=0)
+    max_steps: int = Field(default=20000, ge=1)
+    set_size: int = Field(default=256, ge=2, description="m, cells in a set")
+    sets_per_step: int = Field(default=8, ge=1, description="B, sets in an optimiser step over all ranks")
+    learning_rate: float = Field(default=2e-4, gt=0)
+    warmup_steps: int = Field(default=200, ge=0)
     plateau_fraction: float = Field(
-        0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up"
+        default=0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up"
     )
-    final_rate: float = Field(0.1, ge=0, le=1, description="floor of the cosine, share of the learning rate")
+    final_rate: float = Field(
+        default=0.1, ge=0, le=1, description="floor of the cosine, share of the learning rate"
+    )
     betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = Field(0.01, ge=0)
-    clip_norm: float = Field(1.0, gt=0)
-    ema_decay: float = Field(0.99, ge=0, lt=1)
-    ema_every: int = Field(10, ge=1)
-    drop_covariates: float = Field(0.1, ge=0, le=1, description="p_drop of classifier-free guidance")
-    drop_per: Literal["set", "step"] = Field("set", description="one coin per set or per optimiser step")
-    self_condition: float = Field(0.5, ge=0, le=1, description="p_sc")
-    control_targets: bool = Field(False, description="control sets are targets too, with the control label")
-    zero_control: bool = Field(False, description="marginal pretraining: the control stream is zero")
-    valid_every: int = Field(2000, ge=1, description="steps between validations")
-    valid_sets: int = Field(32, ge=1, description="at most this many validation sets, fixed over the run")
-    checkpoint_every: int = Field(1000, ge=1, description="steps between resumable checkpoints")
-    log_every: int = Field(50, ge=1)
+    weight_decay: float = Field(default=0.01, ge=0)
+    clip_norm: float = Field(default=1.0, gt=0)
+    ema_decay: float = Field(default=0.99, ge=0, lt=1)
+    ema_every: int = Field(default=10, ge=1)
+    drop_covariates: float = Field(default=0.1, ge=0, le=1, description="p_drop of classifier-free guidance")
+    drop_per: Literal["set", "step"] = Field(
+        default="set", description="one coin per set or per optimiser step"
+    )
+    self_condition: float = Field(default=0.5, ge=0, le=1, description="p_sc")
+    control_targets: bool = Field(
+        default=False, description="control sets are targets too, with the control label"
+    )
+    zero_control: bool = Field(default=False, description="marginal pretraining: the control stream is zero")
+    valid_every: int = Field(default=2000, ge=1, description="steps between validations")
+    valid_sets: int = Field(
+        default=32, ge=1, description="at most this many validation sets, fixed over the run"
+    )
+    checkpoint_every: int = Field(default=1000, ge=1, description="steps between resumable checkpoints")
+    log_every: int = Field(default=50, ge=1)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     valid_metric: Literal["energy", "loss"] = Field(
-        "energy", description="choose the best step by the energy distance of sampled cells, or by the loss"
+        default="energy",
+        description="choose the best step by the energy distance of sampled cells, or by the loss",
     )
-    valid_steps: int = Field(4, ge=1, description="reverse steps of the samples that validation draws")
+    valid_steps: int = Field(
+        default=4, ge=1, description="reverse steps of the samples that validation draws"
+    )
     memory_gib: float = Field(
-        8.0, ge=0, description="stores up to this size are held in memory, larger ones read in windows"
+        default=8.0,
+        ge=0,
+        description="stores up to this size are held in memory, larger ones read in windows",
     )
     statistics_cells: int = Field(
-        500_000, ge=1, description="training cells looked at for the unit, the detection limit and the maxima"
+        default=500_000,
+        ge=1,
+        description="training cells looked at for the unit, the detection limit and the maxima",
     )
     stop_margin: float = Field(
-        120.0, ge=0, description="seconds before the allocation's end to stop with a checkpoint"
+        default=120.0, ge=0, description="seconds before the allocation's end to stop with a checkpoint"
     )
     max_epochs: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="end after so many passes over the training cells, if that is before max_steps",
     )
     time_power: float = Field(
-        1.0,
+        default=1.0,
         ge=1,
         description="noise levels t = T·u^(1/power) for uniform u: 1 uniform (paper), more: higher noise",
     )
@@ -172,91 +208,117 @@ class SampleConfig(Section):
     """The reverse process."""
 
     sampler: Literal["ddim", "ddpm"] = "ddim"
-    num_steps: int = Field(100, ge=1, description="K")
+    num_steps: int = Field(default=100, ge=1, description="K")
     timesteps: Literal["respaced", "last"] = Field(
-        "respaced", description="K levels over the whole range (paper) or the last K levels (released)"
+        default="respaced",
+        description="K levels over the whole range (paper) or the last K levels (released)",
     )
-    eta: float = Field(0.0, ge=0, le=1)
-    guidance: float = Field(0.0, ge=0, description="w, in noise space")
+    eta: float = Field(default=0.0, ge=0, le=1)
+    guidance: float = Field(default=0.0, ge=0, description="w, in noise space")
     self_condition: bool = True
-    set_size: int | None = Field(None, ge=2, description="m when sampling; none: as trained")
-    sets_per_batch: int = Field(8, ge=1)
+    set_size: int | None = Field(default=None, ge=2, description="m when sampling; none: as trained")
+    sets_per_batch: int = Field(default=8, ge=1)
     ddpm_variance: Literal["posterior", "beta"] = Field(
-        "posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
+        default="posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
     )
-    cutoff: float = Field(0.0, ge=0, description="estimates below this (model units) become zero")
+    cutoff: float = Field(default=0.0, ge=0, description="estimates below this (model units) become zero")
 
 
 class EvaluateConfig(Section):
     """Definitions of the metrics."""
 
     definition: Literal["cell-eval-0.6.6"] = "cell-eval-0.6.6"
-    alpha: float = Field(0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
-    context_column: str = Field("cell_type", description="obs column of the contexts scored one by one")
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
+    context_column: str = Field(
+        default="cell_type", description="obs column of the contexts scored one by one"
+    )
     perturbation_key: str = Field(
-        "perturbation", description="perturbation column of a truth that is AnnData"
+        default="perturbation", description="perturbation column of a truth that is AnnData"
     )
-    cell_type_key: str | None = Field("cell_type", description="its cell type column; none: one type")
-    batch_key: str | None = Field("batch", description="its batch column; none: one batch")
+    cell_type_key: str | None = Field(default="cell_type", description="its cell type column; none: one type")
+    batch_key: str | None = Field(default="batch", description="its batch column; none: one batch")
     scale: Literal["declared", "log1p"] = Field(
-        "declared", description="what AnnData values are: as uns['perturbdiff'] says, or log1p on your word"
+        default="declared",
+        description="what AnnData values are: as uns['perturbdiff'] says, or log1p on your word",
     )
-    control: str | None = Field(None, description="control label of AnnData files that do not declare theirs")
-    max_cells: int = Field(2000, ge=2, description="cells a side in the energy distance of a condition")
-    embed_conditions: int = Field(6, ge=0, description="conditions in the embedding")
-    embed_cells: int = Field(300, ge=2, description="cells of each kind and condition in the embedding")
+    control: str | None = Field(
+        default=None, description="control label of AnnData files that do not declare theirs"
+    )
+    max_cells: int = Field(
+        default=2000, ge=2, description="cells a side in the energy distance of a condition"
+    )
+    embed_conditions: int = Field(default=6, ge=0, description="conditions in the embedding")
+    embed_cells: int = Field(
+        default=300, ge=2, description="cells of each kind and condition in the embedding"
+    )
 
 
 class SimulateConfig(Section):
     """A simulated experiment with known effects; calibrated on real screens (docs/simulation.md)."""
 
-    cells: int = Field(8000, ge=1, description="cells in all")
-    genes: int = Field(900, ge=2, description="measured genes")
-    cell_types: int = Field(3, ge=1)
-    batches: int = Field(2, ge=1)
-    knockdowns: int = Field(12, ge=0, description="perturbations named by the measured gene they knock down")
-    drugs: int = Field(2, ge=0, description="drugs, each at every dose")
-    doses: tuple[float, ...] = Field((0.1, 1.0, 10.0), description="doses of each drug, positive")
-    cytokines: int = Field(2, ge=0)
-    control_fraction: float = Field(0.15, gt=0, lt=1, description="share of cells that are controls")
-    size_spread: float = Field(0.6, ge=0, description="SD of the log size of conditions")
-    tiny_fraction: float = Field(0.03, ge=0, le=1, description="share of conditions with only 1 to 5 cells")
-    counts_per_gene: float = Field(0.9, gt=0, description="median depth of a cell / number of genes")
-    depth_spread: float = Field(0.45, ge=0, description="SD of the log depth of cells")
-    mean_spread: float = Field(1.5, ge=0, description="SD of the genes' log mean expression")
-    mean_skew: float = Field(0.6, ge=0, description="skewness of the genes' log mean expression")
-    dispersion: float = Field(0.07, ge=0, description="NB dispersion of well expressed genes")
+    cells: int = Field(default=8000, ge=1, description="cells in all")
+    genes: int = Field(default=900, ge=2, description="measured genes")
+    cell_types: int = Field(default=3, ge=1)
+    batches: int = Field(default=2, ge=1)
+    knockdowns: int = Field(
+        default=12, ge=0, description="perturbations named by the measured gene they knock down"
+    )
+    drugs: int = Field(default=2, ge=0, description="drugs, each at every dose")
+    doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug, positive")
+    cytokines: int = Field(default=2, ge=0)
+    control_fraction: float = Field(default=0.15, gt=0, lt=1, description="share of cells that are controls")
+    size_spread: float = Field(default=0.6, ge=0, description="SD of the log size of conditions")
+    tiny_fraction: float = Field(
+        default=0.03, ge=0, le=1, description="share of conditions with only 1 to 5 cells"
+    )
+    counts_per_gene: float = Field(default=0.9, gt=0, description="median depth of a cell / number of genes")
+    depth_spread: float = Field(default=0.45, ge=0, description="SD of the log depth of cells")
+    mean_spread: float = Field(default=1.5, ge=0, description="SD of the genes' log mean expression")
+    mean_skew: float = Field(default=0.6, ge=0, description="skewness of the genes' log mean expression")
+    dispersion: float = Field(default=0.07, ge=0, description="NB dispersion of well expressed genes")
     dispersion_low: float = Field(
-        0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean"
+        default=0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean"
     )
     dispersion_spread: float = Field(
-        0.7, ge=0, description="SD of the genes' log dispersion about that trend"
+        default=0.7, ge=0, description="SD of the genes' log dispersion about that trend"
     )
     cell_type_spread: float = Field(
-        0.5, ge=0, description="SD of a cell type's log expression about the mean"
+        default=0.5, ge=0, description="SD of a cell type's log expression about the mean"
     )
-    batch_spread: float = Field(0.12, ge=0, description="SD of a batch's shift of log expression")
-    cell_programmes: int = Field(5, ge=0, description="activities that differ from cell to cell")
-    cell_spread: float = Field(0.3, ge=0, description="SD of the strongest activity's effect on its genes")
-    programmes: int = Field(8, ge=1, description="response programmes that perturbations share")
-    programme_share: float = Field(0.12, gt=0, le=1, description="share of genes in a response programme")
+    batch_spread: float = Field(default=0.12, ge=0, description="SD of a batch's shift of log expression")
+    cell_programmes: int = Field(default=5, ge=0, description="activities that differ from cell to cell")
+    cell_spread: float = Field(
+        default=0.3, ge=0, description="SD of the strongest activity's effect on its genes"
+    )
+    programmes: int = Field(default=8, ge=1, description="response programmes that perturbations share")
+    programme_share: float = Field(
+        default=0.12, gt=0, le=1, description="share of genes in a response programme"
+    )
     effect_size: float = Field(
-        1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs"
+        default=1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs"
     )
-    effect_spread: float = Field(0.4, ge=0, description="SD of the perturbations' log strength")
+    effect_spread: float = Field(default=0.4, ge=0, description="SD of the perturbations' log strength")
     specificity: float = Field(
-        0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
+        default=0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
     )
     private_share: float = Field(
-        0.15, ge=0, le=1, description="share of an effect's variance outside programmes"
+        default=0.15, ge=0, le=1, description="share of an effect's variance outside programmes"
     )
-    escape: float = Field(0.1, ge=0, lt=1, description="share of knock-down cells that do not respond")
-    wells: int = Field(4, ge=1, description="sets (wells) of each condition, each with its latent factor")
-    latent_strength: float = Field(0.25, ge=0, description="SD of the response's strength between sets")
+    escape: float = Field(
+        default=0.1, ge=0, lt=1, description="share of knock-down cells that do not respond"
+    )
+    wells: int = Field(
+        default=4, ge=1, description="sets (wells) of each condition, each with its latent factor"
+    )
+    latent_strength: float = Field(
+        default=0.25, ge=0, description="SD of the response's strength between sets"
+    )
     latent_shift: float = Field(
-        0.1, ge=0, description="SD of the sets' common shift on its genes, controls too"
+        default=0.1, ge=0, description="SD of the sets' common shift on its genes, controls too"
     )
-    context_depth_spread: float = Field(0.15, ge=0, description="SD of the contexts' log median depth")
+    context_depth_spread: float = Field(
+        default=0.15, ge=0, description="SD of the contexts' log median depth"
+    )
 
 
 class Config(Section):
@@ -264,7 +326,7 @@ class Config(Section):
 
     name: str = "custom"
     description: str = ""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     data: DataConfig = DataConfig()
     split: SplitConfig = SplitConfig()
     model: ModelConfig = ModelConfig()

@@ -31,8 +31,9 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 f"cannot write {path}: permission denied; choose another output folder"
             ) from error
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
+            reason = (error.strerror or "").lower()
             raise UserError(
-                f"cannot write {path}: its folder cannot be made ({error.strerror.lower()}); choose another output"
+                f"cannot write {path}: its folder cannot be made ({reason}); choose another output"
             ) from error
         raise
 

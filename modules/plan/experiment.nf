@@ -45,7 +45,10 @@ def unitOf(row, folder, seed) {
 
 def fitOf(row, unit, stores, folder, checkpoints) {
     def settings = settingsOf(row, '', folder)
-    def text     = recipe([name: row.preset ?: 'custom'] + settings, ['name', 'model', 'schedule', 'loss', 'train'])
+    // the preset's own sampling goes along: validation samples, and the bundle keeps it; a row's changes to it do not,
+    // so that they sample again without training again
+    def sampling = row.preset ? readPreset(row.preset, folder).sample ?: [:] : [:]
+    def text     = recipe([name: row.preset ?: 'custom'] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
     def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
     // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]

@@ -43,9 +43,10 @@ class CovariateEncoder(nn.Module):
         self.names = tuple(name for name in NAMES if name in names)
         if not self.names:
             raise ValueError(f"the covariate encoder needs at least one of {', '.join(NAMES)}")
-        self.tables = nn.ModuleDict({name: nn.Embedding(sizes[name], width) for name in self.names})
-        for table in self.tables.values():
+        tables = {name: nn.Embedding(sizes[name], width) for name in self.names}
+        for table in tables.values():
             nn.init.zeros_(table.weight[0].detach())  # an unknown label is the mean of the known ones
+        self.tables = nn.ModuleDict(tables)
         self.project = nn.Linear(width * len(self.names), out_width)
 
     def forward(self, covariates: Covariates) -> Tensor:
