@@ -10,7 +10,9 @@ import typer
 from perturbdiff import __version__
 from perturbdiff.errors import UserError
 
-Recipe = Annotated[str | None, typer.Option("--config", "-c", help="Preset name or YAML file.")]
+Recipe = Annotated[
+    str | None, typer.Option("--config", "-c", help="Preset name or YAML file; default: recommended.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),

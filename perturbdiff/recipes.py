@@ -18,6 +18,7 @@ from perturbdiff.config import Config
 from perturbdiff.errors import UserError, listing, nearest
 
 SOURCES = ("paper", "released", "ours")
+DEFAULT = "recommended"
 
 
 class _Tagged:
@@ -52,9 +53,10 @@ def presets() -> list[str]:
 
 
 def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Return the configuration of a preset's name or a YAML file, with ``key.path=value`` overrides applied.
+    """Return the configuration of a preset or a YAML file, with ``key.path=value`` overrides applied.
 
-    A file or preset may begin with ``base: NAME`` and then gives only what differs.
+    None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` gives only what
+    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config`.
 
     Raises
     ------
@@ -68,11 +70,11 @@ def load_with_sources(
     source: str | Path | None = None, overrides: Iterable[str] = ()
 ) -> tuple[Config, dict[str, str]]:
     """Return `load`'s configuration and, for each dotted key that was set, its source."""
-    tree: dict[str, Any] = {} if source is None else _read(str(source), seen=())
+    tree = _read(str(source or DEFAULT), seen=())
     for text in overrides:
         _set(tree, text)
     values, sources = _untag(tree)
-    origin = f"configuration {source}" if source is not None else "configuration"
+    origin = f"configuration {source or DEFAULT}"
     try:
         return Config.model_validate(values), sources
     except ValidationError as error:

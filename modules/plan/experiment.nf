@@ -1,12 +1,11 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
-include { isSimulated; locate                                } from './inputs'
-include { digest; overlay; parseOverrides; readPreset; recipe } from './recipes'
+include { isSimulated; locate                                          } from './inputs'
+include { digest; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
 
 def settingsOf(row, dataset, folder) {
-    def preset = row.preset ? readPreset(row.preset, folder) : [:]
-    return overlay(preset, parseOverrides(row.overrides, dataset))
+    return overlay(readPreset(presetOf(row), folder), parseOverrides(row.overrides, dataset))
 }
 
 def simulationOf(source, settings, folder, seed) {
@@ -47,8 +46,8 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     def settings = settingsOf(row, '', folder)
     // the preset's own sampling goes along: validation samples, and the bundle keeps it; a row's changes to it do not,
     // so that they sample again without training again
-    def sampling = row.preset ? readPreset(row.preset, folder).sample ?: [:] : [:]
-    def text     = recipe([name: row.preset ?: 'custom'] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
+    def sampling = readPreset(presetOf(row), folder).sample ?: [:]
+    def text     = recipe([name: presetOf(row)] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
     def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
     // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]

@@ -25,6 +25,10 @@ def presetFile(name, folder) {
     return beside.isFile() ? beside : file(name, glob: false)
 }
 
+def presetOf(row) {
+    return row.preset ?: (row.mode == 'pretrain' ? 'recommended-pretrain' : 'recommended')
+}
+
 def presetNames() {
     return file("${projectDir}/perturbdiff/presets").list().findAll { name -> name.endsWith('.yaml') }.collect { name -> name - '.yaml' }.sort()
 }
