@@ -1,5 +1,6 @@
 """Shared by all tests: few threads, a tiny data set, and the command line run in this process."""
 
+import logging
 import os
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
@@ -25,7 +26,9 @@ class Outcome:
 
 @pytest.fixture
 def run_cli(monkeypatch, capfd):
-    """Run ``perturbdiff …`` as a user would; returns exit code and texts."""
+    """Run ``perturbdiff …`` as a user would; returns exit code and texts. Leaves the log as it was."""
+    package = logging.getLogger("perturbdiff")
+    before = package.handlers[:], package.level, package.propagate
 
     def run(*arguments) -> Outcome:
         monkeypatch.setattr("sys.argv", ["perturbdiff", *map(str, arguments)])
@@ -35,7 +38,8 @@ def run_cli(monkeypatch, capfd):
         captured = capfd.readouterr()
         return Outcome(int(stop.value.code or 0), captured.out, captured.err)
 
-    return run
+    yield run
+    package.handlers[:], package.level, package.propagate = before
 
 
 @pytest.fixture
