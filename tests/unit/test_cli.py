@@ -44,7 +44,7 @@ def test_exit_codes(run_cli, monkeypatch, error, code):
 
 
 def test_unknown_command_and_missing_option_are_the_users(run_cli):
-    assert run_cli("preproces").code == 2
+    assert run_cli("prepare").code == 2
     outcome = run_cli("baseline", "control", "store")
     assert outcome.code == 2
     assert "--split" in outcome.err
