@@ -202,6 +202,9 @@ class TrainConfig(Section):
         ge=1,
         description="noise levels t = T·u^(1/power) for uniform u: 1 uniform (paper), more: higher noise",
     )
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        default=("tensorboard",), description="beside training.csv; wandb (offline) and mlflow are extras"
+    )
 
 
 class SampleConfig(Section):

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import pandas as pd
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.checkpoints import Allocation, CheckpointFolder, Checkpoints
 from perturbdiff.training.journal import Journal
+from perturbdiff.training.loggers import make_loggers
 from perturbdiff.training.material import Material
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.processes import Processes
@@ -149,7 +149,7 @@ def _trainer(
         precision=train.precision,
         gradient_clip_val=train.clip_norm,
         callbacks=callbacks,
-        logger=TensorBoardLogger(folder, name="tensorboard", version=""),
+        logger=make_loggers(train.loggers, folder, material.config.name),
         deterministic=True,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
