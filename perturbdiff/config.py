@@ -87,8 +87,9 @@ class ModelConfig(Section):
     mlp_branch: Literal["sequential", "parallel"] = Field(
         default="sequential", description="MLP after the attention update (paper) or beside it (released)"
     )
-    fusion: Literal["concat", "sum"] = Field(
-        default="concat", description="time and covariates: MLP on both (paper) or a sum (released)"
+    fusion: Literal["concat", "sum", "sum-silu"] = Field(
+        default="concat",
+        description="time and covariates: MLP on both (paper), a sum (released), or SiLU of the sum",
     )
     head: Literal["relu", "softplus"] = Field(default="relu", description="non-negative output")
     gate: bool = Field(
@@ -99,8 +100,9 @@ class ModelConfig(Section):
         default="scale",
         description="model values are log1p / data.scale, or log1p / RMS of the training cells",
     )
-    gene_embedding: Literal["none", "shared"] = Field(
-        default="none", description="one learned vector added to every cell of both streams (paper), or none"
+    gene_embedding: Literal["none", "shared", "table"] = Field(
+        default="none",
+        description="one learned vector added to every cell of both streams (paper), or made from gene vectors",
     )
     covariate_projection: Literal["width", "genes"] = Field(
         default="width",
@@ -112,6 +114,23 @@ class ModelConfig(Section):
     anchor: Literal["none", "control"] = Field(
         default="none",
         description="cells are made from noise (paper), or as changes to the control cell at their place",
+    )
+    dose: Literal["label", "sum", "concat"] = Field(
+        default="label",
+        description="part of the label; or a learned vector added to (paper) or beside (released) the agent's",
+    )
+    control_embedding: Literal["mean", "scalar"] = Field(
+        default="mean",
+        description="semantic vector of the control: mean of the table (paper), or its scalar mean (released)",
+    )
+    combination: Literal["mean", "sum"] = Field(
+        default="mean", description="semantic vector of several agents together"
+    )
+    combination_separator: str = Field(
+        default="+", description="between the agents of a combination, e.g. 'IFNG+TNF'; empty: none"
+    )
+    missing_embedding: Literal["error", "mean"] = Field(
+        default="error", description="a label that a semantic table lacks: refuse, or take the table's mean"
     )
 
 
@@ -172,9 +191,9 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(default=1000, ge=1, description="steps between resumable checkpoints")
     log_every: int = Field(default=50, ge=1)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
-    valid_metric: Literal["energy", "loss"] = Field(
+    valid_metric: Literal["energy", "r2", "pdcorr", "loss"] = Field(
         default="energy",
-        description="choose the best step by the energy distance of sampled cells, or by the loss",
+        description="choose the best step by energy distance, R² or Pearson of changes of sampled cells, or by loss",
     )
     valid_steps: int = Field(
         default=4, ge=1, description="reverse steps of the samples that validation draws"
@@ -202,6 +221,31 @@ class TrainConfig(Section):
         ge=1,
         description="noise levels t = T·u^(1/power) for uniform u: 1 uniform (paper), more: higher noise",
     )
+    cells_fraction: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of each perturbation's training cells that are used (few-shot)",
+    )
+    store_weights: Literal["cells", "equal"] | tuple[float, ...] = Field(
+        default="cells", description="how often each store of a pretraining is drawn from"
+    )
+    choose: Literal["validation", "first-epoch", "last"] = Field(
+        default="validation",
+        description="weights of the bundle: best by validation (else last), end of the first epoch, or last",
+    )
+    keep_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="keep a whole bundle every so many steps, in the bundle's folder 'steps'",
+    )
+    accumulate: int = Field(
+        default=1, ge=1, description="forward passes an optimiser step is computed in, to save memory"
+    )
+    compile: bool = Field(default=False, description="torch.compile the network")
+    checkpoint_activations: bool = Field(
+        default=False, description="recompute the blocks' activations in the backward pass, to save memory"
+    )
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         default=("tensorboard",), description="beside training.csv; wandb (offline) and mlflow are extras"
     )
@@ -212,9 +256,10 @@ class SampleConfig(Section):
 
     sampler: Literal["ddim", "ddpm"] = "ddim"
     num_steps: int = Field(default=100, ge=1, description="K")
-    timesteps: Literal["respaced", "last"] = Field(
-        default="respaced",
-        description="K levels over the whole range (paper) or the last K levels (released)",
+    start_level: int | None = Field(
+        default=None,
+        ge=1,
+        description="the K levels are spread below this one; none: over all T (paper); released: K, the last K",
     )
     eta: float = Field(default=0.0, ge=0, le=1)
     guidance: float = Field(default=0.0, ge=0, description="w, in noise space")
@@ -225,6 +270,10 @@ class SampleConfig(Section):
         default="posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
     )
     cutoff: float = Field(default=0.0, ge=0, description="estimates below this (model units) become zero")
+    arithmetic: Literal["double", "single"] = Field(
+        default="double",
+        description="coefficients of a reverse step from float64 tables, or rounded as in the released code",
+    )
 
 
 class EvaluateConfig(Section):
@@ -328,6 +377,9 @@ class Config(Section):
     """A complete recipe."""
 
     name: str = "custom"
+    variant: Literal["paper", "released", "recommended", "own"] = Field(
+        default="own", description="the reading of the method that all switches agree with"
+    )
     description: str = ""
     seed: int = Field(default=0, ge=0)
     data: DataConfig = DataConfig()

@@ -21,20 +21,20 @@ import torch
 from torch import Tensor
 
 from perturbdiff import provenance
+from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.controls import ControlPools, Rows, generator
 from perturbdiff.data.loader import resident
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.devices import resolve_device
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Covariates
 from perturbdiff.predictions import LABELS, PredictionWriter, append_controls, format_of, requests
 from perturbdiff.progress import track
-from perturbdiff.training.bundle import Bundle
-from perturbdiff.training.processes import resolve_device
 
 logger = logging.getLogger(__name__)
 

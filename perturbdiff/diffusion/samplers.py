@@ -30,7 +30,7 @@ class SamplerSettings(Protocol):
     @property
     def num_steps(self) -> int: ...  # noqa: D102
     @property
-    def timesteps(self) -> Literal["respaced", "last"]: ...  # noqa: D102
+    def start_level(self) -> int | None: ...  # noqa: D102
     @property
     def eta(self) -> float: ...  # noqa: D102
     @property
@@ -76,7 +76,7 @@ def sample(
     -------
     The last, cleaned estimate [B, S, G].
     """
-    levels = schedule.levels(settings.num_steps, settings.timesteps)
+    levels = schedule.levels(settings.num_steps, settings.start_level)
     x, previous = draw(), None
     for index, level in enumerate(levels):
         estimate = clean(guided(denoise, x, int(level), previous, schedule, settings.guidance))

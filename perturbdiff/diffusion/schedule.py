@@ -52,13 +52,14 @@ class NoiseSchedule:
         spread = torch.as_tensor(np.sqrt(1.0 - self.alpha_bar), dtype=x0.dtype, device=x0.device)[t]
         return signal[:, None, None] * x0 + spread[:, None, None] * noise
 
-    def levels(self, num_levels: int, timesteps: Literal["respaced", "last"] = "respaced") -> np.ndarray:
-        """Return the decreasing levels that sampling visits, int64 [K].
+    def levels(self, num_levels: int, start: int | None = None) -> np.ndarray:
+        """Return the decreasing levels that sampling visits, int64 [K]: evenly over start-1 .. 0.
 
-        ``respaced`` spreads K levels evenly over T-1 .. 0 (paper); ``last`` takes K-1 .. 0 (released code).
+        Without ``start`` all T levels are spanned (paper); the released code starts at K, so it visits the last K.
         """
         if not 1 <= num_levels <= self.num_steps:
             raise ValueError(f"cannot visit {num_levels} levels of a schedule of {self.num_steps}")
-        if timesteps == "last":
-            return np.arange(num_levels - 1, -1, -1)
-        return np.linspace(self.num_steps - 1, 0, num_levels).round().astype(np.int64)
+        top = self.num_steps if start is None else start
+        if not num_levels <= top <= self.num_steps:
+            raise ValueError(f"cannot visit {num_levels} levels below level {top} of {self.num_steps}")
+        return np.linspace(top - 1, 0, num_levels).round().astype(np.int64)

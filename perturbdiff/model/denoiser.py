@@ -15,7 +15,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -32,6 +32,29 @@ if TYPE_CHECKING:
 NULL_STD = 0.02
 ANCHORED_STD = 1e-3
 GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value: from nothing to almost threefold
+
+
+class GeneTable(nn.Module):
+    """Frozen vectors of the genes, mapped to one number each that is added to the expression before the input layer.
+
+    The input layers turn it into one vector for every cell, so it stands where the shared embedding does.
+
+    Attributes
+    ----------
+    vectors
+        Buffer, float32 [G, inputs].
+    """
+
+    vectors: Tensor
+
+    def __init__(self, genes: int, inputs: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.zeros(genes, inputs))
+        self.project = nn.Linear(inputs, 1)
+
+    def forward(self) -> Tensor:
+        """Return one number for each gene [G]."""
+        return self.project(self.vectors.to(self.project.weight.dtype))[:, 0]
 
 
 class InputLayers(nn.Module):
@@ -90,6 +113,11 @@ class Denoiser(nn.Module):
         Sizes of the vocabularies, each with the reserved id 0.
     datasets
         Names of the data sets; each has its own input layers.
+    semantic
+        Width of the frozen vectors of ``perturbation``, ``cell_type`` or ``gene``, where there are any; they are
+        buffers, zero until filled.
+    num_doses
+        Number of distinct doses with a learned vector; 0 if the dose is part of the label.
 
     Attributes
     ----------
@@ -114,21 +142,28 @@ class Denoiser(nn.Module):
         num_cell_types: int,
         num_batches: int,
         datasets: Sequence[str] = ("all",),
+        semantic: Mapping[str, int] | None = None,
+        num_doses: int = 0,
     ) -> None:
         super().__init__()
         width = config.width
+        frozen = dict(semantic or {})
         self.config, self.num_genes, self.datasets = config, num_genes, tuple(datasets)
         self.input_layers = InputLayers(2 * num_genes, width, len(datasets))
         self.control_layers = InputLayers(num_genes, width, len(datasets))
         self.gene_embedding = (
             nn.Parameter(NULL_STD * torch.randn(width)) if config.gene_embedding == "shared" else None
         )
+        if (config.gene_embedding == "table") != ("gene" in frozen):
+            raise ValueError("gene_embedding 'table' and vectors of the genes go together")
+        self.gene_table = GeneTable(num_genes, frozen["gene"]) if "gene" in frozen else None
         self.time_embedding = TimeEmbedding(width)
         sizes = {"perturbation": num_perturbations, "cell_type": num_cell_types, "batch": num_batches}
         through_genes = config.covariate_projection == "genes"
         self.covariate_encoder = CovariateEncoder(
-            sizes, config.covariates, config.covariate_width, num_genes if through_genes else width
-        )
+            sizes, config.covariates, config.covariate_width, num_genes if through_genes else width,
+            semantic=frozen, doses=num_doses, dose_beside=config.dose == "concat",
+        )  # fmt: skip
         self.covariate_projection = linear(num_genes, width) if through_genes else None
         self.null_covariates = nn.Parameter(NULL_STD * torch.randn(width))
         self.fusion = (
@@ -187,8 +222,13 @@ class Denoiser(nn.Module):
         Non-negative estimate [B, S, G], model units.
         """
         conditioning = self.conditioning(t, covariates, drop)
+        seen = control
+        if self.gene_table is not None:
+            per_gene = self.gene_table()
+            x_t, seen = x_t + per_gene, control + per_gene
+            self_condition = per_gene.expand_as(x_t) if self_condition is None else self_condition + per_gene
         x = self.input_layers([x_t, self_condition], dataset)
-        stream = self.control_layers([control], dataset)
+        stream = self.control_layers([seen], dataset)
         if self.gene_embedding is not None:
             x, stream = x + self.gene_embedding, stream + self.gene_embedding
         for block in self.blocks:
@@ -213,7 +253,7 @@ class Denoiser(nn.Module):
             if drop is not None:
                 label = torch.where(drop[:, None, None], self.null_covariates.to(label.dtype), label)
         if self.fusion is None:
-            return time + label
+            return F.silu(time + label) if self.config.fusion == "sum-silu" else time + label
         return self.fusion(torch.cat([time.expand(-1, label.shape[1], -1), label], dim=-1))
 
     def _head(self, raw: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import pandas as pd
 import psutil
 import torch
 
+from perturbdiff.bundle import Bundle, build_model
 from perturbdiff.config import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.loader import WINDOW_ON_DISK, SetLoader
@@ -24,7 +25,6 @@ from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
-from perturbdiff.training.bundle import Bundle, build_model
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer, transfer_weights
 from perturbdiff.training.units import measure

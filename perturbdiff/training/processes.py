@@ -1,4 +1,4 @@
-"""Who computes: one process, or several started by torchrun or srun; on the CPU or on GPUs."""
+"""Who computes: one process, or several started by torchrun or srun."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
-
-from perturbdiff.errors import UserError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -68,19 +64,3 @@ class Processes:
             "strategy": "ddp" if self.world_size > 1 else "auto",
             "plugins": [self.environment()],
         }
-
-
-def resolve_device(device: str) -> Literal["cpu", "cuda"]:
-    """Return where to compute; ``auto`` is a GPU if there is one.
-
-    Raises
-    ------
-    UserError
-        If ``cuda`` is asked for and there is no GPU.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine offers no GPU to PyTorch; see perturbdiff doctor")
-    if device == "cpu" or not torch.cuda.is_available():
-        return "cpu"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
-    return "cuda"

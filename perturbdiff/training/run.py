@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perturbdiff import files, provenance
+from perturbdiff.bundle import Bundle
 from perturbdiff.config import Config
-from perturbdiff.training.bundle import Bundle
+from perturbdiff.devices import resolve_device
 from perturbdiff.training.fit import Fitted, fit
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
-from perturbdiff.training.processes import Processes, resolve_device
+from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from perturbdiff.bundle import Bundle
 from perturbdiff.data.vocabulary import Kind, Vocabulary
 from perturbdiff.model import Denoiser
-from perturbdiff.training.bundle import Bundle
 
 Transfer = Literal["keep", "reinitialise", "replace"]
 

@@ -19,11 +19,11 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from perturbdiff import files
+from perturbdiff.bundle import write_weights
 from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import Batch, SetLoader
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.diffusion.samplers import sample
-from perturbdiff.training.bundle import write_weights
 from perturbdiff.training.checkpoints import CheckpointFolder
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
@@ -156,7 +156,7 @@ class Validation(pl.Callback):
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""
         config = module.config
         steps = min(config.train.valid_steps, config.sample.num_steps, module.schedule.num_steps)
-        settings = config.sample.model_copy(update={"num_steps": steps, "timesteps": "respaced"})
+        settings = config.sample.model_copy(update={"num_steps": steps, "start_level": None})
         calls = iter(range(1, 1 << 30))
 
         def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001

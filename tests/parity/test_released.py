@@ -180,7 +180,7 @@ def test_three_optimiser_steps(model, theirs, covariates):
 
 @pytest.mark.parametrize(("steps", "guidance", "name"), [(10, 0.0, "ddim10_w0"), (50, 1.5, "ddim50_w1.5")])
 def test_sampling(model, theirs, covariates, steps, guidance, name):
-    settings = SampleConfig(num_steps=steps, timesteps="last", guidance=guidance)
+    settings = SampleConfig(num_steps=steps, start_level=steps, guidance=guidance)
 
     @torch.no_grad()
     def denoise(x, level, previous, conditional):

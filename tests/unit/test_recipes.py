@@ -91,4 +91,4 @@ def test_describe_shows_each_key_once_with_its_source():
     text = recipes.describe("tiny", ["train.max_steps=7"])
     assert "  max_steps: 7  # given" in text
     assert "  width: 32  # ours" in text
-    assert text.count("\n  ") + 3 == len(list(recipes.keys()))
+    assert text.count("\n  ") + 4 == len(list(recipes.keys()))

@@ -11,12 +11,12 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff import sampling
+from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions, requests
-from perturbdiff.training.bundle import Bundle
 
 LABELS = ["cell_type", "batch", "perturbation"]
 

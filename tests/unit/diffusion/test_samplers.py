@@ -97,5 +97,5 @@ def test_the_last_levels_start_below_full_noise():
         levels.append(level)
         return x
 
-    sample(denoise, draw((1, 2, 3)), SCHEDULE, SampleConfig(num_steps=4, timesteps="last"))
+    sample(denoise, draw((1, 2, 3)), SCHEDULE, SampleConfig(num_steps=4, start_level=4))
     assert levels == [3, 2, 1, 0]

@@ -39,6 +39,6 @@ def test_levels():
     assert schedule.levels(1).tolist() == [999]
     assert schedule.levels(5).tolist() == [999, 749, 500, 250, 0]
     assert schedule.levels(1000).tolist() == list(range(999, -1, -1))
-    assert schedule.levels(3, "last").tolist() == [2, 1, 0]
+    assert schedule.levels(3, 3).tolist() == [2, 1, 0]
     with pytest.raises(ValueError, match="1001 levels"):
         schedule.levels(1001)

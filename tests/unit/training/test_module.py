@@ -13,12 +13,13 @@ import torch
 from perturbdiff.config import Config, ModelConfig, TrainConfig
 from perturbdiff.data.loader import Batch
 from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.devices import resolve_device
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.optim import parameter_groups, rate_factor
-from perturbdiff.training.processes import Processes, resolve_device
+from perturbdiff.training.processes import Processes
 from perturbdiff.training.units import measure
 
 B, S, G = 4, 5, 6

@@ -9,12 +9,12 @@ import torch
 from tiny_data import tiny_counts
 
 from perturbdiff import recipes, sampling
+from perturbdiff.bundle import Bundle
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.training.bundle import Bundle
 from perturbdiff.training.isolation import HeldOut
 from perturbdiff.training.run import finetune, pretrain
 
@@ -178,7 +178,7 @@ def test_the_bundle_decides_the_architecture(pretrained, trained, tmp_path, capl
 
 
 def test_an_unknown_data_set_starts_from_the_mean_layer(pretrained, trained):
-    from perturbdiff.training.bundle import build_model
+    from perturbdiff.bundle import build_model
     from perturbdiff.training.transfer import transfer_weights
 
     old = Bundle.load(pretrained)
@@ -201,7 +201,7 @@ def test_stores_with_other_gene_names_are_refused(pretrained, trained, tmp_path)
 
 def test_an_anchored_model_learns_its_output_layer_anew(pretrained, trained):
     """Pretraining without controls makes whole cells, an anchored output layer changes to control cells."""
-    from perturbdiff.training.bundle import build_model
+    from perturbdiff.bundle import build_model
     from perturbdiff.training.transfer import transfer_weights
 
     old = Bundle.load(pretrained)

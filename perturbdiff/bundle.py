@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
+from torch import Tensor
 
 from perturbdiff import files
 from perturbdiff.config import Config
@@ -102,7 +104,8 @@ class Bundle:
                 "copy it again or train anew"
             ) from None
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
-        model = build_model(config, genes, vocabulary)
+        doses = weights.get("covariate_encoder.dose.vectors", torch.empty(0))
+        model = build_model(config, genes, vocabulary, semantic=frozen_widths(weights), num_doses=len(doses))
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -128,8 +131,24 @@ def write_weights(model: Denoiser, path: Path) -> None:
     path.write_bytes(to_bytes(state))
 
 
-def build_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Denoiser:
-    """Return an untrained denoiser for these genes and labels.
+def frozen_widths(weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the widths of the frozen vectors that a state dict holds, by covariate or ``gene``."""
+    kinds = ("perturbation", "cell_type", "batch")
+    places = {kind: f"covariate_encoder.tables.{kind}.vectors" for kind in kinds} | {
+        "gene": "gene_table.vectors"
+    }
+    return {kind: weights[name].shape[1] for kind, name in places.items() if name in weights}
+
+
+def build_model(
+    config: Config,
+    genes: list[str],
+    vocabulary: Vocabulary,
+    *,
+    semantic: Mapping[str, int] | None = None,
+    num_doses: int = 0,
+) -> Denoiser:
+    """Return an untrained denoiser for these genes and labels; see `Denoiser` for ``semantic`` and ``num_doses``.
 
     Raises
     ------
@@ -144,6 +163,8 @@ def build_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Den
             num_cell_types=vocabulary.size("cell_type"),
             num_batches=vocabulary.size("batch"),
             datasets=vocabulary.datasets,
+            semantic=semantic,
+            num_doses=num_doses,
         )
     except ValueError as error:
         raise UserError(f"configuration section 'model': {error}") from None

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from perturbdiff import recipes
+from perturbdiff.bundle import Bundle
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
-from perturbdiff.training.bundle import Bundle
 from perturbdiff.training.run import train
 
 LABELS = ["cell_type", "batch", "perturbation"]

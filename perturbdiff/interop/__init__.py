@@ -1,0 +1,1 @@
+"""Files of other programs: checkpoints of the authors' released code."""
