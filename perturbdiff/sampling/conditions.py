@@ -1,0 +1,174 @@
+"""Drawing the cells of requested conditions.
+
+Each condition is predicted in sets of m cells, each set from m control cells of the same cell type and batch. All
+chance of a condition comes from the seed and its labels, and sets are computed in the same batches whatever the
+number of shards, so that shards together hold the very cells of a single run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from perturbdiff.bundle import Bundle
+from perturbdiff.config import SampleConfig
+from perturbdiff.data.store import Store
+from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.diffusion.samplers import sample as reverse
+from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.errors import UserError
+from perturbdiff.model import Covariates
+from perturbdiff.predictions import LABELS
+from perturbdiff.sampling.controls import ControlSets, words
+from perturbdiff.sampling.matching import check_depth, encode, input_layer
+
+logger = logging.getLogger(__name__)
+
+
+def _state(words: tuple[int, ...]) -> int:
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
+
+
+@dataclass(frozen=True)
+class _Set:
+    """One set to sample: its row among the requests, its number there and how many of its cells are kept."""
+
+    request: int
+    number: int
+    keep: int
+
+
+class ConditionSampler:
+    """Draws the cells of requested conditions.
+
+    Parameters
+    ----------
+    bundle
+        The model, on the device where it is to run.
+    store
+        Where the controls are.
+    wanted
+        ``cell_type, batch, perturbation, n_cells``.
+    settings
+        The reverse process.
+    seed
+        Seed of noise and control cells.
+
+    Attributes
+    ----------
+    genes
+        Columns of the output: the model's genes that the store has.
+
+    Raises
+    ------
+    UserError
+        If labels, genes or units do not fit.
+    """
+
+    def __init__(
+        self, bundle: Bundle, store: Store, wanted: pd.DataFrame, settings: SampleConfig, *, seed: int
+    ) -> None:
+        self.bundle, self.settings, self.seed = bundle, settings, seed
+        self.size = settings.set_size or bundle.config.train.set_size
+        self.schedule = NoiseSchedule(bundle.config.schedule.num_steps, bundle.config.schedule.kind)
+        if settings.num_steps > self.schedule.num_steps:
+            raise UserError(
+                f"sample.num_steps={settings.num_steps} is more than the model's {self.schedule.num_steps} levels"
+            )
+        self.wanted = wanted.assign(n_cells=wanted["n_cells"].fillna(self.size).astype(int)).reset_index(
+            drop=True
+        )
+        self.gene_map = GeneMap(store.genes, bundle.genes, name=str(store.path))
+        logger.info("%s", self.gene_map.report())
+        missing = set(self.gene_map.missing)
+        self._shared = np.array([gene not in missing for gene in bundle.genes])
+        self.genes = [gene for gene in bundle.genes if gene not in missing]
+        self.ceiling = check_depth(bundle, store)
+        self._ids = encode(bundle, store, self.wanted)
+        self._dataset = input_layer(bundle, store)
+        self._controls = ControlSets(store, self.wanted, self.gene_map, size=self.size, seed=seed)
+        self._labels = list(self.wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
+        self.store = store
+        self.device = bundle.model.unit.device
+
+    def _blocks(self) -> list[list[int]]:
+        """Return whole conditions in blocks of at least a batch of sets; a block is never cut by a shard."""
+        blocks: list[list[int]] = [[]]
+        sets = 0
+        for request, cells in enumerate(self.wanted["n_cells"]):
+            if sets >= self.settings.sets_per_batch:
+                blocks.append([])
+                sets = 0
+            blocks[-1].append(request)
+            sets += -(-int(cells) // self.size)
+        return blocks
+
+    def shard(self, index: int, number: int) -> np.ndarray:
+        """Return the requests of a shard, int [n]: successive blocks, evenly by their sets."""
+        blocks = self._blocks()
+        sizes = np.array(
+            [sum(-(-int(self.wanted["n_cells"].iloc[r]) // self.size) for r in b) for b in blocks]
+        )
+        middle = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
+        mine = [b for b, place in zip(blocks, middle, strict=True) if int(place * number) == index]
+        if not mine:
+            logger.warning(
+                "shard %d/%d has no condition: there are only %d blocks", index, number, len(blocks)
+            )
+        return np.array([r for block in mine for r in block], dtype=int)
+
+    def blocks(self, mine: np.ndarray) -> Iterator[tuple[np.ndarray, pd.DataFrame]]:
+        """Yield log1p cells [n, genes] and their labels, a batch of sets at a time, conditions in order."""
+        chosen = set(map(int, mine))
+        for block in self._blocks():
+            if block[0] not in chosen:
+                continue
+            sets = [s for request in block for s in self._sets(request)]
+            for start in range(0, len(sets), self.settings.sets_per_batch):
+                yield self._batch(sets[start : start + self.settings.sets_per_batch])
+
+    def _sets(self, request: int) -> list[_Set]:
+        cells = int(self.wanted["n_cells"].iloc[request])
+        return [
+            _Set(request, k, min(self.size, cells - k * self.size)) for k in range(-(-cells // self.size))
+        ]
+
+    @torch.inference_mode()
+    def _batch(self, sets: list[_Set]) -> tuple[np.ndarray, pd.DataFrame]:
+        model, device = self.bundle.model, self.device
+        control = model.encode(self._controls([(s.request, s.number) for s in sets]).to(device))
+        if self.bundle.config.train.zero_control:
+            control = torch.zeros_like(control)
+        rows = torch.tensor([one.request for one in sets])
+        covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
+        dataset = torch.full((len(sets),), self._dataset, device=device)
+        # Noise is drawn on the CPU: the same on every machine.
+        noise = [
+            torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
+            for one in sets
+        ]
+
+        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
+            t = torch.full((len(sets),), level, device=device)
+            told = covariates if conditional else None
+            return model(x, t, control, told, self_condition=previous, dataset=dataset)
+
+        def draw() -> Tensor:
+            return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
+
+        found = reverse(denoise, draw, self.schedule, self.settings, clean=self._clean)
+        log1p = model.decode(found).clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
+        values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
+        repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
+        return values, self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
+
+    def _clean(self, estimate: Tensor) -> Tensor:
+        if self.settings.cutoff:
+            estimate = torch.where(estimate < self.settings.cutoff, 0.0, estimate)
+        return self.bundle.model.clean(estimate)

@@ -1,0 +1,95 @@
+"""The control cells that each predicted set starts from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.data.loader import resident
+from perturbdiff.data.store import Store
+from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.predictions import LABELS
+
+logger = logging.getLogger(__name__)
+
+
+def words(seed: int, labels: tuple[str, ...], number: int) -> tuple[int, ...]:
+    """Return what seeds set ``number`` - 1 of a condition; number 0 seeds its control cells."""
+    digest = hashlib.sha256("\0".join(labels).encode()).digest()
+    return (seed, int.from_bytes(digest[:8], "little"), number)
+
+
+class ControlSets:
+    """Sets of control cells for the requests, the same for a request whatever else is asked for.
+
+    Parameters
+    ----------
+    store
+        Where the controls are.
+    wanted
+        ``cell_type, batch, perturbation`` of the requests.
+    gene_map
+        Puts the store's genes in the model's order.
+    size
+        Cells per set, m.
+    seed
+        Of the order that a condition's controls are used in.
+    """
+
+    def __init__(
+        self, store: Store, wanted: pd.DataFrame, gene_map: GeneMap, *, size: int, seed: int
+    ) -> None:
+        self.gene_map, self.size, self.seed = gene_map, size, seed
+        self._labels = list(wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
+        self._pools, self._table = self._find(store, wanted)
+        self._store: Any = resident(store)
+
+    def _find(self, store: Store, wanted: pd.DataFrame) -> tuple[ControlPools, int]:
+        """Return the control cells of each request: requests are appended to the store's conditions."""
+        table = store.conditions
+        own = pd.DataFrame(table[table["is_control"].to_numpy(bool)])
+        own["control_id"] = own.index
+        pairs = wanted[["cell_type", "batch"]].astype(str)
+        found = pairs.merge(
+            own[["cell_type", "batch", "control_id"]].astype({"cell_type": str, "batch": str}), how="left"
+        )
+        asked = pairs.assign(
+            perturbation=wanted["perturbation"], start=0, stop=0, is_control=False,
+            control=found["control_id"].fillna(-1).astype(int).to_numpy(),
+        )  # fmt: skip
+        columns = ["cell_type", "batch", "perturbation", "start", "stop", "is_control", "control"]
+        text = table[columns].astype({"cell_type": str, "batch": str})
+        both = pd.DataFrame(pd.concat([text, asked[columns]], ignore_index=True))
+        pools = ControlPools(both, Rows(both), np.arange(len(table), len(both)))
+        few = sum(pools.rows.count[pools.pool(i)].sum() < self.size for i in range(len(table), len(both)))
+        if few:
+            logger.info(
+                "%d of %d conditions have fewer than %d control cells: their sets repeat some",
+                few, len(asked), self.size,
+            )  # fmt: skip
+        return pools, len(table)
+
+    def __call__(self, sets: list[tuple[int, int]]) -> Tensor:
+        """Return the control cells [B, S, G] of (request, number) pairs, log1p.
+
+        The sets of a condition share out its control cells in random order and begin anew when all are used:
+        cells drawn twice would make the predicted population narrower than the controls are.
+        """
+        rows = []
+        for request, number in sets:
+            pool = self._pools.pool(self._table + request)
+            total = int(self._pools.rows.count[pool].sum())
+            places = np.arange(number * self.size, (number + 1) * self.size)
+            turns = range(places[0] // total, places[-1] // total + 1)
+            own = words(self.seed, self._labels[request], 0)
+            order = np.concatenate([generator(*own, turn).permutation(total) for turn in turns])
+            rows.append(self._pools.rows.pooled(pool, order[places - places[0] // total * total]))
+        values = self.gene_map.dense(self._store.expression(np.concatenate(rows)))
+        return torch.from_numpy(values).view(len(sets), self.size, -1)
