@@ -18,6 +18,7 @@ import torch
 from perturbdiff.bundle import Bundle, build_model
 from perturbdiff.config import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
+from perturbdiff.data.few_shot import leave_out
 from perturbdiff.data.loader import WINDOW_ON_DISK, SetLoader
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
@@ -153,7 +154,8 @@ class Material:
                 ["cell_type", "batch", "perturbation", "is_control", "n_cells"]
             ].copy()
             if source.exclude is not None:
-                dropped = np.add.reduceat(source.exclude, source.store.conditions["start"].to_numpy())
+                start = source.store.conditions["start"].to_numpy()
+                dropped = np.add.reduceat(source.exclude, start, dtype=np.int64)
                 table["n_cells"] -= dropped
             target = self.config.train.control_targets or self.config.train.zero_control
             table["role"] = np.where(table["is_control"] & (not target), "input", "target")
@@ -171,11 +173,12 @@ class Material:
 def from_scratch(store: Path, split: Path, config: Config) -> Material:
     """Return the material of `train`: one store, its split, a new network."""
     source = split_source(Store(store), read_split(split), store.resolve().name)
+    facts = thin_out([source], config)
     hold([source], config)
     vocabulary = _vocabulary([source])
     genes = list(source.store.genes)
     model = new_model(config, genes, vocabulary)
-    material = Material([source], genes, vocabulary, model, config)
+    material = Material([source], genes, vocabulary, model, config, facts)
     set_units(material)
     return material
 
@@ -184,6 +187,7 @@ def for_finetuning(bundle: Path, store: Path, split: Path, config: Config, mode:
     """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), store.resolve().name)
+    facts = thin_out([source], config)
     hold([source], config)
     config = _with_architecture(config, old.config)
     vocabulary = old.vocabulary.extended(_vocabulary([source]))
@@ -199,7 +203,7 @@ def for_finetuning(bundle: Path, store: Path, split: Path, config: Config, mode:
     set_units(material)
     if mode == "keep":
         model.unit.copy_(old.model.unit)  # its weights expect it
-    material.facts = {"pretrained": old.config.name, "transfer": mode, "transferred": report}
+    material.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
     return material
 
 
@@ -218,11 +222,12 @@ def for_pretraining(
         store = Store(path)
         train, exclude = held.leave_out(store)
         sources.append(Source(store, name, train, np.zeros_like(train), exclude))
+    facts = thin_out(sources, config)
     hold(sources, config)
     names = list(genes) if genes else list(dict.fromkeys(g for s in sources for g in s.store.genes))
     vocabulary = _vocabulary(sources)
     model = new_model(config, names, vocabulary)
-    facts = {"left_out": held.report}
+    facts["left_out"] = held.report
     material = Material(sources, names, vocabulary, model, config, facts)
     set_units(material)
     return material
@@ -236,6 +241,23 @@ def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
     if not perturbed.any():
         raise UserError(f"{store.path}: the split puts no perturbed condition into training")
     return source
+
+
+def thin_out(sources: Sequence[Source], config: Config) -> dict[str, Any]:
+    """Leave ``train.cells_fraction`` of each perturbed condition's training cells; return facts for the bundle."""
+    fraction = config.train.cells_fraction
+    if fraction == 1:
+        return {}
+    before, after = 0, 0
+    for source in sources:
+        before += len(source.rows())
+        source.exclude = leave_out(
+            source.store.conditions, source.train, fraction, config.seed, source.exclude
+        )
+        after += len(source.rows())
+    report = f"{after} of {before}, controls among them (train.cells_fraction {fraction:g})"
+    logger.info("training cells: %s", report)
+    return {"training_cells": report}
 
 
 def hold(sources: Sequence[Source], config: Config) -> None:

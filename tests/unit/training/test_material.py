@@ -1,0 +1,58 @@
+"""What a training may use of its stores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from perturbdiff import recipes
+from perturbdiff.bundle import Bundle
+from perturbdiff.training.material import from_scratch
+from perturbdiff.training.processes import Processes
+from perturbdiff.training.run import train
+
+SHORT = ("split.held_out=[d2]", "split.valid_fraction=0.4", "train.max_steps=2", "train.warmup_steps=1")
+
+
+def recipe(*changes):
+    return recipes.load("tiny", [*SHORT, *changes])
+
+
+@pytest.fixture
+def few(trained):
+    return from_scratch(
+        trained / "store", trained / "split.parquet", recipe("train.cells_fraction=0.2", "model.unit=rms")
+    )
+
+
+def test_few_cells_are_all_that_training_sees(few):
+    (source,) = few.sources
+    allowed = set(source.rows().tolist())
+    sampler = few.train_sampler(Processes())
+    seen = {int(row) for k in range(40) for cells in sampler.step(k) for row in cells.target}
+    perturbed = source.store.conditions[source.train & ~source.store.conditions["is_control"]]
+    assert len(seen) == np.ceil(0.2 * perturbed["n_cells"] - 1e-9).sum()
+    assert seen < allowed
+    controls = source.store.conditions[source.train & source.store.conditions["is_control"]]
+    assert len(allowed) == len(seen) + controls["n_cells"].sum()
+
+
+def test_units_of_few_cells_are_theirs(few):
+    (source,) = few.sources
+    values = source.store.expression(source.rows()).toarray()
+    assert float(few.model.unit) == pytest.approx(np.sqrt((values**2).mean()), rel=1e-5)
+    np.testing.assert_allclose(few.model.maximum.numpy(), values.max(0), rtol=1e-6)
+
+
+def test_a_bundle_tells_how_few_cells_it_saw(trained, tmp_path, few):
+    out = train(
+        trained / "store", trained / "split.parquet", tmp_path / "few", recipe("train.cells_fraction=0.2"),
+        device="cpu",
+    )  # fmt: skip
+    bundle = Bundle.load(out)
+    seen = bundle.seen
+    assert set(seen[seen["role"] == "target"]["n_cells"]) == {2, 3}
+    assert set(seen[seen["role"] == "input"]["n_cells"]) == {24}
+    used, total = few.sources[0].rows(), bundle.training["training_cells"]
+    assert total.startswith(f"{len(used)} of ")
+    assert "train.cells_fraction 0.2" in (out / "README.md").read_text()
