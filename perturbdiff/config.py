@@ -132,6 +132,11 @@ class ModelConfig(Section):
     missing_embedding: Literal["error", "mean"] = Field(
         default="error", description="a label that a semantic table lacks: refuse, or take the table's mean"
     )
+    projection_width: int | None = Field(
+        default=None,
+        ge=1,
+        description="length of the vector of covariate_projection 'genes'; none: the number of genes",
+    )
 
 
 class ScheduleConfig(Section):

@@ -160,11 +160,12 @@ class Denoiser(nn.Module):
         self.time_embedding = TimeEmbedding(width)
         sizes = {"perturbation": num_perturbations, "cell_type": num_cell_types, "batch": num_batches}
         through_genes = config.covariate_projection == "genes"
+        inner = config.projection_width or num_genes
         self.covariate_encoder = CovariateEncoder(
-            sizes, config.covariates, config.covariate_width, num_genes if through_genes else width,
+            sizes, config.covariates, config.covariate_width, inner if through_genes else width,
             semantic=frozen, doses=num_doses, dose_beside=config.dose == "concat",
         )  # fmt: skip
-        self.covariate_projection = linear(num_genes, width) if through_genes else None
+        self.covariate_projection = linear(inner, width) if through_genes else None
         self.null_covariates = nn.Parameter(NULL_STD * torch.randn(width))
         self.fusion = (
             nn.Sequential(linear(2 * width, width), nn.SiLU(), linear(width, width))
