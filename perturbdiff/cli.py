@@ -216,7 +216,7 @@ def finetune(
     split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
     out: Out,
     transfer: Annotated[
-        Literal["keep", "reinitialise", "replace"],
+        Literal["keep", "reinit", "new-genes"],
         typer.Option(
             "--transfer",
             help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",

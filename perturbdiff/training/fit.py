@@ -20,6 +20,7 @@ from perturbdiff.data.loader import Batch, SetLoader
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.checkpoints import Allocation, CheckpointFolder, Checkpoints
+from perturbdiff.training.counts import describe
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.loggers import make_loggers
 from perturbdiff.training.material import Material
@@ -85,6 +86,8 @@ def fit(
         start, step = (None, 0) if processes.rank and resume == "never" else checkpoints.find(resume)
         stream = material.train_sampler(processes)
         material.limit_steps(stream.steps_per_epoch)
+        for line in describe(material.model, material.config):
+            logger.info("%s", line)
         if start is not None:
             logger.info("continuing at step %d of %d", step, material.config.train.max_steps)
         module = TrainingModule(material.model, material.config)

@@ -192,8 +192,8 @@ def for_finetuning(bundle: Path, store: Path, split: Path, config: Config, mode:
     config = _with_architecture(config, old.config)
     vocabulary = old.vocabulary.extended(_vocabulary([source]))
     vocabulary = dataclasses.replace(vocabulary, datasets=(source.name,))
-    genes = list(source.store.genes) if mode == "replace" else old.genes
-    if mode != "replace":
+    genes = list(source.store.genes) if mode == "new-genes" else old.genes
+    if mode != "new-genes":
         logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
     model = new_model(config, genes, vocabulary)
     report = transfer_weights(old, model, vocabulary, mode)

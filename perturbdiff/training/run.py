@@ -93,7 +93,7 @@ def finetune(
     """Train on, from the weights of a pretrained bundle; see `train` and `transfer_weights`.
 
     ``transfer`` is what becomes of the input and output layers: ``keep`` (pretrained genes and weights),
-    ``reinitialise`` (pretrained genes, new weights) or ``replace`` (this store's genes, new weights).
+    ``reinit`` (pretrained genes, new weights) or ``new-genes`` (this store's genes, new weights).
     """
     inputs = {"bundle": bundle, "store": store, "split": split}
 

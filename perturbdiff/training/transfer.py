@@ -1,13 +1,13 @@
-"""Starting from a pretrained bundle: which tensors are kept, and which start anew (paper, App. Training Details).
+"""Starting from a pretrained bundle: which tensors are taken, and which start anew (paper, App. Training Details).
 
 The paper's three strategies for the input and output layers: ``keep`` uses the pretrained genes and their
-layers; ``reinitialise`` uses the pretrained genes with new layers; ``replace`` uses the new store's genes, with
-new layers. Everything else is kept; embeddings follow their labels.
+layers; ``reinit`` uses the pretrained genes with new layers; ``new-genes`` uses the new store's genes, with new
+layers. Everything else is taken; embeddings follow their labels.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,78 +15,127 @@ from torch import Tensor
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.vocabulary import Kind, Vocabulary
 from perturbdiff.model import Denoiser
+from perturbdiff.training.counts import group_of, listed
 
-Transfer = Literal["keep", "reinitialise", "replace"]
+Transfer = Literal["keep", "reinit", "new-genes"]
+STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)
 
 _KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
 _TABLES: dict[str, Kind] = {f"covariate_encoder.tables.{kind}.weight": kind for kind in _KINDS}
 _UNITS = ("unit", "gate_threshold", "maximum")
+_INPUTS = ("input_layers", "control_layers")
+_FATES = {
+    "taken": "taken from the pretrained model",
+    "anew": "re-initialised",
+    "missing": "missing in the pretrained model, so new",
+    "behind": "left behind",
+}
+
+
+class _Tally:
+    """Counts of parameters by what became of them and by group, with remarks."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {fate: {} for fate in _FATES}
+        self.remarks: list[str] = []
+
+    def add(self, fate: str, name: str, number: int) -> None:
+        """Count ``number`` values of the tensor ``name``."""
+        counts, group = self._counts[fate], group_of(name)
+        counts[group] = counts.get(group, 0) + number
+
+    def lines(self) -> list[str]:
+        """Return the report: a line for each fate that occurred, then the remarks."""
+        counted = [
+            f"{_FATES[fate]}: {listed(groups)}"
+            for fate, groups in self._counts.items()
+            if any(groups.values())
+        ]
+        return [*counted, *self.remarks]
 
 
 @torch.no_grad()
 def transfer_weights(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: Transfer) -> list[str]:
-    """Copy a bundle's weights into ``new`` and report on every group of tensors.
+    """Copy a bundle's weights into ``new`` and return a report.
+
+    The report counts parameters by group: taken, re-initialised by the strategy, missing in the pretrained model
+    (labels or layers it does not have), and left behind (its own that ``new`` has no use for).
 
     Parameters
     ----------
     old
         The pretrained bundle.
     new
-        A network of the same architecture; its genes are the bundle's unless ``mode`` is ``replace``.
+        A network of the same architecture; its genes are the bundle's unless ``mode`` is ``new-genes``.
     vocabulary
         Labels of ``new``; its data sets name the input layers.
     mode
         What becomes of the input and output layers.
     """
-    source, target = old.model.state_dict(), new.state_dict()
-    kept, fresh, report = [], [], []
+    source, target, tally = old.model.state_dict(), new.state_dict(), _Tally()
+    learned = {name for model in (old.model, new) for name, _ in model.named_parameters()}
     # Pretrained without controls, the output layer makes whole cells; an anchored one makes changes to controls.
     from_nothing = new.config.anchor == "control" and old.config.train.zero_control
+    _input_layers(old, new, vocabulary, mode, tally)
     for name, tensor in target.items():
-        if name in _UNITS or name.startswith(("input_layers.", "control_layers.")):
+        if name in _UNITS or name.split(".")[0] in _INPUTS:
             continue
-        if name in _TABLES:
-            report.append(_copy_rows(name, source[name], tensor, old.vocabulary, vocabulary))
-        elif name.startswith(("output_layer.", "gain_layer.")) and (mode != "keep" or from_nothing):
-            fresh.append(name)
-        elif name in source and source[name].shape == tensor.shape:
+        if name in _TABLES and name in source:
+            _copy_rows(name, source[name], tensor, old.vocabulary, vocabulary, tally)
+            continue
+        renewed = name.split(".")[0] in ("output_layer", "gain_layer") and (mode != "keep" or from_nothing)
+        if name in source and source[name].shape == tensor.shape and not renewed:
             tensor.copy_(source[name])
-            kept.append(name)
+            fate = "taken"
         else:
-            fresh.append(name)
-    report = [_input_layers(old, new, vocabulary, mode), *report]
-    return [*report, _group("kept", kept), *([_group("new", fresh)] if fresh else [])]
+            fate = "anew" if name in source else "missing"
+        if name in learned:
+            tally.add(fate, name, tensor.numel())
+    for name in learned & (set(source) - set(target)):
+        if name.split(".")[0] not in _INPUTS:
+            tally.add("behind", name, source[name].numel())
+    if mode == "keep" and from_nothing:
+        tally.remarks.append(
+            "output layer: new, as it now makes changes to control cells and made whole cells before"
+        )
+    return tally.lines()
 
 
-def _copy_rows(name: str, old: Tensor, new: Tensor, words: Vocabulary, vocabulary: Vocabulary) -> str:
+def _copy_rows(
+    name: str, old: Tensor, new: Tensor, words: Vocabulary, vocabulary: Vocabulary, tally: _Tally
+) -> None:
+    """Copy the vectors of the labels that both vocabularies have, and that of the reserved id."""
     kind: Kind = _TABLES[name]
     new[0] = old[0]
     shared = [label for label in getattr(vocabulary, kind) if (kind, label) in words]
     there = torch.from_numpy(vocabulary.encode(kind, shared))
     new[there] = old[torch.from_numpy(words.encode(kind, shared))]
-    total = len(getattr(vocabulary, kind))
-    return f"{kind} embeddings: {len(shared)} kept by label, {total - len(shared)} new"
+    total, width = len(getattr(vocabulary, kind)), new.shape[1]
+    tally.add("taken", name, (len(shared) + 1) * width)
+    tally.add("missing", name, (total - len(shared)) * width)
+    tally.add("behind", name, (len(old) - 1 - len(shared)) * width)
+    tally.remarks.append(f"{kind} embeddings: {len(shared)} taken by label, {total - len(shared)} new")
 
 
-def _input_layers(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: Transfer) -> str:
-    if mode != "keep":
-        return "input, control and output layers: new weights"
-    known, lines = list(old.vocabulary.datasets), []
+def _input_layers(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: Transfer, tally: _Tally) -> None:
+    """Fill the input and control layers: each data set's own, or else the mean of the pretrained ones."""
+    known, used = list(old.vocabulary.datasets), set()
     for index, name in enumerate(vocabulary.datasets):
-        same = name in known
-        for layers, before in (
-            (new.input_layers.layers, old.model.input_layers.layers),
-            (new.control_layers.layers, old.model.control_layers.layers),
-        ):
-            for key in ("weight", "bias"):
-                chosen = [before[known.index(name)]] if same else list(before)
-                mean = torch.stack([getattr(layer, key) for layer in chosen]).mean(0)
-                getattr(layers[index], key).copy_(mean)
-        how = "kept" if same or len(known) == 1 else f"mean of {len(known)} pretrained layers"
-        lines.append(f"input and control layer of data set {name}: {how}")
-    return "; ".join(lines)
-
-
-def _group(how: str, names: list[str]) -> str:
-    groups = list(dict.fromkeys(name.split(".")[0] for name in names))
-    return f"{how}: {len(names)} tensors of {', '.join(groups)}"
+        chosen = [known.index(name)] if name in known else list(range(len(known)))
+        used |= set(chosen)
+        for place in _INPUTS:
+            layer, before = getattr(new, place).layers[index], getattr(old.model, place).layers
+            for key, tensor in layer.named_parameters():
+                if mode == "keep":
+                    tensor.copy_(torch.stack([before[i].get_parameter(key) for i in chosen]).mean(0))
+                tally.add("taken" if mode == "keep" else "anew", place, tensor.numel())
+        if mode == "keep":
+            how = "taken" if len(chosen) == 1 else f"mean of {len(chosen)} pretrained layers"
+            tally.remarks.append(f"input and control layer of data set {name}: {how}")
+    if mode != "keep":
+        tally.remarks.append("input, control and output layers: new weights")
+        return
+    for place in _INPUTS:
+        for index, layer in enumerate(getattr(old.model, place).layers):
+            if index not in used:
+                tally.add("behind", place, sum(p.numel() for p in layer.parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.training.isolation import HeldOut
 from perturbdiff.training.run import finetune, pretrain
+from perturbdiff.training.transfer import STRATEGIES
 
 SHORT = (
     "train.max_steps=4",
@@ -104,7 +106,15 @@ def test_a_store_wholly_held_out_is_refused(trained):
         HeldOut(conditions=every).leave_out(store)
 
 
-@pytest.mark.parametrize("mode", ["keep", "reinitialise", "replace"])
+def counted(report):
+    """Parameters that the report takes, re-initialises or misses."""
+    totals = [
+        re.match(r"(taken from|re-initialised|missing in).*?: ([\d,]+) parameters", line) for line in report
+    ]
+    return sum(int(found[2].replace(",", "")) for found in totals if found)
+
+
+@pytest.mark.parametrize("mode", STRATEGIES)
 def test_transfer(pretrained, trained, tmp_path, mode):
     # a learning rate of almost nothing: what is kept stays what it was
     changes = ("train.learning_rate=1e-12", "train.weight_decay=0")
@@ -114,7 +124,7 @@ def test_transfer(pretrained, trained, tmp_path, mode):
     )  # fmt: skip
     old, new = Bundle.load(pretrained), Bundle.load(out)
     before, after = old.model.state_dict(), new.model.state_dict()
-    assert new.genes == (Store(trained / "store").genes if mode == "replace" else old.genes)
+    assert new.genes == (Store(trained / "store").genes if mode == "new-genes" else old.genes)
     for name in ("blocks.0.attention.qkv.weight", "time_embedding.expand.weight", "fusion.0.weight"):
         torch.testing.assert_close(after[name], before[name])
     same = new.genes == old.genes and torch.allclose(
@@ -134,7 +144,11 @@ def test_transfer(pretrained, trained, tmp_path, mode):
     torch.testing.assert_close(rows[0], rows[1])
     assert new.vocabulary.cell_type[: len(old.vocabulary.cell_type)] == old.vocabulary.cell_type
     assert torch.equal(new.model.unit, old.model.unit) == kept
-    assert any("kept" in line for line in new.training["transferred"])
+    report = new.training["transferred"]
+    assert report[0].startswith("taken from the pretrained model: ")
+    assert any(line.startswith("re-initialised: ") for line in report) == (mode != "keep")
+    assert counted(report) == sum(p.numel() for p in new.model.parameters())
+    assert ("left behind: " in "".join(report)) == (mode == "keep")  # the other data set's input layers
     assert "Transferred" in (out / "README.md").read_text()
 
 
@@ -187,7 +201,8 @@ def test_an_unknown_data_set_starts_from_the_mean_layer(pretrained, trained):
     report = transfer_weights(old, model, words, "keep")
     mean = torch.stack([layer.weight for layer in old.model.input_layers.layers]).mean(0)
     torch.testing.assert_close(model.input_layers.layers[0].weight, mean)
-    assert report[0] == "input and control layer of data set new: mean of 2 pretrained layers"
+    assert "input and control layer of data set new: mean of 2 pretrained layers" in report
+    assert not any(line.startswith("left behind") for line in report)
 
 
 def test_stores_with_other_gene_names_are_refused(pretrained, trained, tmp_path):
@@ -212,4 +227,8 @@ def test_an_anchored_model_learns_its_output_layer_anew(pretrained, trained):
     start = model.output_layer.weight.clone()
     report = transfer_weights(old, model, old.vocabulary, "keep")
     assert torch.equal(model.output_layer.weight, start)
-    assert "output_layer, gain_layer" in report[-1]
+    assert "output layer: new" in report[-1]
+    output = model.output_layer
+    assert f"re-initialised: {output.weight.numel() + output.bias.numel():,} parameters" in report[1]
+    gain = model.gain_layer
+    assert f"new: {gain.weight.numel() + gain.bias.numel():,} parameters (output" in report[2]

@@ -1,0 +1,75 @@
+"""How large a network is: parameters by group, and work per cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from perturbdiff.config import Config
+from perturbdiff.model import Covariates, Denoiser
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "input layers": ("input_layers", "control_layers", "gene_embedding", "gene_table"),
+    "covariates": ("covariate_encoder", "covariate_projection", "null_covariates"),
+    "time": ("time_embedding", "fusion"),
+    "blocks": ("blocks",),
+    "output": ("final_modulation", "output_layer", "gain_layer"),
+}
+"""Groups of parameters, and the first words of their names."""
+
+
+def group_of(name: str) -> str:
+    """Return the group that a parameter of the denoiser belongs to."""
+    first = name.split(".", 1)[0]
+    return next((group for group, members in GROUPS.items() if first in members), "other")
+
+
+def by_group(model: Denoiser) -> dict[str, int]:
+    """Return the number of learned parameters in each group."""
+    found = dict.fromkeys(GROUPS, 0)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            group = group_of(name)
+            found[group] = found.get(group, 0) + parameter.numel()
+    return found
+
+
+def listed(numbers: Mapping[str, int]) -> str:
+    """Return ``1,234 parameters (blocks 1,000, output 234)``; empty groups are left out."""
+    parts = ", ".join(f"{group} {number:,}" for group, number in numbers.items() if number)
+    total = f"{sum(numbers.values()):,} parameters"
+    return f"{total} ({parts})" if parts else total
+
+
+def flops_per_cell(config: Config, num_genes: int) -> int:
+    """Return the floating-point operations of one forward pass, per cell of a set of the recipe's size.
+
+    Two for each multiply-add of a matrix product, attention included; counted on a network without memory.
+    """
+    size = config.train.set_size
+    semantic = {"gene": 1} if config.model.gene_embedding == "table" else {}
+    with torch.device("meta"):
+        model = Denoiser(
+            config.model, num_genes=num_genes, num_perturbations=2, num_cell_types=2, num_batches=2,
+            semantic=semantic,
+        )  # fmt: skip
+        ids = torch.zeros(1, dtype=torch.int64)
+        cells = torch.zeros(1, size, num_genes)
+        earlier = cells if config.train.self_condition else None
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(cells, ids, cells, Covariates(ids, ids, ids), self_condition=earlier)
+    return counter.get_total_flops() // size
+
+
+def describe(model: Denoiser, config: Config) -> list[str]:
+    """Return lines for the log: parameters by group, work per cell and per optimiser step."""
+    train = config.train
+    forward = flops_per_cell(config, model.num_genes)
+    # A backward pass is two forward passes; self-conditioning adds a pass without gradient.
+    step = forward * (3 + train.self_condition) * train.set_size * train.sets_per_step
+    return [
+        f"network: {listed(by_group(model))}",
+        f"work: {forward / 1e6:.3g} MFLOP per cell and pass, {step / 1e12:.3g} TFLOP per optimiser step",
+    ]
