@@ -18,11 +18,13 @@ from torch import Tensor
 
 from perturbdiff import files
 from perturbdiff.config import Config
+from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 
 FORMAT = 1
+TABLES = "embeddings"
 _FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json")
 
 
@@ -48,6 +50,8 @@ class Bundle:
         Conditions used in training: ``dataset, cell_type, batch, perturbation, is_control, n_cells, role``.
     curve
         Loss terms by step.
+    tables
+        The whole semantic tables of covariates or genes with frozen vectors, for labels met later.
     """
 
     model: Denoiser
@@ -58,6 +62,7 @@ class Bundle:
     training: dict[str, Any] = field(default_factory=dict)
     seen: pd.DataFrame = field(default_factory=pd.DataFrame)
     curve: pd.DataFrame = field(default_factory=pd.DataFrame)
+    tables: dict[SemanticKind, EmbeddingTable] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Write the bundle's files into an existing folder (the manifest is the stage's)."""
@@ -73,6 +78,9 @@ class Bundle:
         self.vocabulary.to_json(folder / "vocabulary.json")
         self.seen.to_parquet(folder / "seen.parquet", index=False)
         self.curve.to_csv(folder / "training.csv", index=False, float_format="%.6g")
+        for kind, table in self.tables.items():
+            (folder / TABLES).mkdir(exist_ok=True)
+            (folder / TABLES / f"{kind}.npz").write_bytes(table.to_npz())
         (folder / "README.md").write_text(card(self))
 
     @classmethod
@@ -122,7 +130,16 @@ class Bundle:
             record["training"],
             pd.read_parquet(seen) if seen.is_file() else pd.DataFrame(),
             pd.read_csv(curve) if curve.is_file() else pd.DataFrame(),
+            _tables(folder / TABLES),
         )
+
+
+def _tables(folder: Path) -> dict[SemanticKind, EmbeddingTable]:
+    found: dict[SemanticKind, EmbeddingTable] = {}
+    for kind in SEMANTIC_KINDS:
+        if (folder / f"{kind}.npz").is_file():
+            found[kind] = EmbeddingTable.read(folder / f"{kind}.npz")
+    return found
 
 
 def write_weights(model: Denoiser, path: Path) -> None:
@@ -189,6 +206,10 @@ def card(bundle: Bundle) -> str:
         f"- log1p of counts scaled to {bundle.target_sum or 'an unknown depth'}; "
         f"model unit {float(model.unit):.6g}, detection limit {float(model.gate_threshold):.6g} (log1p)",
         *(
+            f"- frozen vectors: {kind}, table of {len(t.names)} names × {t.width} (`{TABLES}/{kind}.npz`)"
+            for kind, t in bundle.tables.items()
+        ),
+        *(
             f"- {key.replace('_', ' ')}: {value}"
             for key, value in facts.items()
             if not isinstance(value, list)
@@ -203,7 +224,8 @@ def card(bundle: Bundle) -> str:
         "",
         "    perturbdiff sample THIS_FOLDER STORE --split SPLIT --out predictions.h5ad",
         "",
-        "The store gives the control cells; its genes are matched by name. A perturbation, cell type or batch that",
-        "was not trained on cannot be predicted. Predictions are for research, not for decisions about patients.",
+        "The store gives the control cells; its genes are matched by name. A perturbation or cell type that was not",
+        "trained on can be predicted only if its semantic table has it.",
+        "Predictions are for research, not for decisions about patients.",
     ]
     return "\n".join(lines) + "\n"

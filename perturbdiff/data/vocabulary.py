@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Vocabulary:
         if unknown:
             raise UserError(
                 f"the model was not trained with {kind} {listing(unknown)}{nearest(unknown[0], ids)}; "
-                f"leave these conditions out or train a model with them"
+                f"leave these conditions out, or train a model with them or with semantic vectors (--embedding)"
             )
         return np.array([ids.get(label, 0) for label in labels], dtype=np.int64)
 
@@ -115,6 +116,11 @@ class Vocabulary:
             return (*old, *(label for label in new if label not in self._ids[kind]))
 
         return Vocabulary(**{kind: grown(kind) for kind in KINDS}, control=self.control)
+
+    def with_labels(self, kind: Kind, labels: Iterable[str]) -> Vocabulary:
+        """Return this vocabulary with those of ``labels`` that it lacks appended to a covariate's."""
+        new = tuple(label for label in dict.fromkeys(labels) if label not in self._ids[kind])
+        return dataclasses.replace(self, **{kind: (*getattr(self, kind), *new)})
 
     def to_json(self, path: Path) -> None:
         """Write the labels in the order of their ids."""

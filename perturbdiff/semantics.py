@@ -1,0 +1,308 @@
+"""Semantic tables in a model: which labels have frozen vectors, the doses it knows, labels it meets after training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from perturbdiff.bundle import Bundle
+from perturbdiff.config import ModelConfig
+from perturbdiff.data.doses import agents, dose_values, dose_weights
+from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows
+from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.model import Denoiser
+from perturbdiff.model.covariates import SemanticTable
+
+logger = logging.getLogger(__name__)
+
+Tables = Mapping[SemanticKind, EmbeddingTable]
+LabelKind = Literal["perturbation", "cell_type"]
+_LABELS: tuple[LabelKind, ...] = ("perturbation", "cell_type")
+
+
+@dataclass(frozen=True)
+class Semantics:
+    """What a model's frozen buffers hold.
+
+    Attributes
+    ----------
+    vectors
+        float32 [labels, e] of each covariate that has frozen vectors, in the vocabulary's order; of the genes.
+    doses
+        Distinct doses, ascending; empty if the dose is part of the label.
+    weights
+        float32 [perturbations, doses]: see `dose_weights`.
+    """
+
+    vectors: dict[SemanticKind, np.ndarray] = field(default_factory=dict)
+    doses: tuple[float, ...] = ()
+    weights: np.ndarray | None = None
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Length of each kind's vectors, as `build_model` takes it."""
+        return {kind: rows.shape[1] for kind, rows in self.vectors.items()}
+
+    @torch.no_grad()
+    def put_into(self, model: Denoiser) -> None:
+        """Fill the buffers of a model that was built with `widths` and the number of `doses`."""
+        for kind, rows in self.vectors.items():
+            values = torch.from_numpy(rows)
+            if kind == "gene":
+                if model.gene_table is not None:
+                    model.gene_table.vectors.copy_(values)
+            else:  # row 0 is the reserved id's
+                table = _frozen(model, kind)
+                if table is not None:
+                    table.vectors[1:].copy_(values)
+        dose = model.covariate_encoder.dose
+        if dose is not None and self.weights is not None:
+            dose.weights[1:].copy_(torch.from_numpy(self.weights))
+
+
+def read_tables(paths: Mapping[SemanticKind, Path]) -> dict[SemanticKind, EmbeddingTable]:
+    """Read the files of ``--embedding``."""
+    return {kind: EmbeddingTable.read(path) for kind, path in paths.items()}
+
+
+def check_tables(settings: ModelConfig, tables: Tables) -> None:
+    """Refuse tables that the model has no use for, and settings that need a table.
+
+    Raises
+    ------
+    UserError
+        If there is one of either.
+    """
+    for kind in tables:
+        if kind == "gene" and settings.gene_embedding != "table":
+            raise UserError(
+                f"--embedding gene: model.gene_embedding is '{settings.gene_embedding}'; the model would not look at "
+                "the table: set it to table, or leave the table out"
+            )
+        if kind != "gene" and kind not in settings.covariates:
+            raise UserError(f"--embedding {kind}: the model is not told the {kind} (model.covariates)")
+    if settings.gene_embedding == "table" and "gene" not in tables:
+        raise UserError("model.gene_embedding is 'table': give one with --embedding gene=FILE")
+    if settings.dose != "label" and "perturbation" not in tables:
+        raise UserError(
+            f"model.dose is '{settings.dose}', a vector of its own beside the agent's frozen one: give a table with "
+            "--embedding perturbation=FILE; with learned vectors the dose is part of the label (model.dose=label)"
+        )
+
+
+def semantics(
+    settings: ModelConfig,
+    genes: list[str],
+    vocabulary: Vocabulary,
+    tables: Tables,
+    *,
+    control_by_name: bool = False,
+) -> Semantics:
+    """Match a vocabulary and a gene list with tables, and say what was found.
+
+    Parameters
+    ----------
+    settings
+        The model's; see `semantic_rows`.
+    genes, vocabulary
+        What the model knows.
+    tables
+        By kind; a covariate without one has learned vectors.
+    control_by_name
+        The control's vector is in the table under its label, instead of the table's mean.
+
+    Raises
+    ------
+    UserError
+        If labels are missing and the policy is to refuse, or tables and settings do not fit; see `check_tables`.
+    """
+    check_tables(settings, tables)
+    vectors: dict[SemanticKind, np.ndarray] = {}
+    for kind, table in tables.items():
+        labels = genes if kind == "gene" else getattr(vocabulary, kind)
+        control = None if control_by_name or kind != "perturbation" else vocabulary.control
+        rows = semantic_rows(labels, table, settings, kind=kind, control=control)
+        logger.info("semantic table, %s", rows.report(kind))
+        _warn_of_doses(settings, rows.agent)
+        vectors[kind] = rows.vectors
+    if settings.dose == "label" or "perturbation" not in tables:
+        return Semantics(vectors)
+    doses = known_doses(settings, vocabulary, tables["perturbation"])
+    if not doses:
+        logger.warning(
+            "model.dose is '%s', but no perturbation tells a dose ('drug@dose', data.dose_key)", settings.dose
+        )
+    return Semantics(
+        vectors, doses, weights_of(settings, vocabulary.perturbation, doses, tables["perturbation"])
+    )
+
+
+def known_doses(settings: ModelConfig, vocabulary: Vocabulary, table: EmbeddingTable) -> tuple[float, ...]:
+    """Return the distinct doses of a vocabulary's perturbations, ascending."""
+    return dose_values(vocabulary.perturbation, settings.combination_separator, names=table)
+
+
+def weights_of(
+    settings: ModelConfig, labels: Iterable[str], doses: tuple[float, ...], table: EmbeddingTable
+) -> np.ndarray:
+    """Return the dose weights of labels under a model's settings; see `dose_weights`."""
+    return dose_weights(
+        list(labels), doses,
+        combination=settings.combination, separator=settings.combination_separator, names=table,
+    )  # fmt: skip
+
+
+def validation_labels(
+    settings: ModelConfig, vocabulary: Vocabulary, conditions: Iterable[pd.DataFrame], tables: Tables
+) -> Vocabulary:
+    """Return the vocabulary with labels of conditions that no training cell has, where they have frozen vectors.
+
+    So conditions for validation are predicted as those of a later experiment will be. Perturbations at a dose that
+    is not in training are left out.
+    """
+    for table in conditions:
+        treated = pd.DataFrame(table[~table["is_control"].to_numpy(bool)])
+        if "perturbation" in tables:
+            labels = treated["perturbation"].astype(str).unique()
+            if settings.dose != "label":
+                separator, known = settings.combination_separator, tables["perturbation"]
+                doses = {None, *known_doses(settings, vocabulary, known)}
+                labels = [
+                    label
+                    for label in labels
+                    if all(d in doses for _, d in agents(label, separator, names=known))
+                ]
+            vocabulary = vocabulary.with_labels("perturbation", labels)
+        if "cell_type" in tables:
+            vocabulary = vocabulary.with_labels("cell_type", table["cell_type"].astype(str).unique())
+    return vocabulary
+
+
+def tables_of(bundle: Bundle) -> dict[SemanticKind, EmbeddingTable]:
+    """Return the tables of a bundle's frozen vectors: those it keeps, else what its buffers hold.
+
+    A model that came without its tables still has the vectors of the labels it knows; a single agent is then also
+    found without its dose.
+    """
+    found: dict[SemanticKind, EmbeddingTable] = {}
+    for kind in SEMANTIC_KINDS:
+        if kind in bundle.tables:
+            found[kind] = bundle.tables[kind]
+        elif kind == "gene":
+            if bundle.model.gene_table is not None:
+                found[kind] = EmbeddingTable(
+                    tuple(bundle.genes), bundle.model.gene_table.vectors.cpu().numpy()
+                )
+        else:
+            table = _frozen(bundle.model, kind)
+            if table is not None:
+                found[kind] = _from_buffer(bundle, kind, table.vectors[1:].cpu().numpy())
+    return found
+
+
+def _from_buffer(bundle: Bundle, kind: LabelKind, vectors: np.ndarray) -> EmbeddingTable:
+    labels = list(getattr(bundle.vocabulary, kind))
+    names, rows = list(labels), list(range(len(labels)))
+    if kind == "perturbation":
+        taken = set(labels)
+        for row, label in enumerate(labels):
+            found = agents(label, bundle.config.model.combination_separator)
+            if len(found) == 1 and found[0][0] not in taken:
+                taken.add(found[0][0])
+                names.append(found[0][0])
+                rows.append(row)
+    return EmbeddingTable(tuple(names), vectors[rows])
+
+
+def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]], given: Tables | None = None) -> None:
+    """Let a model know labels it was not trained with through its semantic tables; in memory only.
+
+    Parameters
+    ----------
+    bundle
+        Its vocabulary and the buffers of its model grow.
+    labels
+        Perturbations and cell types that are asked for.
+    given
+        Further tables, made by the same encoder as the bundle's, for names that it lacks.
+
+    Raises
+    ------
+    UserError
+        If a covariate has frozen vectors but its table lacks a label, a dose is unknown, or a table is given for a
+        covariate with learned vectors.
+    """
+    own, more = tables_of(bundle), given or {}
+    for kind in more:
+        if kind not in own or kind == "gene":
+            raise UserError(
+                f"--embedding {kind}: the model has learned vectors, a table cannot be used; train one with a table"
+                if kind != "gene"
+                else "--embedding gene: the genes' vectors are the model's; give the table to train"
+            )
+    for kind in _LABELS:
+        wanted = [
+            label for label in dict.fromkeys(labels.get(kind, ())) if (kind, label) not in bundle.vocabulary
+        ]
+        if wanted and kind in own:
+            _add(bundle, kind, wanted, own[kind], more.get(kind))
+
+
+@torch.no_grad()
+def _add(
+    bundle: Bundle, kind: LabelKind, labels: list[str], own: EmbeddingTable, given: EmbeddingTable | None
+) -> None:
+    settings, model = bundle.config.model, bundle.model
+    table = own.joined(given) if given else own
+    found = {label: find(label, table, settings, parts=kind == "perturbation") for label in labels}
+    lost = [label for label, (vector, _) in found.items() if vector is None]
+    if lost:
+        raise UserError(
+            f"the model was not trained with {kind} {listing(lost)}, and the semantic table has no such name"
+            f"{nearest(lost[0], table.names)}; leave these conditions out, or give their vectors "
+            f"(same encoder) with --embedding {kind}=FILE"
+        )
+    frozen, dose = _frozen(model, kind), model.covariate_encoder.dose
+    if frozen is None:
+        return
+    if kind == "perturbation" and dose is not None:
+        doses = known_doses(settings, bundle.vocabulary, own)
+        if len(doses) != dose.weights.shape[1]:
+            raise UserError(
+                f"the model has vectors of {dose.weights.shape[1]} doses, its labels tell {len(doses)}; "
+                f"perturbation {listing(labels)} cannot be added"
+            )
+        dose.weights = _grown(dose.weights, weights_of(settings, labels, doses, table))
+    else:
+        _warn_of_doses(settings, [label for label, (_, how) in found.items() if how == "agent"])
+    frozen.vectors = _grown(frozen.vectors, np.array([vector for vector, _ in found.values()]))
+    bundle.vocabulary = bundle.vocabulary.with_labels(kind, labels)
+    logger.info("%s not trained on, predicted through semantic vectors: %s", kind, listing(labels))
+
+
+def _grown(buffer: torch.Tensor, rows: np.ndarray) -> torch.Tensor:
+    return torch.cat([buffer, torch.from_numpy(np.asarray(rows, np.float32)).to(buffer)])
+
+
+def _frozen(model: Denoiser, kind: str) -> SemanticTable | None:
+    table = dict(model.covariate_encoder.tables.items()).get(kind)
+    return table if isinstance(table, SemanticTable) else None
+
+
+def _warn_of_doses(settings: ModelConfig, by_agent: Iterable[str]) -> None:
+    """Say that labels differ in nothing the model sees, if the dose is left away and told by nothing else."""
+    dosed = [] if settings.dose != "label" else list(by_agent)
+    if dosed:
+        logger.warning(
+            "%s: the agent's vector without the dose; doses of an agent are the same to the model "
+            "(model.dose=sum or concat tells them apart)",
+            listing(dosed, 5),
+        )
