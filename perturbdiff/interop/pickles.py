@@ -1,0 +1,218 @@
+"""Reading other people's pickles without running anything in them.
+
+A pickle names functions and has them called. Here every name is looked up in a fixed table whose entries are
+plain containers or inert stand-ins made for this one file; a name that is not in the table ends the reading.
+Configuration containers, array scalars, loggers and types become dicts, lists, strings, numbers and None, and
+neither omegaconf nor lightning is imported.
+"""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perturbdiff import files
+from perturbdiff.errors import UserError
+
+_DAMAGED = (
+    pickle.UnpicklingError, zipfile.BadZipFile, struct.error, EOFError, OSError, RuntimeError, ArithmeticError,
+    AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError,
+)  # fmt: skip
+
+
+class Refused(Exception):
+    """A pickle named something outside the table."""
+
+
+class _Inert:
+    """Keeps what it is given."""
+
+    def __init__(self, *arguments: Any, **_: Any) -> None:
+        self.arguments: tuple[Any, ...] = arguments
+        self.state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Container(_Inert):
+    """A dict or list of omegaconf."""
+
+
+class _Node(_Inert):
+    """A value of omegaconf."""
+
+
+class _Dtype(_Inert):
+    """A numpy dtype, by its code."""
+
+
+def plain(value: Any) -> Any:
+    """Return a value with stand-ins replaced by what they hold."""
+    state = getattr(value, "state", None)
+    if isinstance(value, _Container):
+        return plain(state.get("_content")) if isinstance(state, dict) else None
+    if isinstance(value, _Node):
+        return plain(state.get("_val")) if isinstance(state, dict) else None
+    if isinstance(value, _Inert):
+        return None
+    if isinstance(value, dict):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, str | int | float | bool | set | Tensor) or value is None:
+        return value
+    return None
+
+
+def read_torch(path: Path) -> dict[str, Any]:
+    """Read a file of ``torch.save``; tensors stay on disk until they are used.
+
+    Raises
+    ------
+    UserError
+        If it is not such a file, is damaged, or names a function or class that is not needed for weights and
+        settings (nothing of the file has been run then).
+    """
+    files.existing(path, "checkpoint")
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: not a checkpoint of torch.save (zip format); damaged, or of another kind")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+        if any(Path(entry.filename).name == "constants.pkl" for entry in entries):
+            raise UserError(f"{path}: a TorchScript program, not weights; it is not run")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise UserError(f"{path}: compressed afterwards; read it with torch and save it again")
+        content = torch.load(
+            str(path), map_location="cpu", mmap=True, weights_only=False, pickle_module=_module(path)
+        )
+    except Refused as error:
+        raise _refusal(path, error) from None
+    except _DAMAGED as error:
+        raise UserError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds a {type(content).__name__}, not a checkpoint")
+    return content
+
+
+def read_pickle(path: Path) -> Any:
+    """Read a pickle of plain containers, strings and numbers.
+
+    Raises
+    ------
+    UserError
+        As `read_torch`.
+    """
+    try:
+        return plain(_unpickler()(io.BytesIO(files.existing(path, "file").read_bytes())).load())
+    except Refused as error:
+        raise _refusal(path, error) from None
+    except _DAMAGED as error:
+        raise UserError(f"{path}: damaged or not a pickle ({type(error).__name__})") from None
+
+
+def _refusal(path: Path, error: Refused) -> UserError:
+    return UserError(
+        f"{path}: refused, it asks to load '{error}', which weights and settings do not need; nothing was run"
+    )
+
+
+def _module(path: Path) -> Any:
+    """Return what stands in for the module ``pickle`` in ``torch.load``."""
+    module = type("restricted_pickle", (), {})
+    module.Unpickler = _unpickler()
+    module.__name__ = f"restricted reader of {path.name}"
+    return module
+
+
+def _unpickler() -> type[pickle.Unpickler]:
+    table = _table()
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module_name: str, global_name: str) -> Any:
+            found = table.get(f"{module_name.replace('__builtin__', 'builtins')}.{global_name}")
+            if found is None:
+                raise Refused(f"{module_name}.{global_name}")
+            return found
+
+    return Unpickler
+
+
+def _table() -> dict[str, Callable[..., Any]]:
+    """Return the names that a pickle may use, made anew so that no file can change another's."""
+    node, container, inert, dtype = (type(c.__name__, (c,), {}) for c in (_Node, _Container, _Inert, _Dtype))
+
+    def encode(text: str, coding: str = "latin1") -> bytes:
+        if coding not in ("latin1", "latin-1"):
+            raise ValueError(coding)
+        return text.encode("latin1")
+
+    def nothing(*_: Any) -> None:
+        return None
+
+    def scalar(kind: Any, raw: bytes) -> str | int | float | bool:
+        return _scalar(kind, raw)
+
+    def tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+        if not isinstance(storage, torch.storage.TypedStorage):
+            raise TypeError("storage")
+        empty = torch.empty(0, dtype=storage.dtype)
+        return empty.set_(storage.untyped(), int(offset), tuple(size), tuple(stride))
+
+    def parameter(data: Tensor, *_: Any) -> Tensor:
+        return data
+
+    containers = (collections.OrderedDict, collections.defaultdict)
+    builtin = (dict, list, set, frozenset, tuple, str, int, float, bool)
+    names: dict[str, Callable[..., Any]] = {f"builtins.{kind.__name__}": kind for kind in builtin}
+    names |= {f"collections.{kind.__name__}": kind for kind in containers}
+    names |= {
+        f"omegaconf.nodes.{kind}Node": node for kind in ("Any", "String", "Integer", "Float", "Boolean")
+    }
+    names |= {f"omegaconf.base.{kind}": inert for kind in ("Metadata", "ContainerMetadata")}
+    return names | {
+        "builtins.long": int,
+        "builtins.unicode": str,
+        "omegaconf.dictconfig.DictConfig": container,
+        "omegaconf.listconfig.ListConfig": container,
+        "_codecs.encode": encode,
+        "logging.getLogger": nothing,
+        "typing.Any": inert,
+        "numpy.dtype": dtype,
+        "numpy.core.multiarray.scalar": scalar,
+        "numpy._core.multiarray.scalar": scalar,
+        "torch._utils._rebuild_tensor_v2": tensor,
+        "torch._utils._rebuild_parameter": parameter,
+    }
+
+
+def _scalar(kind: Any, raw: bytes) -> str | int | float | bool:
+    """Return a numpy scalar of text or number as Python's own."""
+    code = kind.arguments[0] if isinstance(kind, _Dtype) and kind.arguments else None
+    if not isinstance(code, str) or not isinstance(raw, bytes):
+        raise TypeError("scalar")
+    if code[:1] == "U":
+        order = kind.state[1] if isinstance(kind.state, tuple | list) and len(kind.state) > 1 else "<"
+        return raw.decode("utf-32-be" if order == ">" else "utf-32-le").rstrip("\0")
+    if code in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"):
+        return np.frombuffer(raw, np.dtype(code).newbyteorder("<"), count=1)[0].item()
+    raise TypeError("scalar")
+
+
+def tensors(content: Mapping[str, Any], key: str) -> dict[str, Tensor]:
+    """Return the tensors of one entry of a checkpoint by name; empty if there is no such entry."""
+    found = content.get(key)
+    if not isinstance(found, Mapping):
+        return {}
+    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
