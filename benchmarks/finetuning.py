@@ -4,7 +4,8 @@
     python benchmarks/finetuning.py --simulate 60000 --out FOLDER
 
 Both start from the same recipe and seed and take the same number of steps; the cells of a share are the same for
-both, and contain those of a smaller share. Stages are those of the command line: what is done already is not done
+both, and contain those of a smaller share. A third training, from scratch over more passes (`--longer`), tells a
+prior from mere steps. Stages are those of the command line: what is done already is not done
 again, so an interrupted run goes on. Prints a table (mean over seeds, and the paired differences) and writes
 `scores.csv`.
 """
@@ -33,7 +34,7 @@ METRICS = ("R2", "PDCorr", "DEOver", "PDS_L1")
 ATLAS_SHARE = 5 / 6
 SIMULATED = (
     "simulate.control_fraction=0.6", "simulate.cell_types=4", "simulate.batches=2", "simulate.knockdowns=20",
-    "data.num_hvgs=none", "split.context_column=cell_type", "split.num_held_out=1", "split.train_fraction=0.3",
+    "data.num_hvgs=null", "split.context_column=cell_type", "split.num_held_out=1", "split.train_fraction=0.3",
     "split.valid_fraction=0.0",
 )  # fmt: skip
 
@@ -98,14 +99,15 @@ class Study:
         )
         rows: list[dict[str, object]] = []
         for share in self.args.shares:
-            train_section = config.train.model_copy(update={"cells_fraction": share})
-            recipe = config.model_copy(update={"train": train_section})
-            for how in ("scratch", "finetuned"):
+            for how in ("scratch", "longer", "finetuned"):
                 bundle = self.out / f"{how}-{share:g}-{seed}"
-                if how == "scratch":
-                    train(self.store, split, bundle, recipe)
-                else:
+                passes = (config.train.max_epochs or 1.0) * (self.args.longer if how == "longer" else 1)
+                section = config.train.model_copy(update={"cells_fraction": share, "max_epochs": passes})
+                recipe = config.model_copy(update={"train": section})
+                if how == "finetuned":
                     finetune(prior, self.store, split, bundle, recipe, transfer="keep")
+                else:
+                    train(self.store, split, bundle, recipe)
                 cells = sample(bundle, self.store, self.out / f"{bundle.name}.h5ad", split=split, seed=seed)
                 rows.append({"seed": seed, "share": share, "how": how, **self._score(cells, bundle.name)})
         for name in ("nearest-context", "control"):
@@ -126,10 +128,17 @@ class Study:
 
 
 def differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return finetuned minus scratch, paired by seed: mean, smallest and largest for each share and metric."""
+    """Return finetuned minus the others, paired by seed: mean, smallest and largest for each share and metric."""
     metrics = [c for c in table if c not in ("seed", "share", "how")]
-    wide = table[table["how"].isin(["scratch", "finetuned"])].pivot(index=["share", "seed"], columns="how")
-    gain = pd.DataFrame({m: wide[m]["finetuned"] - wide[m]["scratch"] for m in metrics})
+    own = table[table["how"].isin(["scratch", "longer", "finetuned"])]
+    wide = own.pivot(index=["share", "seed"], columns="how")
+    gain = pd.DataFrame(
+        {
+            f"{m} - {how}": wide[m]["finetuned"] - wide[m][how]
+            for m in metrics
+            for how in ("scratch", "longer")
+        }
+    )
     return pd.DataFrame(gain.groupby("share").agg(["mean", "min", "max"]))
 
 
@@ -146,6 +155,9 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.05, 0.2, 1.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--longer", type=float, default=5.0, help="passes of the longer training, as a factor"
+    )
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
