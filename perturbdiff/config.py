@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from perturbdiff.variants import agreeing
 
 
 class Section(BaseModel):
@@ -383,7 +386,8 @@ class Config(Section):
 
     name: str = "custom"
     variant: Literal["paper", "released", "recommended", "own"] = Field(
-        default="own", description="the reading of the method that all switches agree with"
+        default="own",
+        description="the reading of the method: in a recipe, its switches; here, the one that all switches agree with",
     )
     description: str = ""
     seed: int = Field(default=0, ge=0)
@@ -396,3 +400,16 @@ class Config(Section):
     sample: SampleConfig = SampleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     simulate: SimulateConfig = SimulateConfig()
+
+    @model_validator(mode="after")
+    def _validated(self) -> Self:
+        return self._with_its_variant()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a changed copy, its variant derived again."""
+        return super().model_copy(update=update, deep=deep)._with_its_variant()
+
+    def _with_its_variant(self) -> Self:
+        """Derive `variant` from the switches, whatever was given for it."""
+        object.__setattr__(self, "variant", agreeing(self))
+        return self

@@ -2,11 +2,14 @@
 
 A preset says where each value comes from by a YAML tag: ``!paper 1000``, ``!released 512``, ``!ours 32``
 (`config show` prints them). A user's own file needs no tags.
+
+A recipe is made of layers: the bases of a file, the file, the overrides. A layer may name a `variant` and a
+`size`, which stand for values (`perturbdiff.variants`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,36 +17,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from perturbdiff import tags
 from perturbdiff.config import Config
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.errors import UserError, nearest
+from perturbdiff.variants import expand
 
-SOURCES = ("paper", "released", "ours")
+SOURCES = tags.SOURCES
 DEFAULT = "recommended"
-
-
-class _Tagged:
-    """A YAML value with the source its tag names."""
-
-    def __init__(self, value: Any, source: str) -> None:
-        self.value, self.source = value, source
-
-
-class _Loader(yaml.SafeLoader):
-    pass
-
-
-def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> _Tagged:
-    if suffix not in SOURCES:
-        raise UserError(f"unknown tag '!{suffix}' in a configuration; sources are {listing(SOURCES)}")
-    if isinstance(node, yaml.SequenceNode):
-        return _Tagged(loader.construct_sequence(node, deep=True), suffix)
-    if isinstance(node, yaml.ScalarNode):
-        plain = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, node.value, (True, False)), node.value)
-        return _Tagged(loader.construct_object(plain, deep=True), suffix)
-    raise UserError(f"tag '!{suffix}' belongs on a value, not on a section")
-
-
-_Loader.add_multi_constructor("!", _construct_tagged)
 
 
 def presets() -> list[str]:
@@ -56,7 +36,9 @@ def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Con
     """Return the configuration of a preset or a YAML file, with ``key.path=value`` overrides applied.
 
     None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` gives only what
-    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config`.
+    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config`. In each file, and
+    among the overrides, ``variant`` and ``size`` are shorthands that come before the other values
+    (`perturbdiff.variants`).
 
     Raises
     ------
@@ -70,10 +52,11 @@ def load_with_sources(
     source: str | Path | None = None, overrides: Iterable[str] = ()
 ) -> tuple[Config, dict[str, str]]:
     """Return `load`'s configuration and, for each dotted key that was set, its source."""
-    tree = _read(str(source or DEFAULT), seen=())
+    changes: dict[str, Any] = {}
     for text in overrides:
-        _set(tree, text)
-    values, sources = _untag(tree)
+        _set(changes, text)
+    tree = tags.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
+    values, sources = tags.untag(tree)
     origin = f"configuration {source or DEFAULT}"
     try:
         return Config.model_validate(values), sources
@@ -109,27 +92,14 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError(
             f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
         )
-    try:
-        tree = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"configuration {source} is not valid YAML: {error}") from None
-    tree = {} if tree is None else tree
-    if not isinstance(tree, dict):
-        raise UserError(f"configuration {source}: expected sections, found {type(tree).__name__}")
+    tree = tags.read(text, f"configuration {source}")
     base = tree.pop("base", None)
+    tree = expand(tree, f"configuration {source}")
     if base is None:
         return tree
     if base in seen:
         raise UserError(f"configuration {source}: its bases form a circle")
-    return _merge(_read(str(base), (*seen, source)), tree)
-
-
-def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in top.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
+    return tags.merge(_read(str(base), (*seen, source)), tree)
 
 
 def _set(tree: dict[str, Any], text: str) -> None:
@@ -146,18 +116,6 @@ def _set(tree: dict[str, Any], text: str) -> None:
         node[last] = yaml.safe_load(raw)
     except yaml.YAMLError:
         raise UserError(f"--set {text!r}: cannot read the value {raw!r}") from None
-
-
-def _untag(tree: Any, prefix: str = "") -> tuple[Any, dict[str, str]]:
-    if isinstance(tree, _Tagged):
-        return tree.value, {prefix: tree.source}
-    if not isinstance(tree, dict):
-        return tree, {prefix: "given"}
-    values, sources = {}, {}
-    for key, value in tree.items():
-        values[key], found = _untag(value, f"{prefix}.{key}".lstrip("."))
-        sources.update(found)
-    return values, sources
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

@@ -1,11 +1,11 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
-include { isSimulated; locate                                          } from './inputs'
-include { digest; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
+include { isSimulated; locate                                                   } from './inputs'
+include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
 
 def settingsOf(row, dataset, folder) {
-    return overlay(readPreset(presetOf(row), folder), parseOverrides(row.overrides, dataset))
+    return overlay(readPreset(presetOf(row), folder), expand(parseOverrides(row.overrides, dataset)))
 }
 
 def simulationOf(source, settings, folder, seed) {
@@ -44,9 +44,10 @@ def unitOf(row, folder, seed) {
 
 def fitOf(row, unit, stores, folder, checkpoints) {
     def settings = settingsOf(row, '', folder)
-    // the preset's own sampling goes along: validation samples, and the bundle keeps it; a row's changes to it do not,
-    // so that they sample again without training again
-    def sampling = readPreset(presetOf(row), folder).sample ?: [:]
+    // the preset's (or variant's) own sampling goes along: validation samples, and the bundle keeps it; a row's changes
+    // to it do not, so that they sample again without training again
+    def variant  = parseOverrides(row.overrides).subMap(['variant'])
+    def sampling = overlay(readPreset(presetOf(row), folder), expand(variant)).sample ?: [:]
     def text     = recipe([name: presetOf(row)] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
     def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
     // TRAIN adds a digest of its inputs to the name

@@ -18,6 +18,25 @@ def parseYaml(text) {
     return new groovy.yaml.YamlSlurper().parseText(text.replaceAll(/!(paper|released|ours)\b\s*/, '')) ?: [:]
 }
 
+// what perturbdiff/variants and perturbdiff/sizes hold under a name
+def named(kind, name) {
+    def known = file("${projectDir}/perturbdiff/${kind}s").list().findAll { entry -> entry.endsWith('.yaml') }.collect { entry -> entry - '.yaml' }.sort()
+    if (!(name in known)) { throw new IllegalArgumentException("unknown ${kind} '${name}'; ${kind}s: ${known.join(', ')}") }
+    return parseYaml(file("${projectDir}/perturbdiff/${kind}s/${name}.yaml").text)
+}
+
+// a layer of a recipe: its variant first, then its size, then its own values
+def expand(layer) {
+    def own  = layer.findAll { key, _value -> !(key in ['variant', 'size']) }
+    def tree = [:]
+    if (layer.variant && layer.variant != 'own') {
+        def parts = named('variant', layer.variant)
+        tree = overlay(parts.switches, parts.settings)
+    }
+    if (layer.size) { tree = overlay(tree, named('size', layer.size)) }
+    return overlay(tree, own)
+}
+
 def presetFile(name, folder) {
     def packaged = file("${projectDir}/perturbdiff/presets/${name}.yaml", glob: false)
     if (!name.contains('/') && packaged.exists()) { return packaged }
@@ -43,26 +62,30 @@ def readPreset(name, folder, seen = []) {
         throw new IllegalArgumentException("${name} is not valid YAML: ${problem.message.readLines()[0]}")
     }
     def base = tree.remove('base')
+    tree = expand(tree)
     if (!base) { return tree }
     if (base in seen) { throw new IllegalArgumentException("the bases of ${name} form a circle") }
     return overlay(readPreset(base, folder, seen + [name]), tree)
 }
 
-// 'train.max_steps=500;kang:data.control=ctrl' → a tree; a prefix NAME: speaks to the data set of that name alone
-def parseOverrides(text, dataset = '') {
-    def tree = [:]
-    (text ?: '').split(';').collect { part -> part.trim() }.findAll().each { part ->
-        def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)\s*=(.*)$/
-        if (!match || !(match[0][2] in sections())) {
-            throw new IllegalArgumentException("override '${part}': write section.key=value with a section of ${sections().join(', ')}")
-        }
-        def only = match[0][1]
-        if (!only || only == dataset) {
-            def value = new groovy.yaml.YamlSlurper().parseText("value: ${match[0][4].trim()}").value
-            tree = overlay(tree, [(match[0][2]): [(match[0][3]): value]])
-        }
+// one override as a tree; empty if it speaks to another data set
+def parseOverride(part, dataset) {
+    def shorthand = part =~ /^(variant|size)\s*=\s*(\S+)$/
+    if (shorthand) { return [(shorthand[0][1]): shorthand[0][2]] }
+    def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)\s*=(.*)$/
+    if (!match || !(match[0][2] in sections())) {
+        throw new IllegalArgumentException("override '${part}': write section.key=value with a section of ${sections().join(', ')}")
     }
-    return tree
+    def only = match[0][1]
+    if (only && only != dataset) { return [:] }
+    return [(match[0][2]): [(match[0][3]): new groovy.yaml.YamlSlurper().parseText("value: ${match[0][4].trim()}").value]]
+}
+
+// 'variant=released;train.max_steps=500;kang:data.control=ctrl' → a layer for `expand`; a prefix NAME: speaks to the
+// data set of that name alone
+def parseOverrides(text, dataset = '') {
+    def parts = (text ?: '').split(';').collect { part -> part.trim() }.findAll()
+    return parts.inject([:]) { tree, part -> overlay(tree, parseOverride(part, dataset)) }
 }
 
 def ordered(value) {

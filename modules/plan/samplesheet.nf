@@ -1,7 +1,7 @@
 // The samplesheet: rows read and checked before any task starts; all errors in one message.
 
-include { isSimulated; locate                } from './inputs'
-include { overlay; parseOverrides; readPreset } from './recipes'
+include { isSimulated; locate                        } from './inputs'
+include { expand; overlay; parseOverrides; readPreset } from './recipes'
 
 def missingFile(text, folder, what) {
     return text && !isSimulated(text) && !locate(text, folder).exists() ? ["no such ${what} '${text}'"] : []
@@ -50,7 +50,7 @@ def recipeProblems(row, folder) {
         problems << reasonOf(problem)
     }
     try {
-        settings = (row.dataset ?: '').split(/\|/).inject(settings) { tree, dataset -> overlay(tree, parseOverrides(row.overrides, dataset)) }
+        settings = (row.dataset ?: '').split(/\|/).inject(settings) { tree, dataset -> overlay(tree, expand(parseOverrides(row.overrides, dataset))) }
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }
