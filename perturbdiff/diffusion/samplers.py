@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.diffusion.schedule import NoiseSchedule, ReverseStep
 
 Denoise = Callable[[Tensor, int, Tensor | None, bool], Tensor]
-"""x [B, S, G], level, previous estimate or None, whether the covariates are told → clean estimate [B, S, G]."""
+"""x [B, S, G], level, previous estimate or None, whether the covariates are told → clean estimate [B, S, G].
+
+The call that leaves the covariates out follows the one that tells them, with the very same tensors."""
 
 Draw = Callable[[], Tensor]
 """Returns fresh standard normal noise [B, S, G] at each call."""
@@ -39,6 +40,8 @@ class SamplerSettings(Protocol):
     def self_condition(self) -> bool: ...  # noqa: D102
     @property
     def ddpm_variance(self) -> Literal["posterior", "beta"]: ...  # noqa: D102
+    @property
+    def arithmetic(self) -> Literal["double", "single"]: ...  # noqa: D102
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Draw:
@@ -57,7 +60,9 @@ def sample(
     schedule: NoiseSchedule,
     settings: SamplerSettings,
     *,
+    guidance: Tensor | None = None,
     clean: Callable[[Tensor], Tensor] = identity,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Tensor:
     """Draw clean cells, starting from noise.
 
@@ -68,73 +73,71 @@ def sample(
     draw
         Gives the start noise, and the noise of each stochastic step; see `Draw`.
     schedule, settings
-        Noise levels; number and spacing of the steps, η, guidance w, self-conditioning.
+        Noise levels; number and spacing of the steps, η, guidance w, self-conditioning, rounding.
+    guidance
+        w of each set [B, 1, 1], instead of the one of ``settings``.
     clean
         Applied to each estimate of the clean cells before it is used (non-negativity, range, exact zeros).
+    watch
+        Is shown each cleaned estimate and the cells of the level below.
 
     Returns
     -------
     The last, cleaned estimate [B, S, G].
     """
     levels = schedule.levels(settings.num_steps, settings.start_level)
+    steps = schedule.reverse(levels, variance=settings.ddpm_variance, arithmetic=settings.arithmetic)
+    weight = settings.guidance if guidance is None else guidance
     x, previous = draw(), None
-    for index, level in enumerate(levels):
-        estimate = clean(guided(denoise, x, int(level), previous, schedule, settings.guidance))
-        if index + 1 == len(levels):
-            return estimate
+    for step in steps:
+        estimate = clean(guided(denoise, x, step, previous, weight))
         if settings.self_condition:
             previous = estimate
-        below = float(schedule.alpha_bar[levels[index + 1]])
-        here = float(schedule.alpha_bar[level])
-        if settings.sampler == "ddim":
-            x = ddim_step(x, estimate, here, below, settings.eta, draw)
+        if step.last:
+            x = estimate
+        elif settings.sampler == "ddim":
+            x = ddim_step(x, estimate, step, settings.eta, draw)
         else:
-            x = ddpm_step(x, estimate, here, below, settings.ddpm_variance, draw)
-    raise AssertionError("a schedule has at least one level")
+            x = ddpm_step(x, estimate, step, draw)
+        if watch is not None:
+            watch(estimate, x)
+    return x
 
 
 def guided(
-    denoise: Denoise, x: Tensor, level: int, previous: Tensor | None, schedule: NoiseSchedule, weight: float
+    denoise: Denoise, x: Tensor, step: ReverseStep, previous: Tensor | None, weight: float | Tensor
 ) -> Tensor:
     """Return the estimate under classifier-free guidance (paper, Eq. cfg_eps).
 
-    ε = (1 + w) ε_c - w ε_u; the unconditional pass drops the covariates and keeps the control cells.
+    ε = (1 + w) ε_c - w ε_u; the unconditional pass drops the covariates and keeps the control cells. A set whose
+    w is 0 gets its conditional estimate as it is.
     """
-    conditional = denoise(x, level, previous, True)
-    if weight == 0:
+    conditional = denoise(x, step.level, previous, True)
+    if not (weight.any() if isinstance(weight, Tensor) else weight):
         return conditional
-    unconditional = denoise(x, level, previous, False)
-    alpha_bar = schedule.alpha_bar[level]
-    noise = (1 + weight) * noise_of(x, conditional, alpha_bar) - weight * noise_of(
-        x, unconditional, alpha_bar
-    )
-    return float(np.sqrt(1 / alpha_bar)) * x - float(np.sqrt(1 / alpha_bar - 1)) * noise
+    unconditional = denoise(x, step.level, previous, False)
+    noise = (1 + weight) * noise_of(x, conditional, step) - weight * noise_of(x, unconditional, step)
+    both = step.inverse_signal * x - step.inverse_noise * noise
+    return torch.where(weight == 0, conditional, both) if isinstance(weight, Tensor) else both
 
 
-def noise_of(x: Tensor, estimate: Tensor, alpha_bar: float) -> Tensor:
+def noise_of(x: Tensor, estimate: Tensor, step: ReverseStep) -> Tensor:
     """Return the noise that an estimate of the clean cells implies (paper, Eq. eps_from_x0)."""
-    return (float(np.sqrt(1 / alpha_bar)) * x - estimate) / float(np.sqrt(1 / alpha_bar - 1))
+    return (step.inverse_signal * x - estimate) / step.inverse_noise
 
 
-def ddim_step(x: Tensor, estimate: Tensor, here: float, below: float, eta: float, draw: Draw) -> Tensor:
-    """Go from level α = ``here`` to ``below`` by DDIM (paper, Eq. ddim_eta0; η > 0 adds noise)."""
-    sigma = eta * float(np.sqrt((1 - below) / (1 - here)) * np.sqrt(1 - here / below))
-    along = float(np.sqrt(max(1 - below - sigma**2, 0.0)))
-    x = float(np.sqrt(below)) * estimate + along * noise_of(x, estimate, here)
-    return x + sigma * draw() if sigma > 0 else x
+def ddim_step(x: Tensor, estimate: Tensor, step: ReverseStep, eta: float, draw: Draw) -> Tensor:
+    """Go one level down by DDIM (paper, Eq. ddim_eta0; η > 0 adds noise)."""
+    signal, along, sigma = step.ddim(eta)
+    below = signal * estimate + along * noise_of(x, estimate, step)
+    return below + sigma * draw() if sigma > 0 else below
 
 
-def ddpm_step(
-    x: Tensor,
-    estimate: Tensor,
-    here: float,
-    below: float,
-    variance: Literal["posterior", "beta"],
-    draw: Draw,
-) -> Tensor:
-    """Go from level α = ``here`` to ``below`` by ancestral sampling from q(x_below | x_here, x0 = estimate)."""
-    beta = 1 - here / below
-    mean = float(np.sqrt(below) * beta / (1 - here)) * estimate
-    mean = mean + float(np.sqrt(1 - beta) * (1 - below) / (1 - here)) * x
-    spread = beta if variance == "beta" else beta * (1 - below) / (1 - here)
-    return mean + float(np.sqrt(spread)) * draw()
+def ddpm_step(x: Tensor, estimate: Tensor, step: ReverseStep, draw: Draw) -> Tensor:
+    """Go one level down by ancestral sampling from q(x_below | x_here, x0 = estimate)."""
+    return posterior_mean(x, estimate, step) + step.posterior_sd * draw()
+
+
+def posterior_mean(x: Tensor, estimate: Tensor, step: ReverseStep) -> Tensor:
+    """Return the mean of q(x_below | x_here, x0 = estimate)."""
+    return step.weight_of_estimate * estimate + step.weight_of_x * x

@@ -6,11 +6,58 @@ cumulative product of 1 - β.
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ReverseStep:
+    """The numbers of one reverse step, from a level to the next one visited.
+
+    Attributes
+    ----------
+    level
+        0 .. T-1.
+    last
+        Whether the next level is that of clean cells.
+    inverse_signal, inverse_noise
+        sqrt(1/α) and sqrt(1/α - 1) of the level.
+    weight_of_estimate, weight_of_x
+        Of the posterior mean of the cells below, given clean cells and the cells here.
+    log_variance
+        Log variance of the noise that ancestral sampling adds.
+    alpha_bar, below
+        α of the level and of the next one.
+
+    The numbers are NumPy scalars of the precision that ``arithmetic`` asked for, and what follows from them is
+    computed in it.
+    """
+
+    level: int
+    last: bool
+    inverse_signal: float
+    inverse_noise: float
+    weight_of_estimate: float
+    weight_of_x: float
+    log_variance: float
+    alpha_bar: float
+    below: float
+
+    @property
+    def posterior_sd(self) -> float:
+        """SD of the noise that ancestral sampling adds."""
+        return float(np.exp(0.5 * self.log_variance))
+
+    def ddim(self, eta: float) -> tuple[float, float, float]:
+        """Return the factors of the estimate, of the implied noise and of fresh noise in a DDIM step."""
+        here, below = self.alpha_bar, self.below
+        sigma = eta * np.sqrt((1 - below) / (1 - here)) * np.sqrt(1 - here / below)
+        along = np.sqrt(np.maximum(1 - below - sigma**2, 0))
+        return float(np.sqrt(below)), float(along), float(sigma)
 
 
 class NoiseSchedule:
@@ -63,3 +110,47 @@ class NoiseSchedule:
         if not num_levels <= top <= self.num_steps:
             raise ValueError(f"cannot visit {num_levels} levels below level {top} of {self.num_steps}")
         return np.linspace(top - 1, 0, num_levels).round().astype(np.int64)
+
+    def reverse(
+        self,
+        levels: np.ndarray,
+        *,
+        variance: Literal["posterior", "beta"] = "posterior",
+        arithmetic: Literal["double", "single"] = "double",
+    ) -> list[ReverseStep]:
+        """Return the steps through decreasing ``levels`` down to clean cells.
+
+        Parameters
+        ----------
+        levels
+            int64 [K]; see `levels`.
+        variance
+            Of ancestral sampling: that of the posterior, or β ("fixed large", released). The last one has no
+            logarithm, or is replaced by the second-last posterior variance; its noise is never drawn.
+        arithmetic
+            ``single`` rounds each table to float32 before it is used, as the released code does.
+        """
+        number: Any = np.float64 if arithmetic == "double" else np.float32
+        here = self.alpha_bar[levels]
+        below = np.append(here[1:], 1.0)
+        beta = 1 - here / below
+        spread = beta * (1 - below) / (1 - here)
+        lowest = spread[-2:-1] if len(levels) > 1 else beta
+        logs = np.log(np.append((beta if variance == "beta" else spread)[:-1], lowest))
+        tables = {
+            "inverse_signal": np.sqrt(1 / here),
+            "inverse_noise": np.sqrt(1 / here - 1),
+            "weight_of_estimate": np.sqrt(below) * beta / (1 - here),
+            "weight_of_x": np.sqrt(1 - beta) * (1 - below) / (1 - here),
+            "log_variance": logs,
+            "alpha_bar": here,
+            "below": below,
+        }
+        return [
+            ReverseStep(
+                level=int(level),
+                last=i + 1 == len(levels),
+                **{name: number(table[i]) for name, table in tables.items()},
+            )
+            for i, level in enumerate(levels)
+        ]

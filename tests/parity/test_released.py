@@ -198,7 +198,7 @@ def test_sampling(model, theirs, covariates, steps, guidance, name):
 
 
 def test_stochastic_step(theirs):
-    alpha = NoiseSchedule(1000).alpha_bar
+    step = NoiseSchedule(1000).reverse(np.array([99, 98]))[0]
     x, estimate = theirs["x_t"], theirs["p_pred_w0_t99"]
-    ours = ddim_step(x, estimate, float(alpha[99]), float(alpha[98]), 1.0, lambda: theirs["step_noise"])
+    ours = ddim_step(x, estimate, step, 1.0, lambda: theirs["step_noise"])
     close(ours, theirs["ddim_step_w0_t99_eta1"], 1e-4)

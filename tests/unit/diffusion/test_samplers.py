@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,8 +68,13 @@ def test_no_guidance_means_one_conditional_pass_a_step():
 @pytest.mark.parametrize("level", [5, 300, 999])
 def test_guidance_in_noise_space(level):
     x, conditional, unconditional = torch.rand(3, 2, 4, 5, dtype=torch.float64)
-    found = guided(lambda *a: conditional if a[3] else unconditional, x, level, None, SCHEDULE, 1.5)
+    step = SCHEDULE.reverse(np.array([level, 0]))[0]
+    found = guided(lambda *a: conditional if a[3] else unconditional, x, step, None, 1.5)
     torch.testing.assert_close(found, 2.5 * conditional - 1.5 * unconditional)
+    weight = torch.tensor([0.0, 1.5], dtype=torch.float64)[:, None, None]
+    each = guided(lambda *a: conditional if a[3] else unconditional, x, step, None, weight)
+    torch.testing.assert_close(each[1], found[1])
+    assert torch.equal(each[0], conditional[0])
 
 
 def test_cleaning_and_self_conditioning_use_each_estimate():
