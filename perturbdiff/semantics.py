@@ -222,46 +222,56 @@ def _from_buffer(bundle: Bundle, kind: LabelKind, vectors: np.ndarray) -> Embedd
     return EmbeddingTable(tuple(names), vectors[rows])
 
 
-def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]], given: Tables | None = None) -> None:
-    """Let a model know labels it was not trained with through its semantic tables; in memory only.
-
-    Parameters
-    ----------
-    bundle
-        Its vocabulary and the buffers of its model grow.
-    labels
-        Perturbations and cell types that are asked for.
-    given
-        Further tables, made by the same encoder as the bundle's, for names that it lacks.
+def add_tables(bundle: Bundle, given: Tables) -> None:
+    """Give a bundle further vectors, in memory only, for names that its own tables lack.
 
     Raises
     ------
     UserError
-        If a covariate has frozen vectors but its table lacks a label, a dose is unknown, or a table is given for a
-        covariate with learned vectors.
+        If the vectors have another length than the bundle's, or its model has learned vectors instead.
     """
-    own, more = tables_of(bundle), given or {}
-    for kind in more:
-        if kind not in own or kind == "gene":
+    own = tables_of(bundle)
+    for kind, table in given.items():
+        if kind == "gene":
             raise UserError(
-                f"--embedding {kind}: the model has learned vectors, a table cannot be used; train one with a table"
-                if kind != "gene"
-                else "--embedding gene: the genes' vectors are the model's; give the table to train"
+                "--embedding gene: the genes' vectors are part of the model; give the table to train"
             )
+        if kind not in own:
+            raise UserError(
+                f"--embedding {kind}: the model has learned vectors of its {kind} labels and cannot use a table; "
+                "train one with the table"
+            )
+        bundle.tables[kind] = own[kind].joined(table)
+
+
+def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]]) -> None:
+    """Let a model know labels it was not trained with through its semantic tables; in memory only.
+
+    The bundle's vocabulary and the buffers of its model grow. Covariates with learned vectors are left alone.
+
+    Parameters
+    ----------
+    bundle
+        The model.
+    labels
+        Perturbations and cell types that are asked for.
+
+    Raises
+    ------
+    UserError
+        If a table lacks a label, or a dose is unknown.
+    """
+    tables = tables_of(bundle)
     for kind in _LABELS:
-        wanted = [
-            label for label in dict.fromkeys(labels.get(kind, ())) if (kind, label) not in bundle.vocabulary
-        ]
-        if wanted and kind in own:
-            _add(bundle, kind, wanted, own[kind], more.get(kind))
+        known = bundle.vocabulary
+        wanted = [label for label in dict.fromkeys(labels.get(kind, ())) if (kind, label) not in known]
+        if wanted and kind in tables:
+            _add(bundle, kind, wanted, tables[kind])
 
 
 @torch.no_grad()
-def _add(
-    bundle: Bundle, kind: LabelKind, labels: list[str], own: EmbeddingTable, given: EmbeddingTable | None
-) -> None:
+def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTable) -> None:
     settings, model = bundle.config.model, bundle.model
-    table = own.joined(given) if given else own
     found = {label: find(label, table, settings, parts=kind == "perturbation") for label in labels}
     lost = [label for label, (vector, _) in found.items() if vector is None]
     if lost:
@@ -274,7 +284,7 @@ def _add(
     if frozen is None:
         return
     if kind == "perturbation" and dose is not None:
-        doses = known_doses(settings, bundle.vocabulary, own)
+        doses = known_doses(settings, bundle.vocabulary, table)
         if len(doses) != dose.weights.shape[1]:
             raise UserError(
                 f"the model has vectors of {dose.weights.shape[1]} doses, its labels tell {len(doses)}; "

@@ -122,6 +122,13 @@ class Vocabulary:
         new = tuple(label for label in dict.fromkeys(labels) if label not in self._ids[kind])
         return dataclasses.replace(self, **{kind: (*getattr(self, kind), *new)})
 
+    def without(self, kind: Kind, labels: Iterable[str]) -> Vocabulary:
+        """Return this vocabulary without some labels of a covariate; the ids of the others change."""
+        gone = set(labels)
+        return dataclasses.replace(
+            self, **{kind: tuple(label for label in getattr(self, kind) if label not in gone)}
+        )
+
     def to_json(self, path: Path) -> None:
         """Write the labels in the order of their ids."""
         record = {

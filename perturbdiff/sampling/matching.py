@@ -13,6 +13,7 @@ from perturbdiff.bundle import Bundle
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Covariates
+from perturbdiff.semantics import teach
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ def check_depth(bundle: Bundle, store: Store) -> float:
 def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     """Return the ids of the requests' labels, int64 [n] each.
 
+    Labels that the model was not trained with are added to it if its semantic tables have them.
+
     Raises
     ------
     UserError
@@ -51,6 +54,8 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
         logger.warning("the model knows contexts only (pretraining): perturbations make no difference")
     label = wanted["perturbation"].where(wanted["perturbation"] != store.control, words.control)
     told = "perturbation" in used and not bundle.config.train.zero_control
+    teach(bundle, {"cell_type": wanted["cell_type"], **({"perturbation": label} if told else {})})
+    words = bundle.vocabulary
     perturbation = words.encode("perturbation", label, strict=told)
     cell_type = words.encode("cell_type", wanted["cell_type"], strict="cell_type" in used)
     batch = words.encode("batch", wanted["batch"])

@@ -26,6 +26,8 @@ from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
+from perturbdiff.semantics import Semantics, Tables, check_tables, semantics, validation_labels
+from perturbdiff.training.inherited import Inheritance, with_architecture, with_vectors
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer, transfer_weights
 from perturbdiff.training.units import measure
@@ -76,6 +78,8 @@ class Material:
         The model's genes and labels, and the network to start from, its units set.
     facts
         What the bundle should record beyond the training itself.
+    tables
+        Semantic tables that the bundle should keep.
     """
 
     sources: list[Source]
@@ -84,6 +88,7 @@ class Material:
     model: Denoiser
     config: Config
     facts: dict[str, Any] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
 
     @property
     def window(self) -> int:
@@ -170,36 +175,44 @@ class Material:
         return one if np.isfinite(one) else None
 
 
-def from_scratch(store: Path, split: Path, config: Config) -> Material:
-    """Return the material of `train`: one store, its split, a new network."""
+def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> Material:
+    """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
+    tables = tables or {}
+    check_tables(config.model, tables)
     source = split_source(Store(store), read_split(split), store.resolve().name)
     facts = thin_out([source], config)
     hold([source], config)
-    vocabulary = _vocabulary([source])
+    validation = source.store.conditions[source.valid]
+    vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
     genes = list(source.store.genes)
-    model = new_model(config, genes, vocabulary)
-    material = Material([source], genes, vocabulary, model, config, facts)
+    model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
+    material = Material([source], genes, vocabulary, model, config, facts, tables)
     set_units(material)
     return material
 
 
-def for_finetuning(bundle: Path, store: Path, split: Path, config: Config, mode: Transfer) -> Material:
+def for_finetuning(
+    bundle: Path, store: Path, split: Path, config: Config, mode: Transfer, tables: Tables | None = None
+) -> Material:
     """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), store.resolve().name)
     facts = thin_out([source], config)
     hold([source], config)
-    config = _with_architecture(config, old.config)
-    vocabulary = old.vocabulary.extended(_vocabulary([source]))
+    config = with_architecture(config, old, tables or {})
+    inherited = Inheritance.of(old, tables or {})
+    validation = source.store.conditions[source.valid]
+    vocabulary = inherited.vocabulary(old, _vocabulary([source]), config.model, [validation])
     vocabulary = dataclasses.replace(vocabulary, datasets=(source.name,))
     genes = list(source.store.genes) if mode == "new-genes" else old.genes
     if mode != "new-genes":
         logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
-    model = new_model(config, genes, vocabulary)
-    report = transfer_weights(old, model, vocabulary, mode)
+    found = inherited.semantics(config.model, genes, vocabulary)
+    model = new_model(config, genes, vocabulary, found)
+    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, found.doses))
     for line in report:
         logger.info("transfer: %s", line)
-    material = Material([source], genes, vocabulary, model, config)
+    material = Material([source], genes, vocabulary, model, config, tables=inherited.kept)
     set_units(material)
     if mode == "keep":
         model.unit.copy_(old.model.unit)  # its weights expect it
@@ -212,10 +225,16 @@ def for_pretraining(
     config: Config,
     downstream: Sequence[tuple[Path, Path]],
     genes: Sequence[str] | None,
+    tables: Tables | None = None,
 ) -> Material:
     """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
     from perturbdiff.training.isolation import HeldOut
 
+    tables = tables or {}
+    if "perturbation" not in tables:  # none is told
+        settings = config.model.model_copy(update={"dose": "label"})
+        config = config.model_copy(update={"model": settings})
+    check_tables(config.model, tables)
     held = HeldOut.collect(downstream)
     sources = []
     for path, name in zip(stores, dataset_names(stores), strict=True):
@@ -226,9 +245,11 @@ def for_pretraining(
     hold(sources, config)
     names = list(genes) if genes else list(dict.fromkeys(g for s in sources for g in s.store.genes))
     vocabulary = _vocabulary(sources)
-    model = new_model(config, names, vocabulary)
+    if "perturbation" in tables:
+        vocabulary = with_vectors(vocabulary, "perturbation", config.model, tables["perturbation"])
+    model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
     facts["left_out"] = held.report
-    material = Material(sources, names, vocabulary, model, config, facts)
+    material = Material(sources, names, vocabulary, model, config, facts, tables)
     set_units(material)
     return material
 
@@ -280,11 +301,16 @@ def _too_large(sources: Sequence[Source], config: Config) -> bool:
     return sum(s.store.nbytes_in_memory for s in sources) > config.train.memory_gib * 2**30
 
 
-def new_model(config: Config, genes: list[str], vocabulary: Vocabulary) -> Denoiser:
-    """Return an untrained network whose weights depend on the seed alone."""
+def new_model(
+    config: Config, genes: list[str], vocabulary: Vocabulary, frozen: Semantics | None = None
+) -> Denoiser:
+    """Return an untrained network whose weights depend on the seed alone, its semantic vectors in place."""
+    frozen = frozen or Semantics()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return build_model(config, genes, vocabulary)
+        model = build_model(config, genes, vocabulary, semantic=frozen.widths, num_doses=len(frozen.doses))
+    frozen.put_into(model)
+    return model
 
 
 def set_units(material: Material) -> None:
@@ -316,14 +342,3 @@ def _vocabulary(sources: Sequence[Source]) -> Vocabulary:
     return Vocabulary.from_conditions(
         tables, control=sources[0].store.control, datasets=[s.name for s in sources]
     )
-
-
-def _with_architecture(config: Config, old: Config) -> Config:
-    """Return the recipe with the bundle's architecture; units, gate and clipping stay the recipe's."""
-    ours, theirs = config.model.model_dump(), old.model.model_dump()
-    own = {"gate", "clip", "unit"}
-    changed = [k for k in ours if k not in own and ours[k] != theirs[k]]
-    if changed:
-        logger.info("the bundle decides the architecture: %s", ", ".join(f"{k}={theirs[k]}" for k in changed))
-    merged = {**theirs, **{k: ours[k] for k in own}}
-    return config.model_copy(update={"model": type(config.model)(**merged)})

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from perturbdiff import files, provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import Config
+from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.devices import resolve_device
+from perturbdiff.semantics import read_tables
 from perturbdiff.training.fit import Fitted, fit
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.processes import Processes
@@ -28,6 +30,7 @@ def train(
     out: Path,
     config: Config,
     *,
+    embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
     device: str = "auto",
@@ -43,6 +46,8 @@ def train(
         The bundle, a folder.
     config
         The recipe.
+    embeddings
+        Files of semantic tables, by ``perturbation``, ``cell_type`` or ``gene``; without one, vectors are learned.
     checkpoints
         Folder of resumable checkpoints; by default ``OUT.checkpoints``, deleted at the end.
     resume
@@ -59,10 +64,11 @@ def train(
     StoppedEarly
         With a checkpoint, if the allocation ends or a signal says so.
     """
-    inputs = {"store": store, "split": split}
+    given = embeddings or {}
+    inputs = {"store": store, "split": split, **_roles(given)}
 
     def build() -> Material:
-        return from_scratch(store, split, config)
+        return from_scratch(store, split, config, read_tables(given))
 
     return _stage(
         "train",
@@ -85,6 +91,7 @@ def finetune(
     config: Config,
     *,
     transfer: Transfer = "keep",
+    embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
     device: str = "auto",
@@ -95,10 +102,11 @@ def finetune(
     ``transfer`` is what becomes of the input and output layers: ``keep`` (pretrained genes and weights),
     ``reinit`` (pretrained genes, new weights) or ``new-genes`` (this store's genes, new weights).
     """
-    inputs = {"bundle": bundle, "store": store, "split": split}
+    given = embeddings or {}
+    inputs = {"bundle": bundle, "store": store, "split": split, **_roles(given)}
 
     def build() -> Material:
-        return for_finetuning(bundle, store, split, config, transfer)
+        return for_finetuning(bundle, store, split, config, transfer, read_tables(given))
 
     return _stage(
         "finetune", out, config, inputs, build,
@@ -113,6 +121,7 @@ def pretrain(
     *,
     downstream: Sequence[tuple[Path, Path]] = (),
     genes: Path | None = None,
+    embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
     device: str = "auto",
@@ -139,9 +148,11 @@ def pretrain(
     inputs |= {f"downstream.{i}.store": pair[0] for i, pair in enumerate(downstream)}
     inputs |= {f"downstream.{i}.split": pair[1] for i, pair in enumerate(downstream)}
     inputs |= {"genes": genes} if genes else {}
+    given = embeddings or {}
+    inputs |= _roles(given)
 
     def build() -> Material:
-        return for_pretraining(stores, config, downstream, names)
+        return for_pretraining(stores, config, downstream, names, read_tables(given))
 
     return _stage(
         "pretrain",
@@ -154,6 +165,11 @@ def pretrain(
         device=device,
         force=force,
     )
+
+
+def _roles(embeddings: Mapping[SemanticKind, Path]) -> dict[str, Path]:
+    """Return semantic tables as inputs of a stage."""
+    return {f"embedding.{kind}": path for kind, path in embeddings.items()}
 
 
 def _stage(
@@ -208,4 +224,5 @@ def _bundle(material: Material, fitted: Fitted) -> Bundle:
         {**fitted.facts, **material.facts},
         material.seen(),
         fitted.curve,
+        dict(material.tables),
     )

@@ -7,6 +7,7 @@ layers. Everything else is taken; embeddings follow their labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -23,6 +24,12 @@ STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)
 _KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
 _TABLES: dict[str, Kind] = {f"covariate_encoder.tables.{kind}.weight": kind for kind in _KINDS}
 _UNITS = ("unit", "gate_threshold", "maximum")
+_FROZEN = (
+    *(f"covariate_encoder.tables.{kind}.vectors" for kind in _KINDS),
+    "covariate_encoder.dose.weights",
+    "gene_table.vectors",
+)  # made from their tables
+_DOSES = "covariate_encoder.dose.vectors"
 _INPUTS = ("input_layers", "control_layers")
 _FATES = {
     "taken": "taken from the pretrained model",
@@ -55,7 +62,14 @@ class _Tally:
 
 
 @torch.no_grad()
-def transfer_weights(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: Transfer) -> list[str]:
+def transfer_weights(
+    old: Bundle,
+    new: Denoiser,
+    vocabulary: Vocabulary,
+    mode: Transfer,
+    *,
+    doses: tuple[Sequence[float], Sequence[float]] = ((), ()),
+) -> list[str]:
     """Copy a bundle's weights into ``new`` and return a report.
 
     The report counts parameters by group: taken, re-initialised by the strategy, missing in the pretrained model
@@ -71,6 +85,8 @@ def transfer_weights(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: T
         Labels of ``new``; its data sets name the input layers.
     mode
         What becomes of the input and output layers.
+    doses
+        Doses that ``old`` and ``new`` have vectors of; those vectors follow their values.
     """
     source, target, tally = old.model.state_dict(), new.state_dict(), _Tally()
     learned = {name for model in (old.model, new) for name, _ in model.named_parameters()}
@@ -78,7 +94,10 @@ def transfer_weights(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: T
     from_nothing = new.config.anchor == "control" and old.config.train.zero_control
     _input_layers(old, new, vocabulary, mode, tally)
     for name, tensor in target.items():
-        if name in _UNITS or name.split(".")[0] in _INPUTS:
+        if name in _UNITS or name in _FROZEN or name.split(".")[0] in _INPUTS:
+            continue
+        if name == _DOSES and name in source:
+            _copy_doses(source[name], tensor, *doses, tally)
             continue
         if name in _TABLES and name in source:
             _copy_rows(name, source[name], tensor, old.vocabulary, vocabulary, tally)
@@ -115,6 +134,19 @@ def _copy_rows(
     tally.add("missing", name, (total - len(shared)) * width)
     tally.add("behind", name, (len(old) - 1 - len(shared)) * width)
     tally.remarks.append(f"{kind} embeddings: {len(shared)} taken by label, {total - len(shared)} new")
+
+
+def _copy_doses(
+    old: Tensor, new: Tensor, known: Sequence[float], doses: Sequence[float], tally: _Tally
+) -> None:
+    """Copy the vectors of the doses that both models have."""
+    shared = [dose for dose in doses if dose in known]
+    new[[doses.index(dose) for dose in shared]] = old[[known.index(dose) for dose in shared]]
+    width = new.shape[1]
+    tally.add("taken", _DOSES, len(shared) * width)
+    tally.add("missing", _DOSES, (len(new) - len(shared)) * width)
+    tally.add("behind", _DOSES, (len(old) - len(shared)) * width)
+    tally.remarks.append(f"dose embeddings: {len(shared)} taken by value, {len(new) - len(shared)} new")
 
 
 def _input_layers(old: Bundle, new: Denoiser, vocabulary: Vocabulary, mode: Transfer, tally: _Tally) -> None:
