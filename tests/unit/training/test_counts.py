@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import Config, ModelConfig, TrainConfig
+from perturbdiff.config import Config, ModelConfig
 from perturbdiff.model import Denoiser
 from perturbdiff.training.counts import by_group, describe, flops_per_cell, listed
 
@@ -43,18 +43,24 @@ def test_groups_are_what_they_say():
 
 
 def test_work_grows_as_the_products_do():
-    def work(genes=100, **train):
-        return flops_per_cell(Config(model=ModelConfig(**WIDE, depth=1), train=TrainConfig(**train)), genes)
+    def work(size=256, genes=100, *, self_condition=False):
+        network = Denoiser(
+            ModelConfig(**WIDE, depth=1),
+            num_genes=genes,
+            num_perturbations=4,
+            num_cell_types=3,
+            num_batches=3,
+        )
+        return flops_per_cell(network, size, self_condition=self_condition)
 
-    base = work(self_condition=0)
-    assert work(200, self_condition=0) - base == 2 * 100 * 16 * 3  # x, control and output layers
-    assert work() - base == 2 * 100 * 16  # the earlier estimate's half of the input layer
-    longer = work(self_condition=0, set_size=512) - base
+    base = work()
+    assert work(genes=200) - base == 2 * 100 * 16 * 3  # x, control and output layers
+    assert work(self_condition=True) - base == 2 * 100 * 16  # the earlier estimate's half of the input layer
     # scores and sums of 256 more cells, over both streams' joint width; less of what a set needs once
-    assert longer == pytest.approx(2 * 2 * 256 * 32, rel=0.1)
+    assert work(512) - base == pytest.approx(2 * 2 * 256 * 32, rel=0.1)
 
 
-def test_the_description_needs_no_memory_and_changes_nothing():
+def test_the_description_changes_nothing():
     network, before = model(), torch.get_rng_state()
     lines = describe(network, Config(model=network.config))
     assert lines[0].startswith("network: ")
