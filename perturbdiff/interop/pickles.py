@@ -12,6 +12,7 @@ import collections
 import io
 import pickle
 import struct
+import types
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -95,7 +96,7 @@ def read_torch(path: Path) -> dict[str, Any]:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise UserError(f"{path}: compressed afterwards; read it with torch and save it again")
         content = torch.load(
-            str(path), map_location="cpu", mmap=True, weights_only=False, pickle_module=_module(path)
+            str(path), map_location="cpu", mmap=True, weights_only=False, pickle_module=_module()
         )
     except Refused as error:
         raise _refusal(path, error) from None
@@ -128,12 +129,9 @@ def _refusal(path: Path, error: Refused) -> UserError:
     )
 
 
-def _module(path: Path) -> Any:
+def _module() -> Any:
     """Return what stands in for the module ``pickle`` in ``torch.load``."""
-    module = type("restricted_pickle", (), {})
-    module.Unpickler = _unpickler()
-    module.__name__ = f"restricted reader of {path.name}"
-    return module
+    return types.SimpleNamespace(Unpickler=_unpickler(), __name__="restricted_pickle")
 
 
 def _unpickler() -> type[pickle.Unpickler]:
@@ -168,7 +166,7 @@ def _table() -> dict[str, Callable[..., Any]]:
         if not isinstance(storage, torch.storage.TypedStorage):
             raise TypeError("storage")
         empty = torch.empty(0, dtype=storage.dtype)
-        return empty.set_(storage.untyped(), int(offset), tuple(size), tuple(stride))
+        return empty.set_(storage._untyped_storage, int(offset), tuple(size), tuple(stride))
 
     def parameter(data: Tensor, *_: Any) -> Tensor:
         return data

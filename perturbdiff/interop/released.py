@@ -113,7 +113,7 @@ def load_released(path: str | Path, *, weights: Weights = "ema") -> Denoiser:
             f"{path}: the frozen vectors of {listing(missing)} are not in the file; give them to import-checkpoint "
             "with --embedding KIND=FILE"
         )
-    return _build(found.layout, recipe_of(found.layout, found.stored), found.translated().state)
+    return build(found.layout, recipe_of(found.layout, found.stored), found.translated().state)
 
 
 def denoiser_of(
@@ -132,13 +132,23 @@ def denoiser_of(
     """
     found = Checkpoint(weights, Stored.of(hyper), layout_of(weights))
     config = recipe_of(found.layout, found.stored)
-    return _build(found.layout, config, found.translated().state, unit)
+    return build(found.layout, config, found.translated().state, unit)
 
 
-def _build(
+def build(
     layout: Layout, config: Config, state: Mapping[str, Tensor], unit: float = NORMALISATION
 ) -> Denoiser:
-    """Return a network that owns copies of the tensors; nothing is initialised on the way."""
+    """Return a network that owns copies of translated tensors; nothing is initialised on the way.
+
+    Parameters
+    ----------
+    layout, config
+        What the tensors make up.
+    state
+        By our names; see `translate`.
+    unit
+        Model values are log1p / unit.
+    """
     sizes = {kind: len(_table(state, kind)) for kind in layout.covariates}
     with torch.device("meta"):
         model = Denoiser(

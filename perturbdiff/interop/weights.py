@@ -87,7 +87,7 @@ class Translated:
 
     def report(self) -> list[str]:
         """Return a line for each group of tensors that was left behind."""
-        return [f"not used: {what} ({number / 1e6:.3g} M values)" for what, number in self.dropped.items()]
+        return [f"not used: {what} ({number:,} values)" for what, number in self.dropped.items()]
 
 
 class _Taker:
@@ -216,10 +216,10 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
             state |= take.linear(f"{ours}.project", f"{theirs}.1", width, inputs)
             if kind not in layout.missing_tables:
                 table = take(f"{theirs}.0.weight", None, inputs)
-                state[f"{ours}.vectors"] = _rows(table, sizes[kind], kind, take.source)
+                state[f"{ours}.vectors"] = _rows(table, sizes[kind], kind, take.source, frozen=True)
         else:
             table = take(f"{theirs}.weight", None, width)
-            state[f"{ours}.weight"] = _rows(table, sizes[kind], kind, take.source)
+            state[f"{ours}.weight"] = _rows(table, sizes[kind], kind, take.source, frozen=False)
     if layout.num_doses:
         state["covariate_encoder.dose.vectors"] = take("cov_encoder.dose_encoder.weight", None, width)
         dose = take("cov_encoder.dose_indices", sizes["perturbation"]).long()
@@ -230,12 +230,12 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
     return state | take.linear("covariate_encoder.project", "cov_encoder.transform", inner, parts * width)
 
 
-def _rows(table: Tensor, labels: int, kind: str, source: str) -> Tensor:
-    """Return a table with the reserved row 0; tables of perturbations often have theirs already."""
+def _rows(table: Tensor, labels: int, kind: str, source: str, *, frozen: bool) -> Tensor:
+    """Return a table with the reserved row 0; tables of perturbations mostly have theirs already."""
     if len(table) == labels:
         return _with_zero_row(table)
-    if len(table) > labels and kind == "perturbation":  # a semantic table may hold more than is used
-        return table[: labels + 1]
+    if kind == "perturbation" and (len(table) == labels + 1 or (frozen and len(table) > labels)):
+        return table[: labels + 1]  # a frozen table may hold more than is used
     raise UserError(f"{source}: {len(table)} rows for {labels} labels of {kind}; its dictionaries do not fit")
 
 
