@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from perturbdiff import __version__
 from perturbdiff.errors import UserError
+
+if TYPE_CHECKING:
+    from perturbdiff.data.embeddings import SemanticKind
 
 Recipe = Annotated[
     str | None, typer.Option("--config", "-c", help="Preset name or YAML file; default: recommended.")
@@ -30,6 +33,14 @@ Checkpoints = Annotated[
 ]
 Resume = Annotated[
     Literal["auto", "never"], typer.Option("--resume", help="Continue from a checkpoint if there is one.")
+]
+Embeddings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--embedding",
+        metavar="KIND=FILE",
+        help="Semantic table (parquet or npz) of KIND perturbation, cell_type or gene; docs/embeddings.md.",
+    ),
 ]
 
 
@@ -54,3 +65,22 @@ def shard_of(text: str) -> tuple[int, int]:
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise UserError(f"--shard {text!r}: write it as I/N with I counted from 0, e.g. 0/4")
     return int(index), int(count)
+
+
+def embeddings_of(texts: list[str] | None) -> dict[SemanticKind, Path]:
+    """Read ``KIND=FILE`` texts."""
+    kinds: dict[str, SemanticKind] = {
+        "perturbation": "perturbation",
+        "cell_type": "cell_type",
+        "gene": "gene",
+    }
+    found: dict[SemanticKind, Path] = {}
+    for text in texts or ():
+        name, _, path = text.partition("=")
+        kind = kinds.get(name.strip())
+        if kind is None or not path:
+            raise UserError(f"--embedding {text!r}: write it as KIND=FILE, KIND one of {', '.join(kinds)}")
+        if kind in found:
+            raise UserError(f"--embedding: two tables for {kind}; join them into one file")
+        found[kind] = Path(path)
+    return found

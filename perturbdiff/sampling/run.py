@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from perturbdiff import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
+from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.devices import resolve_device
@@ -18,6 +20,7 @@ from perturbdiff.predictions import PredictionWriter, append_controls, format_of
 from perturbdiff.progress import track
 from perturbdiff.sampling.conditions import ConditionSampler
 from perturbdiff.sampling.requests import read_requests
+from perturbdiff.semantics import add_tables, read_tables
 
 
 def sample(
@@ -32,6 +35,7 @@ def sample(
     seed: int = 0,
     device: str = "auto",
     shard: tuple[int, int] = (0, 1),
+    embeddings: Mapping[SemanticKind, Path] | None = None,
     force: bool = False,
 ) -> Path:
     """Predict conditions with the model ``bundle``.
@@ -53,6 +57,9 @@ def sample(
         Seed of noise and control cells.
     shard
         (i, n): only the i-th of n parts, from 0.
+    embeddings
+        Semantic tables with further names, by ``perturbation`` or ``cell_type``; of the encoder that made the
+        bundle's.
 
     Raises
     ------
@@ -61,7 +68,9 @@ def sample(
     """
     asked = _asked(split, conditions, shard)
     where = resolve_device(device)
+    given = embeddings or {}
     inputs: dict[str, Any] = {"bundle": bundle, "store": store, **asked}
+    inputs |= {f"embedding.{kind}": path for kind, path in given.items()}
     settings = {
         "sample": config.model_dump(mode="json") if config else None,
         "part": part,
@@ -73,6 +82,7 @@ def sample(
     ) as stage:
         if not stage.skip:
             model, cells = Bundle.load(bundle, where), Store(store)
+            add_tables(model, read_tables(given))
             if "split" in asked:
                 wanted = requests(cells, read_split(asked["split"]), part)
             else:
