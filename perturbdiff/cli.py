@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from perturbdiff.cli_embed import embed
 from perturbdiff.cli_options import (
     Checkpoints,
     Device,
@@ -154,6 +155,9 @@ def stats(
     from perturbdiff.data.statistics import write_statistics
 
     _done(write_statistics(store, out, split=split, force=force))
+
+
+app.command()(embed)
 
 
 @app.command()
