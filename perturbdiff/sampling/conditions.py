@@ -8,8 +8,7 @@ number of shards, so that shards together hold the very cells of a single run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,11 +21,10 @@ from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.errors import UserError
 from perturbdiff.model import Covariates
 from perturbdiff.predictions import LABELS
 from perturbdiff.sampling.controls import ControlSets, words
-from perturbdiff.sampling.matching import check_depth, encode, input_layer
+from perturbdiff.sampling.matching import check_depth, check_levels, encode, input_layer
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +33,24 @@ def _state(words: tuple[int, ...]) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
-@dataclass(frozen=True)
-class _Set:
+def _guidance(wanted: pd.DataFrame, settings: SampleConfig) -> Tensor | None:
+    """Return w of each request [n, 1, 1], or None if all have the settings'."""
+    if "guidance" not in wanted:
+        return None
+    each = wanted["guidance"].fillna(settings.guidance).to_numpy(np.float32)
+    return torch.from_numpy(each)[:, None, None]
+
+
+class SetToDraw(NamedTuple):
     """One set to sample: its row among the requests, its number there and how many of its cells are kept."""
 
     request: int
     number: int
     keep: int
+
+
+Cells = tuple[np.ndarray, pd.DataFrame]
+"""Predicted cells, float32 log1p [n, genes], and their labels."""
 
 
 class ConditionSampler:
@@ -54,7 +63,7 @@ class ConditionSampler:
     store
         Where the controls are.
     wanted
-        ``cell_type, batch, perturbation, n_cells``.
+        ``cell_type, batch, perturbation, n_cells`` and optionally ``guidance``, where it differs from the settings'.
     settings
         The reverse process.
     seed
@@ -77,10 +86,7 @@ class ConditionSampler:
         self.bundle, self.settings, self.seed = bundle, settings, seed
         self.size = settings.set_size or bundle.config.train.set_size
         self.schedule = NoiseSchedule(bundle.config.schedule.num_steps, bundle.config.schedule.kind)
-        if settings.num_steps > self.schedule.num_steps:
-            raise UserError(
-                f"sample.num_steps={settings.num_steps} is more than the model's {self.schedule.num_steps} levels"
-            )
+        check_levels(settings, self.schedule)
         self.wanted = wanted.assign(n_cells=wanted["n_cells"].fillna(self.size).astype(int)).reset_index(
             drop=True
         )
@@ -94,6 +100,7 @@ class ConditionSampler:
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(store, self.wanted, self.gene_map, size=self.size, seed=seed)
         self._labels = list(self.wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
+        self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device
 
@@ -123,24 +130,26 @@ class ConditionSampler:
             )
         return np.array([r for block in mine for r in block], dtype=int)
 
-    def blocks(self, mine: np.ndarray) -> Iterator[tuple[np.ndarray, pd.DataFrame]]:
-        """Yield log1p cells [n, genes] and their labels, a batch of sets at a time, conditions in order."""
-        chosen = set(map(int, mine))
+    def batches(self, mine: np.ndarray) -> list[list[SetToDraw]]:
+        """Return the sets of a shard as they are computed together; a batch never holds sets of two blocks."""
+        chosen, most = set(map(int, mine)), self.settings.sets_per_batch
+        found: list[list[SetToDraw]] = []
         for block in self._blocks():
-            if block[0] not in chosen:
-                continue
-            sets = [s for request in block for s in self._sets(request)]
-            for start in range(0, len(sets), self.settings.sets_per_batch):
-                yield self._batch(sets[start : start + self.settings.sets_per_batch])
+            if block[0] in chosen:
+                sets = [one for request in block for one in self._sets(request)]
+                found += [sets[start : start + most] for start in range(0, len(sets), most)]
+        return found
 
-    def _sets(self, request: int) -> list[_Set]:
+    def _sets(self, request: int) -> list[SetToDraw]:
         cells = int(self.wanted["n_cells"].iloc[request])
         return [
-            _Set(request, k, min(self.size, cells - k * self.size)) for k in range(-(-cells // self.size))
+            SetToDraw(request, k, min(self.size, cells - k * self.size))
+            for k in range(-(-cells // self.size))
         ]
 
     @torch.inference_mode()
-    def _batch(self, sets: list[_Set]) -> tuple[np.ndarray, pd.DataFrame]:
+    def draw(self, sets: list[SetToDraw]) -> Cells:
+        """Return the cells of a batch, those of each set in order."""
         model, device = self.bundle.model, self.device
         control = model.encode(self._controls([(s.request, s.number) for s in sets]).to(device))
         if self.bundle.config.train.zero_control:
@@ -159,10 +168,13 @@ class ConditionSampler:
             told = covariates if conditional else None
             return model(x, t, control, told, self_condition=previous, dataset=dataset)
 
-        def draw() -> Tensor:
+        def noise_of_sets() -> Tensor:
             return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
 
-        found = reverse(denoise, draw, self.schedule, self.settings, clean=self._clean)
+        guidance = None if self._guidance is None else self._guidance[rows].to(device)
+        found = reverse(
+            denoise, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
+        )
         log1p = model.decode(found).clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
         values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
         repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])

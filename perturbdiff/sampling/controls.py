@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,11 @@ class ControlSets:
         self.gene_map, self.size, self.seed = gene_map, size, seed
         self._labels = list(wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
         self._pools, self._table = self._find(store, wanted)
-        self._store: Any = resident(store)
+        self._source = store
+
+    @cached_property
+    def _store(self) -> Any:
+        return resident(self._source)  # when the first set is drawn: who only plans needs no values
 
     def _find(self, store: Store, wanted: pd.DataFrame) -> tuple[ControlPools, int]:
         """Return the control cells of each request: requests are appended to the store's conditions."""

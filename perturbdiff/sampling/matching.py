@@ -10,7 +10,9 @@ import pandas as pd
 import torch
 
 from perturbdiff.bundle import Bundle
+from perturbdiff.config import SampleConfig
 from perturbdiff.data.store import Store
+from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Covariates
 from perturbdiff.semantics import teach
@@ -82,3 +84,23 @@ def input_layer(bundle: Bundle, store: Store) -> int:
             "finetune it on this store, or name the store's folder like one of them"
         )
     return names.index(name) if name in names else 0
+
+
+def check_levels(settings: SampleConfig, schedule: NoiseSchedule) -> None:
+    """Refuse a reverse process that the model's noise levels do not allow.
+
+    Raises
+    ------
+    UserError
+        If more levels are to be visited than there are, or than lie below the start.
+    """
+    top = settings.start_level or schedule.num_steps
+    if settings.num_steps > schedule.num_steps:
+        raise UserError(
+            f"sample.num_steps={settings.num_steps} is more than the model's {schedule.num_steps} levels"
+        )
+    if not settings.num_steps <= top <= schedule.num_steps:
+        raise UserError(
+            f"sample.start_level={top} must lie between sample.num_steps={settings.num_steps} and the model's "
+            f"{schedule.num_steps} levels"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +13,26 @@ from perturbdiff.predictions import LABELS
 
 
 def read_requests(path: Path, store: Store) -> pd.DataFrame:
-    """Read a table of conditions to predict; see `sample`.
+    """Read a table of conditions to predict.
+
+    Parameters
+    ----------
+    path
+        CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` and ``guidance``; a column of labels
+        may be left out if the store's one label is 'all'.
+    store
+        Tells how many cells it has of each condition.
+
+    Returns
+    -------
+    pd.DataFrame
+        The labels (str), ``n_cells`` (float; nan: neither told nor in the store) and, if the table has it,
+        ``guidance`` (float; nan: the recipe's).
 
     Raises
     ------
     UserError
-        If it cannot be read, lacks a column, or a number of cells is not a positive whole number.
+        If it cannot be read, lacks a column, or a number is not what it must be.
     """
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)
@@ -28,6 +43,7 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
         if name not in table and list(only) == ["all"]:
             table[name] = "all"
     missing = [name for name in LABELS if name not in table]
+    table = table.drop(columns=[name for name in table if name not in (*LABELS, "n_cells", "guidance")])
     if missing or not len(table):
         what = f"lacks the column {missing[0]}" if missing else "has no rows"
         raise UserError(f"{path}: {what}; it needs cell_type, batch, perturbation and optionally n_cells")
@@ -36,13 +52,25 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
             f"{path}: a condition occurs twice; give each (cell_type, batch, perturbation) one row"
         )
     known = store.conditions.set_index(list(LABELS))["n_cells"].astype(float)
-    rows = pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))
-    table["there"] = known.reindex(rows).to_numpy()
-    if "n_cells" not in table:
-        return table.assign(n_cells=table["there"])
-    text = table["n_cells"].str.strip()
+    there = known.reindex(pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))).to_numpy()
+    told = _numbers(path, table, "n_cells", "whole numbers above 0", lambda n: (n >= 1) & (n % 1 == 0))
+    table["n_cells"] = told.fillna(pd.Series(there, index=table.index))
+    if "guidance" in table:
+        table["guidance"] = _numbers(
+            path, table, "guidance", "numbers not below 0", lambda w: w.between(0, 1e6)
+        )
+    return table
+
+
+def _numbers(
+    path: Path, table: pd.DataFrame, name: str, wanted: str, fits: Callable[[pd.Series], pd.Series]
+) -> pd.Series:
+    """Return a column as floats, nan where a cell is empty or the column is not there."""
+    if name not in table:
+        return pd.Series(float("nan"), index=table.index)
+    text = table[name].str.strip()
     number = pd.Series(pd.to_numeric(text, errors="coerce"), index=table.index)
-    wrong = text.ne("") & ~((number >= 1) & (number % 1 == 0))
+    wrong = text.ne("") & ~fits(number)
     if wrong.any():
-        raise UserError(f"{path}: n_cells must be whole numbers above 0, found '{text[wrong].iloc[0]}'")
-    return table.assign(n_cells=number.where(text.ne(""), table["there"]))
+        raise UserError(f"{path}: {name} must be {wanted}, found '{text[wrong].iloc[0]}'")
+    return number

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perturbdiff import provenance
 from perturbdiff.bundle import Bundle
@@ -14,12 +16,14 @@ from perturbdiff.config import SampleConfig
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.devices import resolve_device
+from perturbdiff.devices import resolve_devices
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests
 from perturbdiff.progress import track
 from perturbdiff.sampling.conditions import ConditionSampler
+from perturbdiff.sampling.fresh import reinitialise
 from perturbdiff.sampling.requests import read_requests
+from perturbdiff.sampling.workers import drawn
 from perturbdiff.semantics import add_tables, read_tables
 
 
@@ -36,6 +40,8 @@ def sample(
     device: str = "auto",
     shard: tuple[int, int] = (0, 1),
     embeddings: Mapping[SemanticKind, Path] | None = None,
+    processes: int = 1,
+    random_init: bool = False,
     force: bool = False,
 ) -> Path:
     """Predict conditions with the model ``bundle``.
@@ -50,16 +56,24 @@ def sample(
         Predict the perturbed conditions of this part, as many cells as there are real ones.
     conditions
         Instead of a split: CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` (default: the
-        number of the store's cells of that condition, or a set). A column whose one label is 'all' may be left out.
+        number of the store's cells of that condition, or a set) and ``guidance`` (w, default: the recipe's). A
+        column whose one label is 'all' may be left out.
     config
         The reverse process; default: the bundle's.
     seed
-        Seed of noise and control cells.
+        Seed of noise and control cells, and of the weights with ``random_init``.
+    device
+        ``auto``, ``cpu``, ``cuda``, or several GPUs: ``cuda:0,cuda:1``. Each gets its own process.
     shard
         (i, n): only the i-th of n parts, from 0.
     embeddings
         Semantic tables with further names, by ``perturbation`` or ``cell_type``; of the encoder that made the
         bundle's.
+    processes
+        Processes on each device; they share out the batches and change no result.
+    random_init
+        Fresh weights in the bundle's architecture, its units and tables kept: the paper's reference for what a
+        trained model is worth.
 
     Raises
     ------
@@ -67,7 +81,7 @@ def sample(
         If labels, genes or units of store and bundle do not fit, or nothing is asked for.
     """
     asked = _asked(split, conditions, shard)
-    where = resolve_device(device)
+    devices = [name for name in resolve_devices(device) for _ in range(processes)]
     given = embeddings or {}
     inputs: dict[str, Any] = {"bundle": bundle, "store": store, **asked}
     inputs |= {f"embedding.{kind}": path for kind, path in given.items()}
@@ -75,26 +89,55 @@ def sample(
         "sample": config.model_dump(mode="json") if config else None,
         "part": part,
         "shard": list(shard),
+        "random_init": random_init,
     }
     folder = format_of(out) == ".zarr"
     with provenance.stage(
         "sample", out, config=settings, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
         if not stage.skip:
-            model, cells = Bundle.load(bundle, where), Store(store)
-            add_tables(model, read_tables(given))
-            if "split" in asked:
-                wanted = requests(cells, read_split(asked["split"]), part)
-            else:
-                wanted = read_requests(asked["conditions"], cells)
-            sampler = ConditionSampler(model, cells, wanted, config or model.config.sample, seed=seed)
+            job = Job(bundle, store, _wanted(asked, Store(store), part), config, seed, given, random_init)
+            sampler = job.open("cpu" if len(devices) > 1 else devices[0])
             mine = sampler.shard(*shard)
             stage.results |= {
                 "conditions": len(mine),
                 "cells": int(sampler.wanted["n_cells"].iloc[mine].sum()),
             }
-            _write(stage.path, sampler, mine)
+            _write(stage.path, job, sampler, mine, devices)
     return out
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each process that samples has to know."""
+
+    bundle: Path
+    store: Path
+    wanted: pd.DataFrame
+    settings: SampleConfig | None
+    seed: int
+    embeddings: Mapping[SemanticKind, Path]
+    random_init: bool
+
+    def open(self, device: str) -> ConditionSampler:
+        """Return the sampler, its model on ``device``."""
+        model = Bundle.load(self.bundle, device)
+        add_tables(model, read_tables(self.embeddings))
+        if self.random_init:
+            reinitialise(model, self.seed)
+        settings = self.settings or model.config.sample
+        return ConditionSampler(model, Store(self.store), self.wanted, settings, seed=self.seed)
+
+    def method(self, recipe: str) -> str:
+        """Return the name of the method in the predictions."""
+        return f"perturbdiff-{recipe}" + ("-random-init" if self.random_init else "")
+
+
+def _wanted(asked: dict[str, Path], store: Store, part: str) -> pd.DataFrame:
+    """Return the conditions to predict."""
+    if "split" in asked:
+        return requests(store, read_split(asked["split"]), part)
+    return read_requests(asked["conditions"], store)
 
 
 def _asked(split: Path | None, conditions: Path | None, shard: tuple[int, int]) -> dict[str, Path]:
@@ -107,19 +150,36 @@ def _asked(split: Path | None, conditions: Path | None, shard: tuple[int, int]) 
     return given
 
 
-def _write(path: Path, sampler: ConditionSampler, mine: np.ndarray) -> None:
+def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, devices: list[str]) -> None:
     """Write a shard's predicted cells, and the controls of the groups that begin in it."""
     wanted, cells, bundle = sampler.wanted, sampler.store, sampler.bundle
     first = wanted.drop_duplicates(["cell_type", "batch"]).index
     groups = wanted.loc[first[np.isin(first, mine)]]
+    batches = sampler.batches(mine)
+    if len(devices) > 1 and batches:
+        blocks = drawn(job.open, batches, devices[: len(batches)])
+    else:
+        blocks = map(sampler.draw, batches)
     with PredictionWriter(
         path, sampler.genes,
-        method=f"perturbdiff-{bundle.config.name}", control=cells.control, target_sum=cells.target_sum,
-        dataset=cells.path.resolve().name,
-        facts={"guidance": sampler.settings.guidance, "num_steps": sampler.settings.num_steps, "seed": sampler.seed},
+        method=job.method(bundle.config.name), control=cells.control, target_sum=cells.target_sum,
+        dataset=cells.path.resolve().name, facts=_facts(job, sampler),
     ) as writer:  # fmt: skip
         with track("sampling", int(wanted["n_cells"].iloc[mine].sum())) as work:
-            for values, labels in sampler.blocks(mine):
+            for values, labels in blocks:
                 writer.append(values, labels)
                 work.advance(len(labels))
         append_controls(writer, cells, groups)
+
+
+def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
+    """Return what the predictions file tells of how its cells were made."""
+    settings = sampler.settings
+    return {
+        "guidance": "per condition" if "guidance" in sampler.wanted else settings.guidance,
+        "num_steps": settings.num_steps,
+        "start_level": settings.start_level or sampler.schedule.num_steps,
+        "seed": job.seed,
+        "random_init": job.random_init,
+        "zero_control": sampler.bundle.config.train.zero_control,
+    }

@@ -1,0 +1,110 @@
+"""Several processes that sample: each computes every n-th batch, and the batches come back in order."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+
+import torch
+import torch.multiprocessing as mp
+
+from perturbdiff.errors import UserError
+from perturbdiff.sampling.conditions import Cells, ConditionSampler, SetToDraw
+
+Open = Callable[[str], ConditionSampler]
+"""Device → sampler. Must be picklable: it is called in each process."""
+
+_AHEAD = 2  # batches a process may be ahead of the file, besides the one it computes
+
+
+def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[str]) -> Iterator[Cells]:
+    """Yield the cells of ``batches``, in order, each batch computed by one process on its device.
+
+    Parameters
+    ----------
+    opened
+        Makes the sampler on a device.
+    batches
+        `ConditionSampler.batches`.
+    devices
+        One process each.
+
+    Raises
+    ------
+    UserError
+        What a process found wrong.
+    RuntimeError
+        If a process ended for another reason.
+    """
+    context = mp.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // len(devices))
+    processes, connections = [], []
+    try:
+        for worker, device in enumerate(devices):
+            mine, theirs = context.Pipe(duplex=False)
+            share = batches[worker :: len(devices)]
+            arguments = (theirs, opened, share, device, threads)
+            # Daemons end with this process, whatever ends it.
+            process = context.Process(target=_work, args=arguments, daemon=True, name=f"sample-{worker}")
+            process.start()
+            theirs.close()  # so that reading ends when the process does
+            processes.append(process)
+            connections.append(mine)
+        yield from _in_order(connections, len(batches), devices)
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            process.kill()
+        for connection in connections:
+            connection.close()
+
+
+def _in_order(connections: list[Connection], number: int, devices: Sequence[str]) -> Iterator[Cells]:
+    """Yield batch 0, 1, …, of which process k sends those with number k modulo their count."""
+    ready: list[deque[Cells]] = [deque() for _ in connections]
+    for batch in range(number):
+        worker = batch % len(connections)
+        while not ready[worker]:
+            hungry = [c for c, cells in zip(connections, ready, strict=True) if len(cells) < _AHEAD]
+            for connection in wait(hungry):
+                sender = connections.index(connection)  # type: ignore[arg-type]
+                ready[sender].append(_received(connections[sender], devices[sender]))
+        yield ready[worker].popleft()
+
+
+def _received(connection: Connection, device: str) -> Cells:
+    try:
+        kind, what = connection.recv()
+    except EOFError:
+        raise RuntimeError(
+            f"a sampling process on {device} ended without a word; was it killed for memory?"
+        ) from None
+    if kind == "cells":
+        return what
+    raise (
+        UserError(what) if kind == "user" else RuntimeError(f"a sampling process on {device} failed: {what}")
+    )
+
+
+def _work(
+    connection: Connection, opened: Open, batches: Sequence[list[SetToDraw]], device: str, threads: int
+) -> None:
+    """Compute batches and send them; runs in its own process."""
+    torch.set_num_threads(threads)
+    logging.disable(logging.WARNING)  # the main process has said it
+    with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+        try:
+            sampler = opened(device)
+            for batch in batches:
+                connection.send(("cells", sampler.draw(batch)))
+        except UserError as error:
+            connection.send(("user", str(error)))
+        except BrokenPipeError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever it is, the main process tells it
+            connection.send(("failure", traceback.format_exc()))
