@@ -157,7 +157,8 @@ class Encoder:
         if pool == "cls":
             pooled = states[:, 0]
         elif pool == "last":
-            pooled = states[torch.arange(len(batch)), present.sum(1).to(self.device) - 1]
+            ends = present.sum(1) - 1
+            pooled = states[torch.arange(len(batch), device=self.device), ends.to(self.device)]
         else:
             weight = averaged.to(self.device, states.dtype)[:, :, None]
             pooled = (states * weight).sum(1) / weight.sum(1)
