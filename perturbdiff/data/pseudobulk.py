@@ -1,4 +1,4 @@
-"""Mean expression of groups of conditions, streamed from a store."""
+"""Mean expression of groups of conditions, streamed from a store; how close two means are."""
 
 from __future__ import annotations
 
@@ -86,6 +86,26 @@ def _blocks(store: Store, used: np.ndarray) -> Iterator[tuple[np.ndarray, sparse
             np.searchsorted(start, np.arange(first, last), side="right") - 1,
             store.expression(slice(first, last)),
         )
+
+
+def r2(truth: np.ndarray, prediction: np.ndarray) -> float:
+    """Return R² of a predicted mean profile [G] over the genes: 1 - residual / total sum of squares of the truth.
+
+    0 for a truth that is the same in all genes.
+    """
+    spread = float(np.square(truth - truth.mean()).sum())
+    return 1 - float(np.square(truth - prediction).sum()) / spread if spread else 0.0
+
+
+def correlation_of_changes(truth: np.ndarray, prediction: np.ndarray, control: np.ndarray) -> float:
+    """Return Pearson's correlation over the genes of two mean profiles' changes [G] against the control's.
+
+    0 if one of them changes nothing, or all genes alike.
+    """
+    one, other = truth - control, prediction - control
+    one, other = one - one.mean(), other - other.mean()
+    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / scale if scale else 0.0
 
 
 def row_ranges(

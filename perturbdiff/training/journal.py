@@ -18,7 +18,7 @@ from perturbdiff.training.module import TrainingModule
 
 logger = logging.getLogger(__name__)
 
-COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "learning_rate"]
+COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 
 class Journal(pl.Callback):

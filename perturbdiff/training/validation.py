@@ -1,19 +1,21 @@
 """Choosing the best step: the averaged weights against fixed validation sets with fixed noise.
 
-The criterion ``energy`` is the energy distance, in log1p, between real cells and cells sampled in a few reverse
-steps (never more than the recipe samples with), mean over conditions weighted by their sets; cells of one set are
-not compared with each other, see `population_energy_distance`. ``loss`` is the training objective at evenly spread
-noise levels with nothing dropped. Both are recorded.
+Real cells are compared with cells sampled in a few reverse steps (never more than the recipe samples with), in
+log1p. ``energy`` is the energy distance, mean over conditions weighted by their sets; cells of one set are not
+compared with each other, see `population_energy_distance`. ``r2`` is R² of the conditions' mean profiles over the
+genes, ``pdcorr`` Pearson's correlation of their changes against the mean control; both are means over conditions.
+``loss`` is the training objective at evenly spread noise levels with nothing dropped. All four are recorded.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
@@ -22,6 +24,7 @@ from perturbdiff import files
 from perturbdiff.bundle import write_weights
 from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import Batch, SetLoader
+from perturbdiff.data.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.training.checkpoints import CheckpointFolder
@@ -29,6 +32,9 @@ from perturbdiff.training.journal import Journal
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
 
 logger = logging.getLogger(__name__)
+
+HIGHER_IS_BETTER = ("r2", "pdcorr")
+"""Criteria that grow as the model gets better."""
 
 
 class Averaging(EMAWeightAveraging):
@@ -47,6 +53,56 @@ def averaged(averaging: Averaging | None, current: TrainingModule) -> TrainingMo
     return current if averaging is None else averaging.averaged(current)
 
 
+def is_better(metric: str, value: float, best: float) -> bool:
+    """Return whether a value of a criterion beats the best so far; a best of NaN is none."""
+    if not math.isfinite(value):
+        return False
+    return math.isnan(best) or (value > best if metric in HIGHER_IS_BETTER else value < best)
+
+
+class Population:
+    """The real and sampled sets [S, G] of one condition and the mean of each control set, log1p, on the CPU.
+
+    Parameters
+    ----------
+    context
+        Ids of cell type and batch: conditions of one context share their controls.
+    """
+
+    def __init__(self, context: tuple[int, int]) -> None:
+        self.context = context
+        self.real: list[Tensor] = []
+        self.found: list[Tensor] = []
+        self.control: list[Tensor] = []
+
+    def add(self, real: Tensor, found: Tensor, control: Tensor) -> None:
+        """Add a set of each."""
+        self.real.append(real)
+        self.found.append(found)
+        self.control.append(control.double().mean(0))
+
+
+def compare(populations: Mapping[int, Population]) -> dict[str, float]:
+    """Return the criteria ``energy``, ``r2`` and ``pdcorr``; see the module's description."""
+    sets: dict[tuple[int, int], list[Tensor]] = {}
+    for one in populations.values():
+        sets.setdefault(one.context, []).extend(one.control)
+    control = {context: torch.stack(means).mean(0).numpy() for context, means in sets.items()}
+    energy, fits, changes = [], [], []
+    for one in populations.values():
+        distance = population_energy_distance(torch.stack(one.found), torch.stack(one.real))
+        energy += [float(distance)] * len(one.real)
+        real, found = _profile(one.real), _profile(one.found)
+        fits.append(r2(real, found))
+        changes.append(correlation_of_changes(real, found, control[one.context]))
+    return {"energy": float(np.mean(energy)), "r2": float(np.mean(fits)), "pdcorr": float(np.mean(changes))}
+
+
+def _profile(sets: list[Tensor]) -> np.ndarray:
+    """Return the mean profile of sets of cells, float64 [G]."""
+    return torch.cat(sets).double().mean(0).numpy()
+
+
 class Validation(pl.Callback):
     """Scores the averaged weights every few steps and keeps the best ones in the checkpoint folder.
 
@@ -56,6 +112,8 @@ class Validation(pl.Callback):
         Stream of validation sets, and what reads them.
     num_sets
         The first so many sets of the stream are used, at every validation the same.
+    keep
+        Whether the best weights are kept, or the scores only.
     folder, journal, averaging
         Where the best weights go, where the scores go, where the weights come from.
     """
@@ -69,11 +127,12 @@ class Validation(pl.Callback):
         folder: CheckpointFolder,
         journal: Journal,
         averaging: Averaging | None,
+        keep: bool = True,
     ) -> None:
-        self.sampler, self.loader = sampler, loader
+        self.sampler, self.loader, self.keep = sampler, loader, keep
         self.num_sets = min(num_sets, sampler.sets_per_epoch)
         self.folder, self.journal, self.averaging = folder, journal, averaging
-        self.best_step, self.best_value = -1, math.inf
+        self.best_step, self.best_value = -1, math.nan
         self._saved_best = -1  # what the last whole checkpoint knows as best: its file must stay
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,12 +154,15 @@ class Validation(pl.Callback):
         module = averaged(self.averaging, pl_module)
         scores = self.scores(module)
         self.journal.add(trainer, "valid", scores)
-        value = scores["energy" if settings.valid_metric == "energy" else "total"]
-        better = value < self.best_value
+        metric = settings.valid_metric
+        value = scores["total" if metric == "loss" else metric]
+        better = self.keep and is_better(metric, value, self.best_value)
         if trainer.is_global_zero:
-            best = ", best so far" if better else ""
-            line = "validation at step %d: energy distance %.4g, loss %.4g%s"
-            logger.info(line, step, scores["energy"], scores["total"], best)
+            logger.info(
+                "validation at step %d: energy distance %.4g, R² %.4g, correlation of changes %.4g, loss %.4g%s",
+                step, *(scores[name] for name in ("energy", "r2", "pdcorr", "total")),
+                ", best so far" if better else "",
+            )  # fmt: skip
         if better:
             self._keep(trainer, module, step, value)
 
@@ -116,23 +178,20 @@ class Validation(pl.Callback):
 
     @torch.no_grad()
     def scores(self, module: TrainingModule) -> dict[str, float]:
-        """Return energy distance and loss terms, means over the validation sets."""
+        """Return the criteria and the loss terms on the validation sets."""
         totals: dict[str, float] = {}
-        real: dict[int, list[Tensor]] = {}
-        found: dict[int, list[Tensor]] = {}
+        populations: dict[int, Population] = {}
         for positions, batch in self._batches(module.device):
             terms = module.objective(batch, self._draws(module, positions, batch), paired=False)
             for name, value in terms.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * len(positions)
             cells = self._cells(module, positions, batch).cpu()
-            for b, condition in enumerate(batch.condition.tolist()):
-                real.setdefault(condition, []).append(batch.target[b].cpu())
-                found.setdefault(condition, []).append(cells[b])
-        totals["energy"] = sum(
-            len(sets) * float(population_energy_distance(torch.stack(found[condition]), torch.stack(sets)))
-            for condition, sets in real.items()
-        )
-        return {name: value / self.num_sets for name, value in totals.items()}
+            contexts = zip(batch.cell_type.tolist(), batch.batch.tolist(), strict=True)
+            for b, (condition, context) in enumerate(zip(batch.condition.tolist(), contexts, strict=True)):
+                own = populations.setdefault(condition, Population(context))
+                own.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
+        loss = {name: value / self.num_sets for name, value in totals.items()}
+        return {**loss, **compare(populations)}
 
     def _batches(self, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
         size = self.sampler.sets_per_step
