@@ -92,25 +92,12 @@ class Bundle:
         UserError
             If files are missing, damaged or do not fit together.
         """
-        missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
-        if missing:
-            raise UserError(
-                f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train"
-            )
+        record, config = _record(folder)
         try:
-            record = json.loads((folder / "config.json").read_text())
             genes = [str(gene) for gene in json.loads((folder / "genes.json").read_text())]
-            if record["format"] > FORMAT:
-                raise UserError(
-                    f"{folder}: bundle format {record['format']} is newer than this version reads"
-                )
-            config = Config.model_validate(record["config"])
             weights = load_file(folder / "model.safetensors")
-        except (ValueError, KeyError, TypeError, ValidationError, SafetensorError) as error:
-            raise UserError(
-                f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); "
-                "copy it again or train anew"
-            ) from None
+        except (ValueError, TypeError, SafetensorError) as error:
+            raise _damaged(folder, error) from None
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
         doses = weights.get("covariate_encoder.dose.vectors", torch.empty(0))
         model = build_model(config, genes, vocabulary, semantic=frozen_widths(weights), num_doses=len(doses))
@@ -132,6 +119,37 @@ class Bundle:
             pd.read_csv(curve) if curve.is_file() else pd.DataFrame(),
             _tables(folder / TABLES),
         )
+
+
+def recipe_of(folder: Path) -> Config:
+    """Return the recipe that a bundle was trained with.
+
+    Raises
+    ------
+    UserError
+        If it is not a bundle, or a damaged one.
+    """
+    return _record(folder)[1]
+
+
+def _record(folder: Path) -> tuple[dict[str, Any], Config]:
+    missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
+    if missing:
+        raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
+    try:
+        record = json.loads((folder / "config.json").read_text())
+        if record["format"] > FORMAT:
+            raise UserError(f"{folder}: bundle format {record['format']} is newer than this version reads")
+        return record, Config.model_validate(record["config"])
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); "
+        "copy it again or train anew"
+    )
 
 
 def _tables(folder: Path) -> dict[SemanticKind, EmbeddingTable]:

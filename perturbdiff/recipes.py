@@ -48,6 +48,24 @@ def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Con
     return load_with_sources(source, overrides)[0]
 
 
+def changed(config: Config, overrides: Iterable[str]) -> Config:
+    """Return a configuration with ``key.path=value`` overrides applied.
+
+    Raises
+    ------
+    UserError
+        If a key does not exist or a value has the wrong type.
+    """
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        _set(changes, text)
+    tree, _ = tags.untag(tags.merge(config.model_dump(mode="json"), expand(changes, "--set")))
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"configuration {config.name}: {_explain(error)}") from None
+
+
 def load_with_sources(
     source: str | Path | None = None, overrides: Iterable[str] = ()
 ) -> tuple[Config, dict[str, str]]:
