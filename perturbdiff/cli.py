@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from perturbdiff.cli_embed import embed
+from perturbdiff.cli_import import import_checkpoint
 from perturbdiff.cli_options import (
     Checkpoints,
     Device,
+    Embeddings,
     Force,
     Out,
     Overrides,
@@ -20,10 +22,11 @@ from perturbdiff.cli_options import (
     Recipe,
     Resume,
     Seed,
+    embeddings_of,
     print_version,
-    shard_of,
     store_and_split,
 )
+from perturbdiff.cli_sample import sample
 from perturbdiff.errors import (
     EXIT_FAILURE,
     EXIT_STOPPED_EARLY,
@@ -158,6 +161,7 @@ def stats(
 
 
 app.command()(embed)
+app.command()(import_checkpoint)
 
 
 @app.command()
@@ -176,6 +180,7 @@ def pretrain(
         Path | None,
         typer.Option("--genes", help="Text file of the model's genes; default: those of all stores."),
     ] = None,
+    embeddings: Embeddings = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     checkpoints: Checkpoints = None,
@@ -189,7 +194,8 @@ def pretrain(
 
     pairs = [store_and_split(text) for text in downstream or []]
     config = _config(recipe, overrides, seed)
-    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "checkpoints": checkpoints}
+    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "embeddings": embeddings_of(embeddings)}
+    settings |= {"checkpoints": checkpoints}
     _done(run(stores, out, config, **settings, resume=resume, device=device, force=force))
 
 
@@ -198,6 +204,7 @@ def train(
     store: Annotated[Path, typer.Argument(help="Store folder.")],
     split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
     out: Out,
+    embeddings: Embeddings = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     checkpoints: Checkpoints = None,
@@ -210,7 +217,8 @@ def train(
     from perturbdiff.training.run import train as run
 
     config = _config(recipe, overrides, seed)
-    _done(run(store, split, out, config, checkpoints=checkpoints, resume=resume, device=device, force=force))
+    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
+    _done(run(store, split, out, config, **settings, resume=resume, device=device, force=force))
 
 
 @app.command()
@@ -226,6 +234,7 @@ def finetune(
             help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",
         ),
     ] = "keep",
+    embeddings: Embeddings = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     checkpoints: Checkpoints = None,
@@ -238,59 +247,12 @@ def finetune(
     from perturbdiff.training.run import finetune as run
 
     config = _config(recipe, overrides, seed)
-    settings: dict[str, Any] = {
-        "checkpoints": checkpoints,
-        "resume": resume,
-        "device": device,
-        "force": force,
-    }
+    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
+    settings |= {"resume": resume, "device": device, "force": force}
     _done(run(bundle, store, split, out, config, transfer=transfer, **settings))
 
 
-@app.command()
-def sample(
-    bundle: Annotated[Path, typer.Argument(help="Model bundle.")],
-    store: Annotated[Path, typer.Argument(help="Store with the control cells to start from.")],
-    out: Out,
-    split: Annotated[
-        Path | None, typer.Option("--split", help="Predict the conditions of a part of this split.")
-    ] = None,
-    part: Part = "test",
-    conditions: Annotated[
-        Path | None,
-        typer.Option(
-            "--conditions", help="CSV of cell_type, batch, perturbation, n_cells to predict instead."
-        ),
-    ] = None,
-    shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0.")
-    ] = "0/1",
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Generate cells with a trained model.
-
-    For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls.
-    """
-    from perturbdiff.sampling import sample as run
-
-    chosen = _config(recipe, overrides, seed) if recipe or overrides else None
-    settings: dict[str, Any] = {
-        "split": split,
-        "part": part,
-        "conditions": conditions,
-        "shard": shard_of(shard),
-    }
-    settings |= {
-        "config": chosen.sample if chosen else None,
-        "seed": seed or 0,
-        "device": device,
-        "force": force,
-    }
-    _done(run(bundle, store, out, **settings))
+app.command()(sample)
 
 
 @app.command()

@@ -74,7 +74,9 @@ def read_tables(paths: Mapping[SemanticKind, Path]) -> dict[SemanticKind, Embedd
 
 
 def check_tables(settings: ModelConfig, tables: Tables) -> None:
-    """Refuse tables that the model has no use for, and settings that need a table.
+    """Refuse tables that the model has no use for, and gene vectors from nowhere.
+
+    ``dose`` needs no check: without a table of perturbations the dose is part of the label, whatever it says.
 
     Raises
     ------
@@ -91,11 +93,6 @@ def check_tables(settings: ModelConfig, tables: Tables) -> None:
             raise UserError(f"--embedding {kind}: the model is not told the {kind} (model.covariates)")
     if settings.gene_embedding == "table" and "gene" not in tables:
         raise UserError("model.gene_embedding is 'table': give one with --embedding gene=FILE")
-    if settings.dose != "label" and "perturbation" not in tables:
-        raise UserError(
-            f"model.dose is '{settings.dose}', a vector of its own beside the agent's frozen one: give a table with "
-            "--embedding perturbation=FILE; with learned vectors the dose is part of the label (model.dose=label)"
-        )
 
 
 def semantics(

@@ -291,7 +291,8 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
     except KeyError:
         raise UserError(f"{path}: needs the arrays 'names' and 'vectors'") from None
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        hint = "it holds pickled objects" if "allow_pickle" in str(error) else "it is not an npz file"
+        pickled = zipfile.is_zipfile(path) and "allow_pickle" in str(error)
+        hint = "it holds pickled objects" if pickled else "it is not an npz file"
         raise UserError(
             f"{path}: cannot be read, {hint}; write names as text and vectors as float32"
         ) from None

@@ -102,14 +102,27 @@ class Material:
         """Return the stream of training sets of this rank; in pairs if the loss compares twins."""
         place: dict[str, Any] = {"rank": processes.rank, "world_size": processes.world_size}
         twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
-        if twins == 2:
-            check_even(self.config.train.sets_per_step, processes.world_size)
+        check_passes(self.config.train.sets_per_step, self.config.train.accumulate, processes, twins)
         samplers = [self._sampler(s, s.train, seed, twins, **place) for seed, s in enumerate(self.sources)]
         stream: CellSetSampler | MixtureSampler = samplers[0]
         if len(samplers) > 1:
             number = self.config.train.sets_per_step // twins
-            stream = MixtureSampler(samplers, sets_per_step=number, seed=self.config.seed, **place)
+            stream = MixtureSampler(
+                samplers, sets_per_step=number, seed=self.config.seed, weights=self._weights(), **place
+            )
         return TwinStream(stream) if twins == 2 else stream
+
+    def _weights(self) -> tuple[float, ...] | None:
+        """Return the stores' shares of the sets; None: by their cells."""
+        chosen, number = self.config.train.store_weights, len(self.sources)
+        if chosen == "cells":
+            return None
+        weights = (1.0,) * number if chosen == "equal" else chosen
+        if len(weights) != number or min(weights, default=0) <= 0:
+            raise UserError(
+                f"train.store_weights={list(weights)}: give one number above 0 for each of the {number} stores"
+            )
+        return weights
 
     def limit_steps(self, steps_per_epoch: int) -> None:
         """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it."""
@@ -174,6 +187,26 @@ class Material:
         one = found.pop() if len(found) == 1 else float("nan")
         return one if np.isfinite(one) else None
 
+    def bundle(self, model: Denoiser, facts: dict[str, Any], curve: pd.DataFrame) -> Bundle:
+        """Return the bundle of a trained network, with facts of its training and the loss terms by step."""
+        return Bundle(
+            model, self.config, self.genes, self.vocabulary, self.target_sum(), {**facts, **self.facts},
+            self.seen(), curve, dict(self.tables),
+        )  # fmt: skip
+
+
+def check_passes(sets_per_step: int, accumulate: int, processes: Processes, twins: int) -> None:
+    """Raise a `UserError` if the sets of a step cannot be shared out evenly over processes and forward passes."""
+    if twins == 2:
+        check_even(sets_per_step, processes.world_size)
+    if sets_per_step % (twins * processes.world_size * accumulate):
+        pairs = "pairs of twin " if twins == 2 else ""
+        raise UserError(
+            f"train.sets_per_step={sets_per_step} does not make {accumulate} equal passes (train.accumulate) of "
+            f"{pairs}sets on {processes.world_size} process(es); choose a multiple of "
+            f"{twins * processes.world_size * accumulate}"
+        )
+
 
 def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> Material:
     """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
@@ -231,9 +264,6 @@ def for_pretraining(
     from perturbdiff.training.isolation import HeldOut
 
     tables = tables or {}
-    if "perturbation" not in tables:  # none is told
-        settings = config.model.model_copy(update={"dose": "label"})
-        config = config.model_copy(update={"model": settings})
     check_tables(config.model, tables)
     held = HeldOut.collect(downstream)
     sources = []
