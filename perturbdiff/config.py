@@ -120,7 +120,8 @@ class ModelConfig(Section):
     )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",
-        description="part of the label; or a learned vector added to (paper) or beside (released) the agent's",
+        description="part of the label, or a learned vector added to (paper) or beside (released) the agent's frozen "
+        "one; without frozen vectors always part of the label",
     )
     control_embedding: Literal["mean", "scalar"] = Field(
         default="mean",
@@ -139,6 +140,10 @@ class ModelConfig(Section):
         default=None,
         ge=1,
         description="length of the vector of covariate_projection 'genes'; none: the number of genes",
+    )
+    initialisation: Literal["small", "released"] = Field(
+        default="small",
+        description="learned vectors that stand for nothing start small, or as in the released code",
     )
 
 
