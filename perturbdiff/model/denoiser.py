@@ -184,9 +184,27 @@ class Denoiser(nn.Module):
             for layer in (self.output_layer, self.gain_layer):
                 nn.init.normal_(layer.weight, std=ANCHORED_STD)
                 nn.init.zeros_(layer.bias)
+        if config.initialisation == "released":
+            self._start_as_released()
         self.register_buffer("unit", torch.ones(()))
         self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
+
+    @torch.no_grad()
+    def _start_as_released(self) -> None:
+        """Give the layers the spread that they have in the released code.
+
+        Its shared vectors are drawn from N(0, 1), and two of its matrices are larger than what is used of them:
+        the control input (half of it sees zeros) and the last attention's output (half of it feeds nothing).
+        """
+        for vector in (self.gene_embedding, self.null_covariates):
+            if vector is not None:
+                nn.init.normal_(vector)
+        genes, width = self.num_genes, self.config.width
+        for layer in self.control_layers.layers:
+            cast("nn.Linear", layer).weight.mul_(((genes + width) / (2 * genes + width)) ** 0.5)
+        last = cast("MMDiTBlock", self.blocks[-1])
+        last.attention.project.weight.mul_(0.75**0.5)
 
     def forward(
         self,

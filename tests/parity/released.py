@@ -17,11 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perturbdiff.config import Config
 from perturbdiff.interop.released import denoiser_of
+from perturbdiff.interop.settings import Stored, recipe_of
+from perturbdiff.interop.weights import layout_of, translate
 from perturbdiff.model import Covariates, Denoiser
 
 FIXTURES = ("onehot", "drug_dose")
 DATA = Path(__file__).parent / "data"
+DICTIONARIES = {"perturbation": "pert_dict", "cell_type": "cell_type_dict", "batch": "batch_dict"}
 SETS, CELLS, GENES, WIDTH = 3, 16, 96, 64
 
 
@@ -54,6 +58,26 @@ class Released:
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
+
+    @property
+    def config(self) -> Config:
+        """The fixture's recipe, as the import reads it from its settings."""
+        hyper = {
+            "model_cfg": self.settings["model"],
+            "cov_encoding_cfg": self.settings["cov"],
+            "optimizer_cfg": self.settings["optimizer"],
+        }
+        return recipe_of(layout_of(self.weights), Stored.of(hyper))
+
+    def names(self) -> dict[str, str]:
+        """Return the released name of each of our learned tensors."""
+        sizes = {kind: len(self.settings["cov"][name]) for kind, name in DICTIONARIES.items()}
+        state = translate(self.weights, layout_of(self.weights), sizes).state
+        place = {tensor.untyped_storage().data_ptr(): name for name, tensor in self.weights.items()}
+        found = {ours: place.get(tensor.untyped_storage().data_ptr()) for ours, tensor in state.items()}
+        for kind, name in (("cell_type", "celltype"), ("batch", "batch")):  # copied for the reserved row
+            found[f"covariate_encoder.tables.{kind}.weight"] = f"cov_encoder.{name}_encoder.weight"
+        return {name: found[name] for name, _ in self.denoiser().named_parameters()}
 
     def denoiser(self) -> Denoiser:
         """Return a fresh network with the fixture's weights, its unit 1 (arrays are in model units)."""
