@@ -96,6 +96,24 @@ def bert(tmp_path_factory):
     return saved(folder, tokenizer, transformers.BertModel(config))
 
 
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    """A masked-LM checkpoint with byte pairs, as the models of SMILES are; its positions begin after the padding's."""
+    folder = tmp_path_factory.mktemp("roberta") / "tiny-roberta"
+    folder.mkdir()
+    signs = sorted({sign for text in SMILES.values() for sign in text})
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *signs, "CC"]
+    (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(vocabulary)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nC C\n")
+    torch.manual_seed(2)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.RobertaConfig(
+        vocab_size=len(vocabulary), max_position_embeddings=26, pad_token_id=1, **shape
+    )
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
 def by_hand(folder, text, layer=-1):
     """Hidden states [tokens, e] of one text alone, begin and end included."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -133,6 +151,16 @@ def test_smiles_are_the_first_state(tmp_path, bert):
     table = EmbeddingTable.read(out)
     for name, vector in zip(table.names, table.vectors, strict=True):
         np.testing.assert_allclose(vector, by_hand(bert, SMILES[name])[0], atol=1e-6)
+
+
+def test_byte_pairs_and_positions_after_the_padding(tmp_path, roberta):
+    entries = SMILES | {"long": "O" * 40}
+    out = tmp_path / "out.npz"
+    embed(csv_of(tmp_path / "in.csv", entries, "smiles"), out, model=str(roberta), pool="mean", device="cpu")
+    assert json.loads((tmp_path / "out.npz.manifest.json").read_text())["results"]["max_length"] == 24
+    for name, vector in zip(entries, EmbeddingTable.read(out).vectors, strict=True):
+        hand = by_hand(roberta, entries[name][:22])[1:-1].mean(0)
+        np.testing.assert_allclose(vector, hand, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -341,3 +369,22 @@ def test_compressed_input(tmp_path):
     with gzip.open(tmp_path / "a.fasta.gz", "wt") as handle:
         handle.write(">x\nMKL\n")
     assert read_named_texts(tmp_path / "a.fasta.gz").texts == ("MKL",)
+
+
+def test_a_model_trains_with_the_table(tmp_path, run_cli, trained, bert):
+    source = csv_of(tmp_path / "in.csv", {"p1": "a cell", "p2": "a tumour cell", "p3": "a T cell"}, "text")
+    table, bundle = tmp_path / "vectors.parquet", tmp_path / "bundle"
+    assert run_cli("embed", source, "--out", table, "--model", bert, "--device", "cpu").code == 0
+    options = ["--embedding", f"perturbation={table}", "--config", "tiny", "--set", "train.max_steps=1"]
+    where = [trained / "store", "--split", trained / "split.parquet", "--out", bundle, "--device", "cpu"]
+    done = run_cli("train", *where, *options)
+    assert done.code == 0, done.err
+    weights = safetensors_of(bundle)["covariate_encoder.tables.perturbation.vectors"]
+    vectors = EmbeddingTable.read(table).vectors
+    assert all((np.abs(weights - vector).max(1) < 1e-6).any() for vector in vectors)
+
+
+def safetensors_of(bundle):
+    from safetensors.numpy import load_file
+
+    return load_file(bundle / "model.safetensors")
