@@ -14,7 +14,8 @@ descent       the same ratio for the gradients averaged over all the steps looke
 spread        variance of the cells estimated from pure noise / that of real cells: 0 if every estimate is the
               mean, which is the best for the squared error alone
 
-Also trained: either term alone, for the two ends of `spread`.
+Also trained: either term alone, for the two ends of `spread`. "nan": every output has died (a relu at zero has no
+gradient), which the sum does at higher learning rates.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ class Balance(NamedTuple):
     spread: float
 
 
-def recipe(reading: str, steps: int, set_size: int, sets: int) -> Config:
+def recipe(reading: str, options: argparse.Namespace) -> Config:
     """Return the small network's recipe."""
     return recipes.load("paper", [
         *READINGS[reading], "model.width=128", "model.depth=2", "model.heads=4", "model.covariate_width=32",
-        f"train.max_steps={steps}", f"train.warmup_steps={steps // 10}", "train.learning_rate=2e-3",
-        f"train.set_size={set_size}", f"train.sets_per_step={sets}",
+        f"train.max_steps={options.steps}", f"train.warmup_steps={options.steps // 10}",
+        f"train.learning_rate={options.learning_rate}",
+        f"train.set_size={options.set_size}", f"train.sets_per_step={options.sets}",
     ])  # fmt: skip
 
 
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--set-size", type=int, default=64)
     parser.add_argument("--sets", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--look", type=int, default=12, help="steps looked at for a row")
     options = parser.parse_args()
     if len(options.paths) % 2:

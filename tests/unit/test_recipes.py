@@ -2,8 +2,10 @@ import re
 from importlib import resources
 
 import pytest
+import yaml
 
-from perturbdiff import recipes
+from perturbdiff import recipes, variants
+from perturbdiff.config import Config
 from perturbdiff.errors import UserError
 
 
@@ -92,3 +94,92 @@ def test_describe_shows_each_key_once_with_its_source():
     assert "  max_steps: 7  # given" in text
     assert "  width: 32  # ours" in text
     assert text.count("\n  ") + 4 == len(list(recipes.keys()))
+
+
+def flat(name, part):
+    tree = yaml.load(
+        (resources.files("perturbdiff") / "variants" / f"{name}.yaml").read_text(), Loader=yaml.BaseLoader
+    )
+    return {f"{section}.{key}" for section, keys in tree[part].items() for key in keys}
+
+
+def test_variants_say_the_same_switches_and_settings():
+    known = set(recipes.keys())
+    for part in ("switches", "settings"):
+        said = {name: flat(name, part) for name in variants.variants()}
+        assert said["paper"] == said["released"] == said["recommended"]
+        assert said["paper"] <= known
+    assert not flat("paper", "switches") & flat("paper", "settings")
+
+
+@pytest.mark.parametrize("name", ["paper", "released", "recommended"])
+def test_a_variant_brings_its_mathematics_and_leaves_the_numbers(name):
+    base, changed = recipes.load("kang18"), recipes.load("kang18", [f"variant={name}"])
+    plain = recipes.load(name)
+    assert changed.variant == name
+    assert changed.loss == plain.loss
+    assert changed.sample == plain.sample
+    assert (changed.model.width, changed.model.heads) == (base.model.width, base.model.heads)
+    assert changed.train.max_steps == base.train.max_steps
+    assert (changed.data, changed.split) == (base.data, base.split)
+
+
+def test_a_variant_comes_before_the_other_overrides_wherever_it_stands():
+    after = recipes.load("kang18", ["sample.num_steps=7", "loss.mmd_factor=half", "variant=paper"])
+    assert (after.sample.num_steps, after.loss.mmd_factor) == (7, "half")
+    assert after.model.anchor == "none"
+
+
+def test_a_variant_in_a_file_comes_after_its_base_and_before_its_values(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: recommended\nvariant: released\nsize: small\nmodel: {depth: 3}\n")
+    mine = recipes.load(file)
+    assert (mine.variant, mine.model.mlp_branch) == ("released", "parallel")
+    assert (mine.model.width, mine.model.heads, mine.model.depth) == (256, 8, 3)
+    upper = tmp_path / "upper.yaml"
+    upper.write_text(f"base: {file}\nmodel: {{mlp_branch: sequential}}\n")
+    assert recipes.load(upper).model.mlp_branch == "sequential"
+
+
+def test_the_variant_is_what_the_switches_say():
+    assert recipes.load("paper").variant == "paper"
+    assert recipes.load("paper", ["train.learning_rate=1e-3", "sample.guidance=0"]).variant == "paper"
+    off = recipes.load("paper", ["loss.mmd_weight=0"])
+    assert off.variant == "own"
+    assert off.model_copy(update={"loss": recipes.load("paper").loss}).variant == "paper"
+    assert Config.model_validate({"variant": "paper"}).variant == "own", "what is claimed is not believed"
+    claimed = Config.model_validate(off.model_dump() | {"variant": "paper"})
+    assert claimed.variant == "own"
+
+
+def test_what_config_show_prints_can_be_loaded(tmp_path):
+    file = tmp_path / "shown.yaml"
+    for name in ("released-pbmc", "tiny"):
+        file.write_text(recipes.describe(name))
+        assert recipes.load(file) == recipes.load(name)
+
+
+@pytest.mark.parametrize(("size", "width"), [("small", 256), ("medium", 512), ("large", 768)])
+def test_sizes(size, width):
+    model = recipes.load("paper-pbmc", [f"size={size}"]).model
+    assert (model.width, model.depth, model.heads) == (width, 8, 8)
+    assert recipes.load("paper").model.width == 512
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("variant=relased", "--set: unknown variant 'relased', did you mean 'released'.*paper, recommended"),
+        ("size=huge", "--set: unknown size 'huge'.*sizes: large, medium, small"),
+        ("variant=[paper]", "unknown variant"),
+    ],
+)
+def test_an_unknown_variant_or_size_names_the_nearest(override, message):
+    with pytest.raises(UserError, match=message):
+        recipes.load("paper", [override])
+
+
+def test_values_of_a_variant_keep_their_source():
+    _, sources = recipes.load_with_sources("kang18", ["variant=released", "model.leak=0.1"])
+    assert sources["loss.mmd_factor"] == "released"
+    assert sources["model.leak"] == "given"
