@@ -156,7 +156,7 @@ def study(store: Path, split: Path, options: argparse.Namespace) -> None:
     for reading in READINGS:
         torch.manual_seed(0)
         began = time.process_time()
-        material = from_scratch(store, split, recipe(reading, options.steps, options.set_size, options.sets))
+        material = from_scratch(store, split, recipe(reading, options))
         module = TrainingModule(material.model, material.config)
         adam = optimizer(module.denoiser, material.config.train)
         reduction = "sum" if reading == "sum" else "mean"
