@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,6 +22,9 @@ from perturbdiff.interop.released import Checkpoint, Weights, build
 from perturbdiff.interop.settings import recipe_of
 
 logger = logging.getLogger(__name__)
+
+_SEEN = pd.Index(["dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role"])
+_CURVE = pd.Index(["step", "split", "total", "mmd", "mse"])  # both empty: the file does not tell
 
 
 def import_checkpoint(
@@ -120,7 +124,10 @@ def bundle_of(
     held = sum(tensor.numel() for tensor in found.weights.values())
     report.append(f"{size / 1e6:.2f} M parameters here, {held / 1e6:.2f} M values in the file")
     facts = {"import": report, "parameters": size, "source": "released code"}
-    return Bundle(model, config, genes, vocabulary, training=facts, tables=given)
+    return Bundle(
+        model, config, genes, vocabulary,
+        training=facts, seen=pd.DataFrame(columns=_SEEN), curve=pd.DataFrame(columns=_CURVE), tables=given,
+    )  # fmt: skip
 
 
 def _shape(found: Checkpoint) -> str:
