@@ -30,13 +30,18 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
     Uses |x|² + |y|² - 2 x·y, so that no [n, m, G] tensor is formed; the square is kept above 1e-8.
     """
-    square = (x * x).sum(-1)[..., :, None] + (y * y).sum(-1)[..., None, :] - 2 * (x @ y.transpose(-1, -2))
+    return _distances(x, y, (x * x).sum(-1), (y * y).sum(-1))
+
+
+def _distances(x: Tensor, y: Tensor, x_square: Tensor, y_square: Tensor) -> Tensor:
+    """Return `distances`, given the squared norms of the rows."""
+    square = x_square[..., :, None] + y_square[..., None, :] - 2 * (x @ y.transpose(-1, -2))
     return square.clamp_min(_SMALLEST_SQUARE).sqrt()
 
 
-def _mean_within(x: Tensor, statistic: Literal["V", "U"]) -> Tensor:
+def _mean_within(x: Tensor, square: Tensor, statistic: Literal["V", "U"]) -> Tensor:
     """Return the mean distance among the rows of ``x`` [..., n, G], with (V) or without (U) the diagonal."""
-    between = distances(x, x)
+    between = _distances(x, x, square, square)
     if statistic == "V":
         return between.mean((-1, -2))
     n = x.shape[-2]
@@ -71,8 +76,9 @@ def energy_distance(
         raise ValueError("the energy distance needs sets of at least two cells")
     with torch.autocast(x.device.type, enabled=False):
         x, y = x.float(), y.float()
-        between = distances(x, y).mean((-1, -2))
-        within = _mean_within(x, statistic) + _mean_within(y, statistic)
+        x_square, y_square = (x * x).sum(-1), (y * y).sum(-1)
+        between = _distances(x, y, x_square, y_square).mean((-1, -2))
+        within = _mean_within(x, x_square, statistic) + _mean_within(y, y_square, statistic)
         return between - 0.5 * within if factor == "half" else 2 * between - within
 
 

@@ -2,5 +2,6 @@
 
 from perturbdiff.model.covariates import Covariates
 from perturbdiff.model.denoiser import Denoiser
+from perturbdiff.model.estimates import Estimates
 
-__all__ = ["Covariates", "Denoiser"]
+__all__ = ["Covariates", "Denoiser", "Estimates"]

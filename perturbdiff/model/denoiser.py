@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
-from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, normalise
+from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
 from perturbdiff.model.mmdit import MMDiTBlock
 
 if TYPE_CHECKING:
@@ -241,19 +241,30 @@ class Denoiser(nn.Module):
         Non-negative estimate [B, S, G], model units.
         """
         conditioning = self.conditioning(t, covariates, drop)
-        seen = control
+        x = self.embed(x_t, self_condition, dataset)
+        return self.estimate(x, self.embed_control(control, dataset), conditioning, control)
+
+    def embed(self, x_t: Tensor, self_condition: Tensor | None, dataset: Tensor | None) -> Tensor:
+        """Return the perturbed stream [B, S, D] before the first block."""
         if self.gene_table is not None:
             per_gene = self.gene_table()
-            x_t, seen = x_t + per_gene, control + per_gene
+            x_t = x_t + per_gene
             self_condition = per_gene.expand_as(x_t) if self_condition is None else self_condition + per_gene
         x = self.input_layers([x_t, self_condition], dataset)
-        stream = self.control_layers([seen], dataset)
-        if self.gene_embedding is not None:
-            x, stream = x + self.gene_embedding, stream + self.gene_embedding
+        return x if self.gene_embedding is None else x + self.gene_embedding
+
+    def embed_control(self, control: Tensor, dataset: Tensor | None) -> Tensor:
+        """Return the control stream [B, S, D] before the first block."""
+        if self.gene_table is not None:
+            control = control + self.gene_table()
+        stream = self.control_layers([control], dataset)
+        return stream if self.gene_embedding is None else stream + self.gene_embedding
+
+    def estimate(self, x: Tensor, stream: Tensor, conditioning: Tensor, control: Tensor) -> Tensor:
+        """Return the estimate [B, S, G] from both streams [B, S, D] and the `conditioning`."""
         for block in self.blocks:
             x, stream = block(x, stream, conditioning)
-        shift, scale = self.final_modulation(conditioning)
-        h = normalise(x) * (1 + scale) + shift
+        h = modulate(normalise(x), *self.final_modulation(conditioning))
         value = self.output_layer(h).float()
         if self.gain_layer is not None:
             value = value + control.float() * self.gain_layer(h).float().clamp(*GAIN_RANGE).exp()

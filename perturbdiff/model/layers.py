@@ -36,6 +36,11 @@ def sinusoid(t: Tensor, width: int = SINUSOID_WIDTH) -> Tensor:
     return torch.cat([angle.cos(), angle.sin()], dim=-1)
 
 
+def modulate(normalised: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Shift and scale normalised features [B, S, D] by [B, 1 or S, D]."""
+    return torch.addcmul(shift, normalised, 1 + scale)  # one pass over the cells
+
+
 class Modulation(NamedTuple):
     """What AdaLN-Zero does to one sublayer: shift and scale before it, a gate on what it adds; each [B, 1 or S, D]."""
 
@@ -45,7 +50,11 @@ class Modulation(NamedTuple):
 
     def apply(self, normalised: Tensor) -> Tensor:
         """Shift and scale normalised features [B, S, D]."""
-        return normalised * (1 + self.scale) + self.shift
+        return modulate(normalised, self.shift, self.scale)
+
+    def add(self, x: Tensor, update: Tensor) -> Tensor:
+        """Return ``x`` + gate · ``update``."""
+        return torch.addcmul(x, self.gate, update)
 
 
 class AdaptiveNorm(nn.Module):

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from perturbdiff.model.layers import MLP, AdaptiveNorm, Attention, Modulation, normalise
+from perturbdiff.model.layers import MLP, AdaptiveNorm, Attention, Modulation, modulate, normalise
 
 
 class MMDiTBlock(nn.Module):
@@ -62,21 +62,18 @@ class MMDiTBlock(nn.Module):
         modulation = self.modulation(conditioning)
         attn, mlp = Modulation(*modulation[:3]), Modulation(*modulation[3:])
         control_modulation = self.control_modulation(conditioning)
-        control_shift, control_scale = control_modulation[:2]
         normal_x, normal_control = normalise(x), normalise(control)
-        joint = torch.cat(
-            [attn.apply(normal_x), normal_control * (1 + control_scale) + control_shift], dim=-1
-        )
+        joint = torch.cat([attn.apply(normal_x), modulate(normal_control, *control_modulation[:2])], dim=-1)
         update = self.attention(joint)
         if self.control_mlp is None:
-            return self._add_mlp(x + attn.gate * update, normal_x, mlp, self.mlp), control
+            return self._add_mlp(attn.add(x, update), normal_x, mlp, self.mlp), control
         x_update, control_update = update.chunk(2, dim=-1)
-        control_mlp = Modulation(*control_modulation[3:])
-        x = self._add_mlp(x + attn.gate * x_update, normal_x, mlp, self.mlp)
-        control = control + control_modulation[2] * control_update
+        control_attn, control_mlp = Modulation(*control_modulation[:3]), Modulation(*control_modulation[3:])
+        x = self._add_mlp(attn.add(x, x_update), normal_x, mlp, self.mlp)
+        control = control_attn.add(control, control_update)
         return x, self._add_mlp(control, normal_control, control_mlp, self.control_mlp)
 
     def _add_mlp(self, x: Tensor, normal_input: Tensor, modulation: Modulation, mlp: MLP) -> Tensor:
         """Add the gated MLP of the stream ``x``, or of the block's normalised input if the branches are parallel."""
         source = normalise(x) if self.sequential else normal_input
-        return x + modulation.gate * mlp(modulation.apply(source))
+        return modulation.add(x, mlp(modulation.apply(source)))

@@ -25,7 +25,10 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
 def optimizer(module: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
     """Return AdamW over a module's parameters; the training loop sets the rate of each step."""
     groups = parameter_groups(module, settings.weight_decay)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=1e-8)
+    found = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=1e-8, fused=True)
+    # Fused steps could undo a loss scale, so the trainer would not clip; float32 and bfloat16 have none.
+    found._step_supports_amp_scaling = False  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+    return found
 
 
 def rate_factor(step: int, settings: TrainConfig) -> float:
