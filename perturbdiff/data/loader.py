@@ -56,6 +56,12 @@ class Batch:
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
         return Batch(**moved)
 
+    def split(self, parts: int) -> list[Batch]:
+        """Return equal batches of successive sets, views of this one."""
+        size = len(self.target) // parts
+        cut = [slice(i * size, (i + 1) * size) for i in range(parts)]
+        return [Batch(**{f.name: getattr(self, f.name)[here] for f in fields(self)}) for here in cut]
+
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory, from which a GPU copies without waiting."""
         return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})

@@ -21,6 +21,7 @@ import torch
 
 from perturbdiff import files
 from perturbdiff.errors import StoppedEarly, UserError, listing
+from perturbdiff.training.module import ends_step
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,11 @@ class CheckpointFolder:
     def best(self, step: int) -> Path:
         """Where the weights of a step that validated best are kept."""
         return self.path / f"best-{step:09d}.safetensors"
+
+    @property
+    def first_epoch(self) -> Path:
+        """Where the weights at the end of the first epoch are kept."""
+        return self.path / "first-epoch.safetensors"
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -109,8 +115,9 @@ class CheckpointFolder:
         return self.last, step
 
     def clear(self) -> None:
-        """Delete the checkpoints, best weights and logs that are there."""
-        for pattern in ("*.ckpt", ".*.partial", "best-*.safetensors", "training.csv", "tensorboard"):
+        """Delete the checkpoints, kept weights and logs that are there."""
+        kept = ("*.ckpt", ".*.partial", "best-*.safetensors", "first-epoch.safetensors", "steps")
+        for pattern in (*kept, "training.csv", "tensorboard"):
             for path in self.path.glob(pattern):
                 files.remove(path)
 
@@ -207,8 +214,12 @@ class Checkpoints(pl.Callback):
         """Listen to signals, after Lightning has set its own handlers."""
         self.allocation.listen()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Save if it is time; stop if it must be."""
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if it is time; stop if it must be. Never between the passes of a step."""
+        if not ends_step(trainer, batch_idx):
+            return
         step, last = trainer.global_step, trainer.max_steps
         reason = self.allocation.reason()
         if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(reason is not None, all=False):

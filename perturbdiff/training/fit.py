@@ -16,12 +16,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from perturbdiff.bundle import Bundle
 from perturbdiff.data.loader import Batch, SetLoader
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.checkpoints import Allocation, CheckpointFolder, Checkpoints
 from perturbdiff.training.counts import describe
 from perturbdiff.training.journal import Journal
+from perturbdiff.training.keeping import Keeping
 from perturbdiff.training.loggers import make_loggers
 from perturbdiff.training.material import Material
 from perturbdiff.training.module import TrainingModule
@@ -51,13 +53,17 @@ class Fitted:
 
 
 class _Endless:
-    """A loader without a length, so that Lightning counts optimiser steps and not epochs."""
+    """A loader without a length, so that Lightning counts optimiser steps and not epochs.
 
-    def __init__(self, loader: SetLoader) -> None:
-        self.loader = loader
+    It hands out a step's sets in ``passes`` equal batches.
+    """
+
+    def __init__(self, loader: SetLoader, passes: int) -> None:
+        self.loader, self.passes = loader, passes
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self.loader)
+        for batch in self.loader:
+            yield from batch.split(self.passes)
 
 
 def fit(
@@ -91,19 +97,22 @@ def fit(
         if start is not None:
             logger.info("continuing at step %d of %d", step, material.config.train.max_steps)
         module = TrainingModule(material.model, material.config)
-        journal = Journal(material.config.train.log_every)
-        averaging = _averaging(material)
-        validation = _validation(material, checkpoints, journal, averaging)
-        callbacks = _callbacks(material, checkpoints, journal, averaging, validation)
+        run = _Run(material, checkpoints, Journal(material.config.train.log_every), _averaging(material))
+        validation = run.validation()
+        callbacks = run.callbacks(validation, stream.steps_per_epoch)
         stack.enter_context(_quiet())
         trainer = _trainer(material, callbacks, folder, device, processes)
         loader = material.loader(
             stream,
             start_step=step, stop_step=material.config.train.max_steps, pin_memory=device == "cuda",
         )  # fmt: skip
-        trainer.fit(module, _Endless(loader), ckpt_path=start, weights_only=True)  # pyright: ignore[reportArgumentType]
-        chosen = validation if processes.rank == 0 else None  # the first process alone writes the bundle
-        return _finish(averaged(averaging, module), journal, chosen, checkpoints)
+        batches: Any = _Endless(loader, material.config.train.accumulate)
+        trainer.fit(module, batches, ckpt_path=start, weights_only=True)
+        model = averaged(run.averaging, module).denoiser
+        facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
+        if processes.rank == 0:  # which alone writes the bundle
+            facts |= run.choose(model, validation, stream.steps_per_epoch)
+        return Fitted(model.cpu().eval(), run.journal.table(), facts)
 
 
 def _averaging(material: Material) -> Averaging | None:
@@ -113,28 +122,67 @@ def _averaging(material: Material) -> Averaging | None:
     return Averaging(decay=train.ema_decay, update_every_n_steps=train.ema_every)
 
 
-def _validation(
-    material: Material, checkpoints: CheckpointFolder, journal: Journal, averaging: Averaging | None
-) -> Validation | None:
-    sets = material.validation()
-    if sets is None:
-        logger.info("no condition is for validation: the last step's weights will be used")
-        return None
-    number = material.config.train.valid_sets
-    return Validation(*sets, number, folder=checkpoints, journal=journal, averaging=averaging)
+@dataclass
+class _Run:
+    """What the callbacks of a training share."""
 
+    material: Material
+    checkpoints: CheckpointFolder
+    journal: Journal
+    averaging: Averaging | None
 
-def _callbacks(
-    material: Material,
-    checkpoints: CheckpointFolder,
-    journal: Journal,
-    averaging: Averaging | None,
-    validation: Validation | None,
-) -> list[pl.Callback]:
-    """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last."""
-    train = material.config.train
-    saving = Checkpoints(checkpoints, train.checkpoint_every, Allocation(train.stop_margin))
-    return [callback for callback in (averaging, journal, validation, saving) if callback is not None]
+    def validation(self) -> Validation | None:
+        """Return the callback that validates, or None if there is nothing to validate on."""
+        sets, train = self.material.validation(), self.material.config.train
+        if sets is None:
+            logger.info("no condition is for validation")
+            return None
+        return Validation(
+            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal, averaging=self.averaging,
+            sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
+        )  # fmt: skip
+
+    def callbacks(self, validation: Validation | None, epoch: int) -> list[pl.Callback]:
+        """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
+
+        ``epoch`` is the number of steps that pass over the training cells once.
+        """
+        train = self.material.config.train
+        keeping = Keeping(
+            self.checkpoints,
+            first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
+            bundle=self._bundle, averaging=self.averaging,
+        )  # fmt: skip
+        saving = Checkpoints(self.checkpoints, train.checkpoint_every, Allocation(train.stop_margin))
+        ordered = (self.averaging, self.journal, validation, keeping, saving)
+        return [callback for callback in ordered if callback is not None]
+
+    def _bundle(self, model: Denoiser, step: int) -> Bundle:
+        facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}
+        return self.material.bundle(model, facts, self.journal.table())
+
+    def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
+        """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
+        train = self.material.config.train
+        if train.choose == "first-epoch" and epoch <= train.max_steps:
+            model.load_state_dict(_read(self.checkpoints.first_epoch))
+            logger.info("weights of step %d chosen: the end of the first epoch", epoch)
+            return {"chosen_step": epoch}
+        if train.choose == "validation" and validation is not None:
+            if validation.best_step < 0:
+                raise UserError(
+                    "no validation gave a finite score: training diverged; lower train.learning_rate"
+                )
+            model.load_state_dict(_read(self.checkpoints.best(validation.best_step)))
+            logger.info("weights of step %d chosen by validation", validation.best_step)
+            score = {f"validation_{train.valid_metric}": round(validation.best_value, 6)}
+            return {"chosen_step": validation.best_step, **score}
+        why = {
+            "first-epoch": f": the first epoch would end at step {epoch}",
+            "validation": ": there was no validation",
+        }
+        logger.info("weights of the last step, %d, chosen%s", train.max_steps, why.get(train.choose, ""))
+        return {}
 
 
 def _trainer(
@@ -149,6 +197,7 @@ def _trainer(
         **processes.trainer_options(device),
         max_steps=train.max_steps,
         max_epochs=-1,
+        accumulate_grad_batches=train.accumulate,
         precision=train.precision,
         gradient_clip_val=train.clip_norm,
         callbacks=callbacks,
@@ -163,30 +212,11 @@ def _trainer(
     )
 
 
-def _finish(
-    module: TrainingModule, journal: Journal, validation: Validation | None, checkpoints: CheckpointFolder
-) -> Fitted:
-    """Return the best step's weights, or the last's if nothing was validated."""
-    model, steps = module.denoiser, module.config.train.max_steps
-    facts: dict[str, Any] = {"steps": steps, "chosen_step": steps}
-    if validation is not None:
-        if validation.best_step < 0:
-            raise UserError("no validation gave a finite score: training diverged; lower train.learning_rate")
-        best = checkpoints.best(validation.best_step)
-        model.load_state_dict(_read(best))
-        facts |= {
-            "chosen_step": validation.best_step,
-            f"validation_{module.config.train.valid_metric}": round(validation.best_value, 6),
-        }
-        logger.info("weights of step %d chosen by validation", validation.best_step)
-    return Fitted(model.cpu().eval(), journal.table(), facts)
-
-
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except OSError:
-        raise UserError(f"{path}: the best weights are gone; run again with --resume never") from None
+        raise UserError(f"{path}: these weights are gone; run again with --resume never") from None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perturbdiff.data.loader import Batch
 from perturbdiff.errors import UserError
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.module import TrainingModule, ends_step
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Journal(pl.Callback):
         self.every = every
         self.rows: list[dict[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
-        self._steps = 0
+        self._steps = 0  # forward passes since the last row
         self._clock: tuple[float, int] | None = None
         self._started: tuple[float, int] | None = None
 
@@ -64,6 +64,8 @@ class Journal(pl.Callback):
             self._sums[name] = value if self._steps == 0 else self._sums[name].to(value.device) + value
         self._steps += 1
         step = trainer.global_step
+        if not ends_step(trainer, batch_idx):
+            return
         if step % self.every and step != trainer.max_steps:
             return
         means = {name: value / self._steps for name, value in self._sums.items()}
@@ -78,7 +80,8 @@ class Journal(pl.Callback):
         row["learning_rate"] = pl_module.learning_rate(step - 1)
         self.add(trainer, "train", row)
         if trainer.is_global_zero:
-            self._say(trainer, row, batch.target.shape[0] * batch.target.shape[1])
+            sets = batch.target.shape[0] * trainer.accumulate_grad_batches
+            self._say(trainer, row, sets * batch.target.shape[1])
 
     def add(self, trainer: pl.Trainer, split: str, values: dict[str, float]) -> None:
         """Add a row at the current step and send it to TensorBoard."""

@@ -34,6 +34,11 @@ def generator(device: torch.device | str, *words: int) -> torch.Generator:
     return torch.Generator(device).manual_seed(state & (2**63 - 1))
 
 
+def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Return whether this forward pass is the last of its optimiser step."""
+    return (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+
+
 class TrainingModule(pl.LightningModule):
     """The denoiser with its objective.
 
@@ -71,24 +76,31 @@ class TrainingModule(pl.LightningModule):
         return self.config.train.learning_rate * rate_factor(step, self.config.train)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the objective of this rank's sets."""
+        """Return the objective of this rank's sets, or of a part of them if a step takes several passes."""
         trainer = self.trainer
+        parts = trainer.accumulate_grad_batches
         draws = self.draws(
-            batch.target.shape, trainer.global_step, rank=trainer.global_rank, world=trainer.world_size
-        )
+            batch.target.shape, trainer.global_step,
+            rank=trainer.global_rank, world=trainer.world_size, part=batch_idx % parts, parts=parts,
+        )  # fmt: skip
         terms = self.objective(batch, draws)
         self.terms = {name: value.detach() for name, value in terms.items()}
         return terms["total"]
 
-    def draws(self, shape: torch.Size, step: int, *, rank: int = 0, world: int = 1) -> Draws:
-        """Return the chance of a step for this rank's sets of ``shape`` [B, S, G].
+    def draws(
+        self, shape: torch.Size, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1
+    ) -> Draws:
+        """Return the chance of a step for a part of this rank's sets, of ``shape`` [B, S, G].
 
-        Set b of the rank is set rank + b · world of the step (with twins: pair b of the rank): its draws do not
-        depend on the number of ranks. Twins share the noise level and the coin, not the noise.
+        Set b of the rank is set rank + b · world of the step (with twins: pair b of the rank); part p of the rank
+        are its sets p · B to (p + 1) · B - 1. So draws do not depend on the number of ranks or parts. Twins share
+        the noise level and the coin, not the noise.
         """
         settings, seed = self.config.train, self.config.seed
         twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
-        mine, total = slice(rank, None, world), shape[0] // twins * world
+        count = shape[0] // twins
+        places = range(rank + part * count * world, rank + (part + 1) * count * world, world)
+        mine, total = list(places), count * parts * world
         coins = generator("cpu", _COINS, seed, step)
         levels = self.schedule.num_steps
         if settings.time_power == 1:
@@ -101,7 +113,7 @@ class TrainingModule(pl.LightningModule):
         drop = (tosses < settings.drop_covariates).expand(total)[mine]
         noise = torch.empty(shape, device=self.device)
         for b in range(shape[0]):
-            own = generator(self.device, _NOISE, seed, step, twins * (rank + b // twins * world) + b % twins)
+            own = generator(self.device, _NOISE, seed, step, twins * mine[b // twins] + b % twins)
             noise[b] = torch.randn(shape[1:], generator=own, device=self.device)
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)

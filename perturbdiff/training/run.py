@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perturbdiff import files, provenance
-from perturbdiff.bundle import Bundle
 from perturbdiff.config import Config
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.devices import resolve_device
 from perturbdiff.semantics import read_tables
 from perturbdiff.training.fit import Fitted, fit
+from perturbdiff.training.keeping import hand_over, kept_steps
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer
@@ -206,23 +206,11 @@ def _stage(
         if stage.skip:
             return out
         material, fitted = run()
-        bundle = _bundle(material, fitted)
+        bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
+        kept = material.config.train
+        hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
         stage.results |= bundle.training
     if checkpoints is None:
         files.remove(folder)
     return out
-
-
-def _bundle(material: Material, fitted: Fitted) -> Bundle:
-    return Bundle(
-        fitted.model,
-        material.config,
-        material.genes,
-        material.vocabulary,
-        material.target_sum(),
-        {**fitted.facts, **material.facts},
-        material.seen(),
-        fitted.curve,
-        dict(material.tables),
-    )

@@ -29,7 +29,7 @@ from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.training.checkpoints import CheckpointFolder
 from perturbdiff.training.journal import Journal
-from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
+from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +112,8 @@ class Validation(pl.Callback):
         Stream of validation sets, and what reads them.
     num_sets
         The first so many sets of the stream are used, at every validation the same.
+    sets_per_pass
+        Sets that are computed at once.
     keep
         Whether the best weights are kept, or the scores only.
     folder, journal, averaging
@@ -127,10 +129,12 @@ class Validation(pl.Callback):
         folder: CheckpointFolder,
         journal: Journal,
         averaging: Averaging | None,
+        sets_per_pass: int,
         keep: bool = True,
     ) -> None:
         self.sampler, self.loader, self.keep = sampler, loader, keep
         self.num_sets = min(num_sets, sampler.sets_per_epoch)
+        self.sets_per_pass = sets_per_pass
         self.folder, self.journal, self.averaging = folder, journal, averaging
         self.best_step, self.best_value = -1, math.nan
         self._saved_best = -1  # what the last whole checkpoint knows as best: its file must stay
@@ -145,9 +149,13 @@ class Validation(pl.Callback):
         self.best_step, self.best_value = int(state_dict["best_step"]), float(state_dict["best_value"])
         self._saved_best = self.best_step
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Validate if it is time."""
         assert isinstance(pl_module, TrainingModule)
+        if not ends_step(trainer, batch_idx):
+            return
         settings, step = pl_module.config.train, trainer.global_step
         if step % settings.valid_every and step != trainer.max_steps:
             return
@@ -194,7 +202,7 @@ class Validation(pl.Callback):
         return {**loss, **compare(populations)}
 
     def _batches(self, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
-        size = self.sampler.sets_per_step
+        size = self.sets_per_pass
         for start in range(0, self.num_sets, size):
             positions = list(range(start, min(start + size, self.num_sets)))
             yield positions, self.loader.load([self.sampler.set_at(p) for p in positions]).to(device)

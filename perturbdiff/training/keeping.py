@@ -1,0 +1,91 @@
+"""Weights that are kept on the way: whole bundles every so many steps, and the end of the first epoch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from perturbdiff import files
+from perturbdiff.bundle import Bundle, write_weights
+from perturbdiff.model import Denoiser
+from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.module import TrainingModule, ends_step
+from perturbdiff.training.validation import Averaging, averaged
+
+STEPS = "steps"
+"""Folder of a bundle, and of the checkpoints, that holds a bundle for each kept step."""
+
+
+class Keeping(pl.Callback):
+    """Writes averaged weights into the checkpoint folder; an interrupted run writes the same bytes again.
+
+    Parameters
+    ----------
+    folder
+        The checkpoint folder.
+    first_epoch
+        Step at which the first pass over the training cells ends, whose weights to keep; None for not.
+    every
+        Steps between the bundles to keep, or None.
+    bundle
+        Makes a bundle of a network and its step.
+    averaging
+        Where the weights come from.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        *,
+        first_epoch: int | None,
+        every: int | None,
+        bundle: Callable[[Denoiser, int], Bundle],
+        averaging: Averaging | None,
+    ) -> None:
+        self.folder, self.first_epoch, self.every = folder, first_epoch, every
+        self.bundle, self.averaging = bundle, averaging
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep what is due after this step."""
+        assert isinstance(pl_module, TrainingModule)
+        if not (trainer.is_global_zero and ends_step(trainer, batch_idx)):
+            return
+        step, denoiser = trainer.global_step, averaged(self.averaging, pl_module).denoiser
+        if step == self.first_epoch:
+            with files.writing(self.folder.first_epoch) as partial:
+                write_weights(denoiser, partial)
+        if self.every is not None and step % self.every == 0:
+            with files.writing(self.folder.path / STEPS / f"{step:07d}", folder=True) as partial:
+                self.bundle(denoiser, step).save(partial)
+
+
+def kept_steps(every: int | None, max_steps: int) -> list[str]:
+    """Return the names of the folders of the bundles that a training keeps."""
+    return [] if every is None else [f"{step:07d}" for step in range(every, max_steps + 1, every)]
+
+
+def hand_over(checkpoints: Path, bundle: Path, names: list[str]) -> None:
+    """Put kept bundles of a checkpoint folder into a bundle, without a second copy on the disk if it can be.
+
+    Raises
+    ------
+    UserError
+        If one is gone.
+    """
+    for name in names:
+        source = files.existing(checkpoints / STEPS / name, "kept bundle (run again with --resume never)")
+        shutil.copytree(source, bundle / STEPS / name, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
