@@ -130,17 +130,17 @@ workflow FIT {
         .map { id, found -> tuple(id, found.collect { one -> one[1] }, found.collect { one -> one[2] }) }
         .mix(channel.fromList(later.findAll { _id, ids -> !ids }.collect { id, _ids -> tuple(id, [], []) }))
     PRETRAIN(fitted.call('pretrain').map { run -> tuple(run.id, run) }.combine(own, by: 0).combine(held, by: 0)
-        .map { id, run, found, heldStores, heldSplits -> tuple([id: id, seed: run.seed], found, heldStores, heldSplits, run.recipe, run.checkpoints) })
+        .map { id, run, found, heldStores, heldSplits -> tuple([id: id, seed: run.seed, kinds: run.kinds], found, heldStores, heldSplits, run.tables, run.recipe, run.checkpoints) })
     pretrained = PRETRAIN.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
 
     TRAIN(fitted.call('train').map { run -> tuple(run.unit.id, run) }.combine(units, by: 0)
-        .map { _unit, run, store, split -> tuple([id: run.id, seed: run.seed], store, split, run.recipe, run.checkpoints) })
+        .map { _unit, run, store, split -> tuple([id: run.id, seed: run.seed, kinds: run.kinds], store, split, run.tables, run.recipe, run.checkpoints) })
 
     starts = fitted.call('finetune').filter { run -> run.bundle }.map { run -> tuple(run, run.bundle) }
         .mix(fitted.call('finetune').filter { run -> !run.bundle }.map { run -> tuple(run.init, run) }
             .combine(pretrained, by: 0).map { _init, run, bundle -> tuple(run, bundle) })
     FINETUNE(starts.map { run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
-        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, transfer: run.transfer], store, split, bundle, run.recipe, run.checkpoints) })
+        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, transfer: run.transfer, kinds: run.kinds], store, split, bundle, run.tables, run.recipe, run.checkpoints) })
 
     bundles  = TRAIN.out.bundle.mix(FINETUNE.out.bundle)
     everyone = TRAIN.out.bundle.mix(FINETUNE.out.bundle, PRETRAIN.out.bundle).map { _meta, bundle -> bundle }

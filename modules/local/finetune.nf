@@ -6,7 +6,7 @@ process FINETUNE {
 
     input:
     // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(store), path(split), path(init, stageAs: 'pretrained/*'), val(recipe), val(checkpoints)
+    tuple val(meta), path(store), path(split), path(init, stageAs: 'pretrained/*'), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
@@ -14,12 +14,13 @@ process FINETUNE {
 
     script:
     def args = task.ext.args ?: ''
+    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    key=\$(pd-digest ${init} ${store} ${split})
-    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
+    key=\$(pd-digest ${init} ${store} ${split} ${tables})
+    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

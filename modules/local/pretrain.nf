@@ -6,7 +6,7 @@ process PRETRAIN {
 
     input:
     // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(stores), path(heldStores, stageAs: 'held?/*'), path(heldSplits, stageAs: 'held?/*'), val(recipe), val(checkpoints)
+    tuple val(meta), path(stores), path(heldStores, stageAs: 'held?/*'), path(heldSplits, stageAs: 'held?/*'), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
@@ -14,13 +14,14 @@ process PRETRAIN {
 
     script:
     def args = task.ext.args ?: ''
+    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
     def held = [heldStores].flatten().withIndex().collect { store, i -> "--downstream ${store}:${[heldSplits].flatten()[i]}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    key=\$(pd-digest ${stores} ${heldStores} ${heldSplits})
-    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${held} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
+    key=\$(pd-digest ${stores} ${heldStores} ${heldSplits} ${tables})
+    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${semantic} ${held} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

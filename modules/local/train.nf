@@ -6,7 +6,7 @@ process TRAIN {
 
     input:
     // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(store), path(split), val(recipe), val(checkpoints)
+    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
@@ -14,12 +14,13 @@ process TRAIN {
 
     script:
     def args = task.ext.args ?: ''
+    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    key=\$(pd-digest ${store} ${split})
-    pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
+    key=\$(pd-digest ${store} ${split} ${tables})
+    pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

@@ -1,7 +1,7 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
-include { isSimulated; locate                                                   } from './inputs'
+include { isSimulated; locate; tablesOf                                         } from './inputs'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
 
 def settingsOf(row, dataset, folder) {
@@ -49,7 +49,7 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     def variant  = parseOverrides(row.overrides).subMap(['variant'])
     def sampling = overlay(readPreset(presetOf(row), folder), expand(variant)).sample ?: [:]
     def text     = recipe([name: presetOf(row)] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
-    def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '']
+    def parts    = [row.id, unit ? unit.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '', row.embeddings ?: '']
     // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
 }
@@ -63,6 +63,7 @@ def runOf(row, folder, options) {
     def folderOf = row.init ? locate(row.init, folder) : null
     return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Integer, unit: unit, stores: stores,
             init: row.init ?: null, bundle: folderOf && folderOf.exists() ? folderOf : null, transfer: row.transfer ?: 'keep',
+            kinds: tablesOf(row).keySet() as List, tables: tablesOf(row).values().collect { name -> locate(name, folder) },
             sample: recipe(settings, ['sample']), evaluate: recipe([evaluate: (settings.evaluate ?: [:]) + options.evaluation], ['evaluate'])] + fitOf(row, unit, stores, folder, options.checkpoints)
 }
 

@@ -6,6 +6,12 @@ def locate(text, folder) {
     return beside.exists() ? beside : file(text, glob: false)
 }
 
+// semantic tables of a row, KIND=FILE;…: kind → text of the path
+def tablesOf(row) {
+    return (row.embeddings ?: '').split(';').findAll { part -> part.contains('=') }
+        .collectEntries { part -> [(part.split('=', 2)[0].trim()): part.split('=', 2)[1].trim()] }
+}
+
 def isSimulated(text) {
     return text.startsWith('simulate:')
 }

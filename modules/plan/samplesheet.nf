@@ -1,6 +1,6 @@
 // The samplesheet: rows read and checked before any task starts; all errors in one message.
 
-include { isSimulated; locate                        } from './inputs'
+include { isSimulated; locate; tablesOf              } from './inputs'
 include { expand; overlay; parseOverrides; readPreset } from './recipes'
 
 def missingFile(text, folder, what) {
@@ -21,6 +21,8 @@ def fileProblems(row, folder) {
     def stores   = (row.input ?: '').split(/\|/).collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
     def problems = stores.flatten().collectMany { name -> missingFile(name, folder, 'input') }
     problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list')
+    problems += tablesOf(row).values().collectMany { name -> missingFile(name, folder, 'semantic table') }
+    if (row.embeddings && !(row.mode in ['train', 'pretrain', 'finetune'])) { problems << "'embeddings' is for train, pretrain and finetune rows" }
     if (stores.any { names -> names.size() > 1 && names.any { name -> isSimulated(name) } }) { problems << "'simulate:' cannot be joined with other inputs" }
     if (stores.size() != (row.dataset ?: '').split(/\|/).size()) { problems << "'dataset' and 'input' name different numbers of data sets" }
     if (stores.size() > 1 && row.mode != 'pretrain') { problems << "only a pretrain row can have several data sets" }

@@ -20,7 +20,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     (tmp_path / "mine.yaml").write_text("base: tiny\ndata: {num_hvgs: 64}\nmodel: {depth: 3}\n")
     rows = (
         "prior,kang|atlas,kang.h5ad|a.h5ad;b.h5ad,tiny,pretrain,,,atlas:data.control=PBS,,,1",
-        "tuned,kang,kang.h5ad,tiny,finetune,prior,replace,,,,1",
+        "tuned,kang,kang.h5ad,tiny,finetune,prior,new-genes,,,,1",
         "scratch,kang,kang.h5ad,tiny,train,,,model.depth=1,,,1",
         "again,kang,kang.h5ad,mine.yaml,train,,,,,,2",  # equal data settings by another way
         "zero,kang,kang.h5ad,tiny,train,,,,zero.toml,,1",
@@ -131,6 +131,37 @@ def test_an_unknown_column_is_told(nextflow, tmp_path):
     assert ran.code != 0
     assert "unknown column 'mood'" in ran.output
     assert "column 'input' is missing" in ran.output
+
+
+def test_semantic_tables_reach_the_training(nextflow, tmp_path):
+    for name in ("drugs.parquet", "types.npz"):
+        (tmp_path / name).touch()
+    both = "perturbation=drugs.parquet;cell_type=types.npz"
+    rows = (
+        f"a,kang,kang.h5ad,tiny,train,,{both}",
+        "b,kang,kang.h5ad,tiny,train,,",
+        "p,kang,kang.h5ad,tiny,pretrain,,perturbation=drugs.parquet",
+        f"f,kang,kang.h5ad,tiny,finetune,p,{both}",
+    )
+    header = "id,dataset,input,preset,mode,init,embeddings"
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=header), "--baselines", "none")
+    assert ran.code == 0, ran.output
+    (tmp_path / "drugs.parquet").write_text("changed")
+    again = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "none", "-resume")
+    trained = [n for n in again.ran() if n.startswith(("TRAIN", "PRETRAIN", "FINETUNE"))]
+    assert trained == ["FINETUNE (f)", "PRETRAIN (p)", "TRAIN (a)"]
+    rows = (
+        "a,kang,kang.h5ad,tiny,train,,perturbation=no.npz",
+        "b,kang,kang.h5ad,tiny,train,,drug=drugs.parquet",
+        f"c,kang,kang.h5ad,tiny,linear,,{both}",
+    )
+    wrong = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=header))
+    for message in (
+        "line 2 (a): no such semantic table 'no.npz'",
+        "line 3 (b): embeddings 'drug=drugs.parquet' does not fit",
+        "line 4 (c): 'embeddings' is for train, pretrain and finetune rows",
+    ):
+        assert message in wrong.output
 
 
 def test_slurm_settings_reach_the_jobs(nextflow):
