@@ -21,7 +21,7 @@ from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.model import Covariates
+from perturbdiff.model import Covariates, Estimates
 from perturbdiff.predictions import LABELS
 from perturbdiff.sampling.controls import ControlSets, words
 from perturbdiff.sampling.matching import check_depth, check_levels, encode, input_layer
@@ -157,23 +157,19 @@ class ConditionSampler:
         rows = torch.tensor([one.request for one in sets])
         covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
         dataset = torch.full((len(sets),), self._dataset, device=device)
+        estimates = Estimates(model, control, covariates, dataset)
         # Noise is drawn on the CPU: the same on every machine.
         noise = [
             torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
             for one in sets
         ]
 
-        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
-            t = torch.full((len(sets),), level, device=device)
-            told = covariates if conditional else None
-            return model(x, t, control, told, self_condition=previous, dataset=dataset)
-
         def noise_of_sets() -> Tensor:
             return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
         found = reverse(
-            denoise, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
+            estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
         )
         log1p = model.decode(found).clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
         values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])

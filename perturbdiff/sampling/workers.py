@@ -60,6 +60,7 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
     finally:
         for process in processes:
             process.kill()
+            process.join()
         for connection in connections:
             connection.close()
 

@@ -1,0 +1,64 @@
+"""Several processes: the same cells as one, whatever fails is told, nothing is left behind."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+
+import numpy as np
+import pandas as pd
+import pytest
+import sampling_doubles as doubles
+
+from perturbdiff import sampling
+from perturbdiff.config import SampleConfig
+from perturbdiff.errors import UserError
+from perturbdiff.predictions import read_predictions
+from perturbdiff.sampling import workers
+
+
+def test_two_processes_write_the_very_file_of_one(trained, tmp_path):
+    pd.DataFrame(
+        {"cell_type": ["B", "T", "B"], "batch": ["d1", "d2", "d2"], "perturbation": ["p1", "p2", "p2"],
+         "n_cells": [40, 16, 70], "guidance": [0.0, 2.0, None]}
+    ).to_csv(tmp_path / "wanted.csv", index=False)  # fmt: skip
+    settings = SampleConfig(num_steps=3, sets_per_batch=2, guidance=0.5, eta=0.3)
+    made = []
+    for processes in (1, 2):
+        out = tmp_path / f"{processes}.h5ad"
+        sampling.sample(
+            trained / "bundle", trained / "store", out, conditions=tmp_path / "wanted.csv", config=settings,
+            device="cpu", processes=processes,
+        )  # fmt: skip
+        made.append(read_predictions(out))
+    np.testing.assert_array_equal(made[0].X.toarray(), made[1].X.toarray())
+    pd.testing.assert_frame_equal(made[0].obs, made[1].obs)
+    assert (tmp_path / "1.h5ad.manifest.json").read_bytes() == (
+        tmp_path / "2.h5ad.manifest.json"
+    ).read_bytes()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize(
+    ("opened", "kind", "message"),
+    [
+        (doubles.user_error, UserError, "^the store is upside down$"),
+        (doubles.bug, RuntimeError, r"on cpu failed: Traceback[\s\S]*IndexError"),
+    ],
+)
+def test_a_failed_process_tells_what_happened(opened, kind, message):
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+    try:
+        workers._work(theirs, opened, [[]], "cpu", 1)
+    finally:
+        logging.disable(logging.NOTSET)
+    with pytest.raises(kind, match=message):
+        workers._received(mine, "cpu")
+
+
+def test_a_killed_process_ends_the_run():
+    found = workers.drawn(doubles.Deadly, [["a"], ["deadly"], ["b"]], ["here"])
+    assert next(found) == (["a"], "here")
+    with pytest.raises(RuntimeError, match="on here ended without a word"):
+        next(found)
+    assert not multiprocessing.active_children()
