@@ -5,28 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_import import import_checkpoint
-from perturbdiff.cli_options import (
-    Checkpoints,
-    Device,
-    Embeddings,
-    Force,
-    Out,
-    Overrides,
-    Part,
-    Recipe,
-    Resume,
-    Seed,
-    embeddings_of,
-    print_version,
-    store_and_split,
-)
+from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, print_version
 from perturbdiff.cli_sample import sample
+from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.errors import (
     EXIT_FAILURE,
     EXIT_STOPPED_EARLY,
@@ -34,9 +21,6 @@ from perturbdiff.errors import (
     StoppedEarly,
     UserError,
 )
-
-if TYPE_CHECKING:
-    from perturbdiff.config import Config
 
 app = typer.Typer(
     name="perturbdiff",
@@ -66,13 +50,6 @@ def options(
         set_up_logging(-1 if quiet else verbose)
 
 
-def _config(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
-    from perturbdiff.recipes import load
-
-    chosen = load(recipe, overrides or ())
-    return chosen if seed is None else chosen.model_copy(update={"seed": seed})
-
-
 def _done(out: Path) -> None:
     typer.echo(str(out))
 
@@ -95,7 +72,7 @@ def simulate(
     from perturbdiff.data.synthetic import simulate as run
 
     given = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
-    config = _config(recipe, given, seed)
+    config = config_of(recipe, given, seed)
     _done(run(out, config.simulate, seed=config.seed, force=force))
 
 
@@ -120,7 +97,7 @@ def preprocess(
     """
     from perturbdiff.data.preprocess import preprocess as run
 
-    config = _config(recipe, overrides, seed)
+    config = config_of(recipe, overrides, seed)
     _done(run(inputs, out, config.data, split=split, genes=genes, seed=config.seed, force=force))
 
 
@@ -140,7 +117,7 @@ def split(
     """
     from perturbdiff.data.splits import make_split
 
-    config = _config(recipe, overrides, seed)
+    config = config_of(recipe, overrides, seed)
     _done(make_split(source, out, config, toml=toml, seed=config.seed, force=force))
 
 
@@ -164,94 +141,9 @@ app.command()(embed)
 app.command()(import_checkpoint)
 
 
-@app.command()
-def pretrain(
-    stores: Annotated[list[Path], typer.Argument(help="Stores of unperturbed (and training) cells.")],
-    out: Out,
-    downstream: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--downstream",
-            metavar="STORE:SPLIT",
-            help="Its validation and test conditions and cells are left out.",
-        ),
-    ] = None,
-    genes: Annotated[
-        Path | None,
-        typer.Option("--genes", help="Text file of the model's genes; default: those of all stores."),
-    ] = None,
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Learn a prior from unperturbed cells."""
-    from perturbdiff.training.run import pretrain as run
-
-    pairs = [store_and_split(text) for text in downstream or []]
-    config = _config(recipe, overrides, seed)
-    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "embeddings": embeddings_of(embeddings)}
-    settings |= {"checkpoints": checkpoints}
-    _done(run(stores, out, config, **settings, resume=resume, device=device, force=force))
-
-
-@app.command()
-def train(
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
-    out: Out,
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Train a model from scratch and write a bundle."""
-    from perturbdiff.training.run import train as run
-
-    config = _config(recipe, overrides, seed)
-    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
-    _done(run(store, split, out, config, **settings, resume=resume, device=device, force=force))
-
-
-@app.command()
-def finetune(
-    bundle: Annotated[Path, typer.Argument(help="Pretrained bundle.")],
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
-    out: Out,
-    transfer: Annotated[
-        Literal["keep", "reinit", "new-genes"],
-        typer.Option(
-            "--transfer",
-            help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",
-        ),
-    ] = "keep",
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Continue from a pretrained bundle on perturbation data."""
-    from perturbdiff.training.run import finetune as run
-
-    config = _config(recipe, overrides, seed)
-    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
-    settings |= {"resume": resume, "device": device, "force": force}
-    _done(run(bundle, store, split, out, config, transfer=transfer, **settings))
-
-
+app.command()(pretrain)
+app.command()(train)
+app.command()(finetune)
 app.command()(sample)
 
 
@@ -306,7 +198,7 @@ def evaluate(
         raise UserError(
             "evaluate needs PREDICTIONS --truth STORE --out FOLDER, or --ceiling --truth --split --out"
         )
-    config = _config(recipe, overrides, seed)
+    config = config_of(recipe, overrides, seed)
     common: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     if ceiling and split is not None:
         _done(run.ceiling(truth, split, out, config.evaluate, **common))

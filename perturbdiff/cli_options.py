@@ -11,6 +11,7 @@ from perturbdiff import __version__
 from perturbdiff.errors import UserError
 
 if TYPE_CHECKING:
+    from perturbdiff.config import Config
     from perturbdiff.data.embeddings import SemanticKind
 
 Recipe = Annotated[
@@ -49,6 +50,14 @@ def print_version(value: bool) -> None:
     if value:
         typer.echo(f"perturbdiff {__version__}")
         raise typer.Exit
+
+
+def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
+    """Return the recipe with its values changed by the command line's."""
+    from perturbdiff.recipes import load
+
+    chosen = load(recipe, overrides or ())
+    return chosen if seed is None else chosen.model_copy(update={"seed": seed})
 
 
 def store_and_split(text: str) -> tuple[Path, Path]:

@@ -106,3 +106,13 @@ def test_only_what_this_training_kept_is_handed_over(tmp_path):
     assert [p.name for p in (tmp_path / "bundle" / "steps").iterdir()] == ["0000004"]
     with pytest.raises(UserError, match="kept bundle"):
         hand_over(tmp_path / "checkpoints", tmp_path / "other", ["0000004", "0000008"])
+
+
+def test_the_command_line_keeps_steps(trained, tmp_path, run_cli):
+    given = ("--config", "tiny", "--set", "train.max_steps=2", "--keep-every", 1, "--device", "cpu")
+    outcome = run_cli(
+        "train", trained / "store", "--split", trained / "split.parquet", "--out", tmp_path / "b", *given
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.strip() == str(tmp_path / "b")
+    assert [p.name for p in sorted((tmp_path / "b" / "steps").iterdir())] == ["0000001", "0000002"]

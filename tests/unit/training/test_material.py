@@ -7,6 +7,7 @@ import pytest
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
+from perturbdiff.errors import UserError
 from perturbdiff.training.material import from_scratch
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.run import train
@@ -56,3 +57,25 @@ def test_a_bundle_tells_how_few_cells_it_saw(trained, tmp_path, few):
     used, total = few.sources[0].rows(), bundle.training["training_cells"]
     assert total.startswith(f"{len(used)} of ")
     assert "train.cells_fraction 0.2" in (out / "README.md").read_text()
+
+
+def mixture(trained, weights):
+    from perturbdiff.training.material import for_pretraining
+
+    chosen = recipe(f"train.store_weights={weights}", "train.zero_control=true", "train.control_targets=true")
+    return for_pretraining([trained / "store", trained / "store"], chosen, (), None)
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"), [("cells", 0.5), ("equal", 0.5), ("[3, 1]", 0.75), ("[0.1, 0.3]", 0.25)]
+)
+def test_stores_are_drawn_from_by_their_weights(trained, weights, share):
+    sampler = mixture(trained, weights).train_sampler(Processes())
+    stores = [cells.store for k in range(256) for cells in sampler.step(k)]
+    assert np.mean(np.array(stores) == 0) == share
+
+
+@pytest.mark.parametrize("weights", ["[1]", "[1, 0]", "[]"])
+def test_weights_that_do_not_fit_the_stores_are_refused(trained, weights):
+    with pytest.raises(UserError, match="train.store_weights=.* for each of the 2 stores"):
+        mixture(trained, weights).train_sampler(Processes())
