@@ -115,20 +115,27 @@ def test_a_pretrained_bundle_sees_no_controls_and_no_perturbation(trained, tmp_p
     record = json.loads((bundle / "config.json").read_text())
     record["config"]["train"]["zero_control"] = True
     (bundle / "config.json").write_text(json.dumps(record))
-    seen = []
+    controls, ids = [], []
     draw = ConditionSampler.draw
 
     def watched(self, sets):
-        def forward(x, t, control, covariates, **options):
-            seen.append((control.abs().max().item(), covariates and covariates.perturbation.tolist()))
-            return original(x, t, control, covariates, **options)
+        model = self.bundle.model
 
-        original, self.bundle.model.forward = self.bundle.model.forward, forward
+        def embed_control(control, dataset):
+            controls.append(control.abs().max().item())
+            return embed(control, dataset)
+
+        def conditioning(t, covariates):
+            ids.append(covariates and covariates.perturbation.tolist())
+            return condition(t, covariates)
+
+        embed, model.embed_control = model.embed_control, embed_control
+        condition, model.conditioning = model.conditioning, conditioning
         return draw(self, sets)
 
     monkeypatch.setattr(ConditionSampler, "draw", watched)
     adata = cells(trained, tmp_path, bundle=bundle)[2]
-    assert {control for control, _ in seen} == {0.0}
-    assert all(set(ids) == {0} for _, ids in seen if ids is not None)
+    assert set(controls) == {0.0}
+    assert ids and all(set(told) == {0} for told in ids if told is not None)
     assert "perturbations make no difference" in caplog.text
     assert adata.uns["perturbdiff"]["zero_control"]
