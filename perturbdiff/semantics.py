@@ -127,7 +127,7 @@ def semantics(
         labels = genes if kind == "gene" else getattr(vocabulary, kind)
         control = None if control_by_name or kind != "perturbation" else vocabulary.control
         rows = semantic_rows(labels, table, settings, kind=kind, control=control)
-        logger.info("semantic table, %s", rows.report(kind))
+        logger.log(logging.WARNING if rows.missing else logging.INFO, "semantic table, %s", rows.report(kind))
         _warn_of_doses(settings, rows.agent)
         vectors[kind] = rows.vectors
     if settings.dose == "label" or "perturbation" not in tables:
@@ -287,7 +287,13 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
                 f"the model has vectors of {dose.weights.shape[1]} doses, its labels tell {len(doses)}; "
                 f"perturbation {listing(labels)} cannot be added"
             )
-        dose.weights = _grown(dose.weights, weights_of(settings, labels, doses, table))
+        weights = weights_of(settings, labels, doses, table)
+        bare = [label for label, row in zip(labels, weights, strict=True) if not row.any()]
+        if bare:
+            logger.warning(
+                "perturbations without a dose, which the model was not trained on: %s", listing(bare)
+            )
+        dose.weights = _grown(dose.weights, weights)
     else:
         _warn_of_doses(settings, [label for label, (_, how) in found.items() if how == "agent"])
     frozen.vectors = _grown(frozen.vectors, np.array([vector for vector, _ in found.values()]))
