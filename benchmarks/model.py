@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perturbdiff import recipes
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.model import Covariates, Denoiser, Estimates
 from perturbdiff.training.module import Draws, TrainingModule
 
 EMA_EVERY = 10
@@ -80,11 +80,8 @@ class Ours:
         settings = settings.model_copy(update={"start_level": None, "sampler": "ddim", "eta": 0.0})
         control, told = one.control[:1], Covariates(*(ids[:1] for ids in one.labels))
 
-        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:
-            t = torch.full((1,), level)
-            return model(x, t, control, told if conditional else None, self_condition=previous)
-
-        return sample(denoise, lambda: one.start, self.schedule, settings, clean=lambda x: x.clamp_min(0))
+        estimates = Estimates(model, control, told)
+        return sample(estimates, lambda: one.start, self.schedule, settings, clean=lambda x: x.clamp_min(0))
 
 
 class Theirs:

@@ -27,7 +27,7 @@ def optimizer(module: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
     groups = parameter_groups(module, settings.weight_decay)
     found = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=1e-8, fused=True)
     # Fused steps could undo a loss scale, so the trainer would not clip; float32 and bfloat16 have none.
-    found._step_supports_amp_scaling = False  # noqa: SLF001  # pyright: ignore[reportAttributeAccessIssue]
+    found._step_supports_amp_scaling = False  # pyright: ignore[reportAttributeAccessIssue]
     return found
 
 

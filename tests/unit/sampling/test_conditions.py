@@ -136,6 +136,7 @@ def test_a_pretrained_bundle_sees_no_controls_and_no_perturbation(trained, tmp_p
     monkeypatch.setattr(ConditionSampler, "draw", watched)
     adata = cells(trained, tmp_path, bundle=bundle)[2]
     assert set(controls) == {0.0}
-    assert ids and all(set(told) == {0} for told in ids if told is not None)
+    assert ids
+    assert all(set(told) == {0} for told in ids if told is not None)
     assert "perturbations make no difference" in caplog.text
     assert adata.uns["perturbdiff"]["zero_control"]
