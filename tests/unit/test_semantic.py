@@ -16,7 +16,7 @@ from perturbdiff.data.splits import make_split, read_split
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.semantics import add_tables, tables_of, teach
-from perturbdiff.training.material import for_finetuning, from_scratch
+from perturbdiff.training.material import for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.run import train
 
 SHORT = (
@@ -276,6 +276,25 @@ def test_finetuning_from_learned_to_frozen_vectors(made, trained, tmp_path):
     )
     assert material.model.covariate_encoder.tables["perturbation"].vectors.shape == (5, WIDTH)
     assert any("missing in the pretrained model" in line for line in material.facts["transferred"])
+
+
+def test_pretraining_prepares_frozen_vectors_and_leaves_out_labels_without_one(made):
+    drugs = table("p1", "p3")
+    material = for_pretraining([made / "store"], recipe(), [], None, {"perturbation": drugs})
+    assert material.vocabulary.perturbation == ("control", "p1@0.1", "p1@10", "p3@1")
+    assert material.model.covariate_encoder.dose.weights.shape == (5, 3)
+    assert for_pretraining([made / "store"], recipe(), [], None).model.covariate_encoder.dose is None
+
+
+def test_finetuning_a_model_that_came_without_its_tables(made, tmp_path):
+    bundle = Bundle.load(made / "bundle")
+    bundle.tables = {}
+    bundle.save(tmp_path)
+    material = for_finetuning(tmp_path, made / "store", made / "split.parquet", recipe(), "keep")
+    ours, theirs = material.model.state_dict(), bundle.model.state_dict()
+    for name in ("tables.perturbation.vectors", "tables.cell_type.vectors", "dose.weights", "dose.vectors"):
+        assert torch.equal(ours[f"covariate_encoder.{name}"], theirs[f"covariate_encoder.{name}"]), name
+    assert material.tables == {}
 
 
 def test_command_line(made, run_cli, tmp_path):
