@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
@@ -127,6 +128,8 @@ class Denoiser(nn.Module):
         Detection limit, log1p; outputs below it become zero if ``config.gate``.
     maximum
         [G], largest log1p value of each gene in training cells; bounds `decode` if ``config.clip``.
+    recompute
+        Whether the blocks' activations are computed again in the backward pass, which saves memory.
     """
 
     unit: Tensor
@@ -146,6 +149,7 @@ class Denoiser(nn.Module):
         num_doses: int = 0,
     ) -> None:
         super().__init__()
+        self.recompute = False
         width = config.width
         frozen = dict(semantic or {})
         self.config, self.num_genes, self.datasets = config, num_genes, tuple(datasets)
@@ -263,7 +267,12 @@ class Denoiser(nn.Module):
     def estimate(self, x: Tensor, stream: Tensor, conditioning: Tensor, control: Tensor) -> Tensor:
         """Return the estimate [B, S, G] from both streams [B, S, D] and the `conditioning`."""
         for block in self.blocks:
-            x, stream = block(x, stream, conditioning)
+            if self.recompute and torch.is_grad_enabled():
+                x, stream = checkpoint(
+                    block, x, stream, conditioning, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x, stream = block(x, stream, conditioning)
         h = modulate(normalise(x), *self.final_modulation(conditioning))
         value = self.output_layer(h).float()
         if self.gain_layer is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
 from typing import NamedTuple
 
 import lightning.pytorch as pl
@@ -13,6 +16,7 @@ from perturbdiff.config import Config
 from perturbdiff.data.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.errors import UserError
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.training.optim import optimizer, rate_factor
 
@@ -32,6 +36,17 @@ def generator(device: torch.device | str, *words: int) -> torch.Generator:
     """Return the random generator that belongs to these non-negative numbers."""
     state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(state & (2**63 - 1))
+
+
+def check_compiler(device: str) -> None:
+    """Raise a `UserError` if ``train.compile`` lacks a compiler on this machine."""
+    compilers = ("g++", "clang++") if device == "cpu" else ("gcc", "cc", "clang")
+    named = os.environ.get("CXX" if device == "cpu" else "CC")
+    if not any(shutil.which(name) for name in (named, *compilers) if name):
+        raise UserError(
+            f"train.compile: torch.compile needs a compiler ({' or '.join(compilers)}) and finds none; "
+            "install one or set train.compile=false"
+        )
 
 
 def ends_step(trainer: pl.Trainer, batch_idx: int) -> bool:
@@ -58,8 +73,20 @@ class TrainingModule(pl.LightningModule):
     def __init__(self, denoiser: Denoiser, config: Config) -> None:
         super().__init__()
         self.denoiser, self.config = denoiser, config
+        denoiser.recompute = config.train.checkpoint_activations
+        self._compiled: Callable[..., Tensor] | None = None
         self.schedule = NoiseSchedule(config.schedule.num_steps, config.schedule.kind)
         self.terms: dict[str, Tensor] = {}
+
+    def on_fit_start(self) -> None:
+        """Compile the network's forward pass if the recipe says so.
+
+        A function and not a module, so that weights keep their names; made here, after the averaged copy of this
+        module, which must not run the original's weights and stays as it is.
+        """
+        if self.config.train.compile:
+            check_compiler(self.device.type)
+            self._compiled = torch.compile(self.denoiser.forward)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW; `on_train_batch_start` sets its rate."""
@@ -139,7 +166,8 @@ class TrainingModule(pl.LightningModule):
     def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""
         control, covariates = self.context(batch)
-        return self.denoiser(x, t, control, covariates, dataset=batch.dataset, **options)
+        forward = self._compiled or self.denoiser
+        return forward(x, t, control, covariates, dataset=batch.dataset, **options)
 
     def context(self, batch: Batch) -> tuple[Tensor, Covariates]:
         """Return the control cells in model units and the covariates.

@@ -6,41 +6,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_training import B, G, S, tiny_batch, tiny_module
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import Config, LossConfig, ModelConfig, TrainConfig
-from perturbdiff.data.loader import Batch
 from perturbdiff.errors import UserError
-from perturbdiff.model import Denoiser
 from perturbdiff.training.checkpoints import CheckpointFolder
-from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run import train
-
-B, S, G = 8, 5, 6
-
-
-def module(statistic):
-    torch.manual_seed(0)
-    small = ModelConfig(width=16, depth=1, heads=4, covariate_width=8)
-    denoiser = Denoiser(small, num_genes=G, num_perturbations=4, num_cell_types=3, num_batches=3)
-    for name, parameter in denoiser.named_parameters():
-        if "modulation" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    config = Config(model=small, loss=LossConfig(mmd_statistic=statistic), train=TrainConfig(), seed=3)
-    return TrainingModule(denoiser, config)
-
-
-def batch():
-    target, control = torch.rand(2, B, S, G, generator=torch.Generator().manual_seed(0))
-    ids = torch.tensor([1, 1, 2, 2, 3, 3, 1, 1])
-    return Batch(target, control, ids, ids % 2 + 1, ids % 2 + 1, torch.zeros(B, dtype=torch.int64), ids)
 
 
 @pytest.mark.parametrize("statistic", ["V", "cross"])
 @pytest.mark.parametrize("world", [1, 2])
 def test_parts_share_out_the_draws_of_one_pass(statistic, world):
-    own = module(statistic)
+    own = tiny_module(statistic)
     for rank in range(world):
         place = {"rank": rank, "world": world}
         whole = own.draws(torch.Size((B, S, G)), 5, **place)
@@ -55,7 +33,7 @@ def test_parts_share_out_the_draws_of_one_pass(statistic, world):
 @pytest.mark.parametrize("statistic", ["V", "cross"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_gradients_of_parts_are_the_gradient(statistic, parts):
-    own, sets = module(statistic), batch()
+    own, sets = tiny_module(statistic), tiny_batch()
     whole = own.objective(sets, own.draws(sets.target.shape, 5))
     whole["total"].backward()
     expected = {name: p.grad.clone() for name, p in own.named_parameters() if p.grad is not None}
