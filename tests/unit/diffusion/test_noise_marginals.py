@@ -127,8 +127,24 @@ def test_released_starts_from_what_it_was_not_trained_on():
     noise = trained - math.sqrt(alpha) * target
     assert math.sqrt(alpha) == pytest.approx(0.947, abs=1e-3)
     assert noise.std().item() == pytest.approx(0.321, abs=2e-3)
+    along = (noise * target).mean() / (noise.std() * target.square().mean().sqrt())
+    assert abs(along.item()) < 4 / noise.numel() ** 0.5  # nothing of the cells is left in it
     assert start.std().item() == pytest.approx(1.0, abs=0.01)
     assert kolmogorov(start, trained) > 0.2
+
+
+@pytest.mark.parametrize(("preset", "power"), [("paper", 1), ("released", 1), ("recommended", 4)])
+def test_levels_of_training(preset, power):
+    """Uniform over 0 .. T-1, both ends included (paper: t ~ Unif{1 .. T}); P(t < k) = (k / T)^power if it leans."""
+    module = TrainingModule(Recorder(), recipes.load(preset))
+    levels = torch.cat([module.draws(torch.Size((64, 1, 1)), step).t for step in range(200)])
+    twins = 2 if module.config.loss.mmd_statistic == "cross" else 1  # which share a level
+    bins = np.linspace(0, 1, 11)
+    found = np.histogram(levels.numpy() / 1000, (1000 * bins).round() / 1000)[0] / twins
+    expected = len(levels) / twins * np.diff(bins**power)
+    assert ((found - expected) ** 2 / expected).sum() < 27.9  # .1 % of chi-squared with 9 degrees of freedom
+    assert levels.max() >= 998
+    assert (levels.min() <= 1) == (power == 1)
 
 
 def kolmogorov(one, other):

@@ -42,3 +42,24 @@ def test_levels():
     assert schedule.levels(3, 3).tolist() == [2, 1, 0]
     with pytest.raises(ValueError, match="1001 levels"):
         schedule.levels(1001)
+
+
+def test_levels_decrease_strictly_from_the_start_to_zero():
+    schedule = NoiseSchedule(1000)
+    for start in (None, 1000, 640, 100):
+        top = 1000 if start is None else start
+        for number in {2, 3, 7, 50, 99, 100, top // 2 + 1, top - 1, top}:
+            if number <= top:
+                levels = schedule.levels(number, start)
+                assert (levels[0], levels[-1], len(levels)) == (top - 1, 0, number)
+                assert (np.diff(levels) < 0).all()
+                assert np.ptp(np.diff(levels)) <= 1  # evenly, to rounding
+
+
+@pytest.mark.parametrize("num_steps", [100, 400, 4000])
+def test_other_lengths_have_nearly_the_same_marginals(num_steps):
+    """Betas scale with 1/T, so α at a share of the way is that of T = 1000: log α = -(0.1 s + 9.95 s²)."""
+    schedule = NoiseSchedule(num_steps)
+    for share in (0.25, 0.5, 1.0):
+        found = np.log(schedule.alpha_bar[int(share * num_steps) - 1])
+        assert found == pytest.approx(-(0.1 * share + 9.95 * share**2), rel=20 / num_steps + 0.01)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perturbdiff import recipes
-from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.model import Covariates, Denoiser, Estimates
 from perturbdiff.model.mmdit import MMDiTBlock
 
 VARIANTS = ("paper", "released", "recommended")
@@ -215,3 +215,34 @@ def test_a_dropped_set_is_a_set_without_covariates(variant):
     assert_equal(out[1], none[1])
     assert_differ(out[0], none[0])
     assert_equal(network(**cells, **{**whole, "covariates": per_cell(whole["covariates"])}), out)
+
+
+# estimates of one batch on the way from noise to cells
+
+
+@pytest.mark.parametrize("semantic", [{}, {"gene": 5, "perturbation": 3}])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_estimates_that_share_work_are_those_of_the_network(variant, semantic):
+    """Whatever the order of the passes; gene vectors enter the streams whether there is an earlier estimate or not."""
+    torch.manual_seed(0)
+    own = settings(variant).model_copy(update={"gene_embedding": "table"}) if semantic else settings(variant)
+    network = Denoiser(
+        own, num_genes=GENES, num_perturbations=6, num_cell_types=5, num_batches=4,
+        datasets=("a", "b"), semantic=semantic,
+    )  # fmt: skip
+    open_gates(network)
+    for name, buffer in network.named_buffers():
+        if name.endswith("vectors"):
+            torch.nn.init.normal_(buffer)
+    cells, whole = inputs()
+    estimates = Estimates(network, cells["control"], whole["covariates"], whole["dataset"])
+    x, previous = cells["x_t"], cells["self_condition"]
+    for at, level, before, told in (
+        (x, 999, None, True), (x, 999, None, False), (x + 1, 500, previous, False), (x + 1, 500, previous, True),
+        (x + 1, 0, previous, True), (x, 0, previous + 1, False), (x, 0, None, True),
+    ):  # fmt: skip
+        expected = network(
+            at, torch.full((SETS,), level), cells["control"], whole["covariates"] if told else None,
+            self_condition=before, dataset=whole["dataset"],
+        )  # fmt: skip
+        assert_equal(estimates(at, level, before, told), expected.detach())
