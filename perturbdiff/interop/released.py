@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from perturbdiff.config import Config
 from perturbdiff.errors import UserError, listing
@@ -135,6 +136,25 @@ def denoiser_of(
     return build(found.layout, config, found.translated().state, unit)
 
 
+class _WithoutStart(TorchFunctionMode):
+    """Networks made in this block keep their tensors unfilled: memory that nobody wrote to costs nothing.
+
+    The meta device would do as well, but loads seconds' worth of libraries.
+    """
+
+    _FILLS = frozenset({torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.zero_, torch.Tensor.mul_})
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Pass everything on but fills."""
+        return args[0] if func in self._FILLS else func(*args, **(kwargs or {}))
+
+
 def build(
     layout: Layout, config: Config, state: Mapping[str, Tensor], unit: float = NORMALISATION
 ) -> Denoiser:
@@ -150,7 +170,7 @@ def build(
         Model values are log1p / unit.
     """
     sizes = {kind: len(_table(state, kind)) for kind in layout.covariates}
-    with torch.device("meta"):
+    with _WithoutStart():
         model = Denoiser(
             config.model,
             num_genes=layout.num_genes,
