@@ -1,4 +1,4 @@
-"""The examples of docs/usage.md and docs/embeddings.md run, in order, as they are printed."""
+"""The examples of these pages of docs/ run, in order, as they are printed."""
 
 import os
 import re
@@ -11,9 +11,13 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
     page: re.findall(r"^```(bash|python)\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-    for page in ("usage.md", "embeddings.md")
+    for page in ("usage.md", "embeddings.md", "sampling.md")
 }
-MADE = {"usage.md": ("report.html", "from_python.h5ad"), "embeddings.md": ("new.h5ad",)}
+MADE = {
+    "usage.md": ("report.html", "from_python.h5ad"),
+    "embeddings.md": ("new.h5ad",),
+    "sampling.md": ("two.h5ad", "all.h5ad", "random.h5ad"),
+}
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
 STAGES += ("baseline", "evaluate", "report", "doctor", "config")
 
