@@ -21,7 +21,8 @@ def watched(trained, out, monkeypatch, *changes):
 
     def watch(self, trainer, pl_module, *others):
         update(self, trainer, pl_module, *others)
-        seen[trainer.global_step] = clone(pl_module), clone(self.averaged(pl_module))
+        if trainer.global_step:  # a step may take several passes
+            seen[trainer.global_step] = clone(pl_module), clone(self.averaged(pl_module))
 
     monkeypatch.setattr(Averaging, "on_train_batch_end", watch)
     recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *changes])
@@ -29,12 +30,15 @@ def watched(trained, out, monkeypatch, *changes):
     return seen, Bundle.load(out)
 
 
-@pytest.mark.parametrize(("decay", "every", "steps"), [(0.8, 3, 12), (0.99, 10, 22)])
-def test_averages_are_the_hand_recursion(trained, tmp_path, monkeypatch, decay, every, steps):
+@pytest.mark.parametrize(
+    ("decay", "every", "steps", "passes"), [(0.8, 3, 12, 1), (0.99, 10, 22, 1), (0.5, 2, 7, 2)]
+)
+def test_averages_are_the_hand_recursion(trained, tmp_path, monkeypatch, decay, every, steps, passes):
     """After steps 1, 1 + n, 1 + 2n, …: the first copies, then a ← d a + (1 - d) w; nothing in between."""
     seen, bundle = watched(
         trained, tmp_path / "bundle", monkeypatch,
         f"train.ema_decay={decay}", f"train.ema_every={every}", f"train.max_steps={steps}",
+        f"train.accumulate={passes}",
     )  # fmt: skip
     assert sorted(seen) == list(range(1, steps + 1))
     by_hand = {name: value.double() for name, value in seen[1][0].items()}
