@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from straightforward import LABELS, Architecture, Loss, Straightforward, training_loss, with_weights_of
+from measuring import denoiser
+from straightforward import LABELS, training_loss, with_weights_of
 from straightforward import sample as straightforward_sample
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -34,7 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from perturbdiff import recipes
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.model import Covariates, Denoiser, Estimates
+from perturbdiff.model import Covariates, Estimates
 from perturbdiff.training.module import Draws, TrainingModule
 
 EMA_EVERY = 10
@@ -43,7 +44,35 @@ KINDS = {
 }  # fmt: skip
 
 
-class Ours:
+class Side:
+    """What both sides have in common."""
+
+    name: str
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    average: AveragedModel
+
+    def loss(self, *, drop: bool, again: bool, noise: Tensor | None = None) -> Tensor:
+        raise NotImplementedError
+
+    def sample(self) -> Tensor:
+        raise NotImplementedError
+
+    def step(self, *, drop: bool, again: bool) -> None:
+        self.optimizer.zero_grad()
+        self.loss(drop=drop, again=again).backward()
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+
+    def works(self) -> dict[str, Callable[[], object]]:
+        steps = {kind: partial(self.step, drop=drop, again=again) for kind, (drop, again) in KINDS.items()}
+        return steps | {
+            "average": partial(self.average.update_parameters, self.module),
+            "sampling": self.sample,
+        }
+
+
+class Ours(Side):
     """The package's own training module and sampler, without the trainer around them."""
 
     name = "perturbdiff"
@@ -52,7 +81,7 @@ class Ours:
         overrides = [f"model.{key}={getattr(given, key)}" for key in ("width", "depth", "heads")]
         config = recipes.load("released", [*overrides, "model.gene_embedding=shared"])
         self.cells, self.given = cells, given
-        self.module = TrainingModule(denoiser(given), config)
+        self.module = TrainingModule(denoiser(given, given.genes), config)
         self.optimizer = self.module.configure_optimizers()
         self.average = AveragedModel(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.99))
         self.sets = SimpleNamespace(
@@ -67,16 +96,12 @@ class Ours:
         dropped = torch.full((len(self.cells.t),), drop)
         return self.module.objective(self.sets, Draws(self.cells.t, noise, dropped, again))["total"]
 
-    def step(self, *, drop: bool, again: bool) -> None:
-        self.optimizer.zero_grad()
-        self.loss(drop=drop, again=again).backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-        self.optimizer.step()
-
     @torch.inference_mode()
     def sample(self) -> Tensor:
         one, model = self.cells, self.module.denoiser
-        settings = recipes.load("released", [f"sample.num_steps={self.given.steps}", "sample.guidance=1"]).sample
+        settings = recipes.load(
+            "released", [f"sample.num_steps={self.given.steps}", "sample.guidance=1"]
+        ).sample
         settings = settings.model_copy(update={"start_level": None, "sampler": "ddim", "eta": 0.0})
         control, told = one.control[:1], Covariates(*(ids[:1] for ids in one.labels))
 
@@ -84,15 +109,17 @@ class Ours:
         return sample(estimates, lambda: one.start, self.schedule, settings, clean=lambda x: x.clamp_min(0))
 
 
-class Theirs:
+class Theirs(Side):
     """The straightforward network with the training loop of a first version."""
 
     name = "straightforward"
 
     def __init__(self, given: argparse.Namespace, cells: SimpleNamespace) -> None:
         self.cells, self.given = cells, given
-        self.net = with_weights_of(denoiser(given), given.genes)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=2e-4, betas=(0.9, 0.98), weight_decay=0.01)
+        self.net = with_weights_of(denoiser(given, given.genes), given.genes)
+        self.optimizer = torch.optim.AdamW(
+            self.net.parameters(), lr=2e-4, betas=(0.9, 0.98), weight_decay=0.01
+        )
         self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.99))
         self.module = self.net
         self.labels = tuple(ids[:, None].expand(-1, given.cells) for ids in cells.labels)
@@ -103,33 +130,12 @@ class Theirs:
         labels = None if drop else self.labels
         return training_loss(self.net, one.target, one.control, labels, one.t, noise, again=again)["total"]
 
-    def step(self, *, drop: bool, again: bool) -> None:
-        self.optimizer.zero_grad()
-        self.loss(drop=drop, again=again).backward()
-        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
-        self.optimizer.step()
-
     def sample(self) -> Tensor:
         one = self.cells
         labels = tuple(ids[:1] for ids in self.labels)
         return straightforward_sample(
             self.net, one.start, one.control[:1], labels, steps=self.given.steps, weight=1.0
         )
-
-
-Side = Ours | Theirs
-
-
-def denoiser(given: argparse.Namespace) -> Denoiser:
-    """Return the network with reproducible weights; the gates are not zero, or wrong wiring would not show."""
-    torch.manual_seed(0)
-    model = Denoiser(
-        Architecture(width=given.width, depth=given.depth, heads=given.heads), num_genes=given.genes, **LABELS
-    )
-    for name, parameter in model.named_parameters():
-        if "modulation" in name:
-            torch.nn.init.normal_(parameter, std=0.02)
-    return model
 
 
 def material(given: argparse.Namespace) -> SimpleNamespace:
@@ -139,14 +145,17 @@ def material(given: argparse.Namespace) -> SimpleNamespace:
     target, control = (torch.relu(torch.randn(shape) - 1) for _ in range(2))
     labels = tuple(torch.randint(1, n, (given.sets,)) for n in LABELS.values())
     t = torch.linspace(10, 990, given.sets).long()
-    return SimpleNamespace(target=target, control=control, labels=labels, t=t, start=torch.randn(1, *shape[1:]))
+    return SimpleNamespace(
+        target=target, control=control, labels=labels, t=t, start=torch.randn(1, *shape[1:])
+    )
 
 
 def agreement(ours: Ours, theirs: Theirs) -> dict[str, float]:
     """Return the largest relative differences of loss and samples; both sides have the same weights still."""
     noise = torch.randn(ours.cells.target.shape, generator=torch.Generator().manual_seed(2))
     found = {}
-    for kind, (drop, again) in KINDS.items():
+    for kind in ("told, again", "dropped, again"):
+        drop, again = KINDS[kind]
         with torch.no_grad():
             a, b = (side.loss(drop=drop, again=again, noise=noise).item() for side in (ours, theirs))
         found[f"loss, {kind}"] = abs(a - b) / abs(b)
@@ -174,22 +183,19 @@ def peak_rate(size: int) -> float:
     return 2 * size**3 / min(cpu(lambda: a @ b)[0] for _ in range(5))
 
 
-def timings(sides: list[Side], repeats: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return (CPU, wall) seconds of each kind of work, side by side."""
+def timings(sides: tuple[Ours, Theirs], repeats: int) -> tuple[dict, dict]:
+    """Return (CPU, wall) seconds of each kind of work side by side, and the FLOPs of each."""
     found: dict[str, dict[str, list]] = {}
+    counted: dict[str, dict[str, float]] = {}
     for repeat in range(repeats + 1):
         for kind in [*KINDS, "average", "sampling"]:
             for side in sides if repeat % 2 else sides[::-1]:
-                if kind == "sampling":
-                    took = cpu(side.sample)
-                elif kind == "average":
-                    took = cpu(lambda side=side: side.average.update_parameters(side.module))
-                else:
-                    drop, again = KINDS[kind]
-                    took = cpu(lambda side=side, d=drop, a=again: side.step(drop=d, again=a))
-                if repeat:  # the first warms up
-                    found.setdefault(kind, {}).setdefault(side.name, []).append(took)
-    return found
+                work = side.works()[kind]
+                if repeat:
+                    found.setdefault(kind, {}).setdefault(side.name, []).append(cpu(work))
+                else:  # warms up
+                    counted.setdefault(kind, {})[side.name] = flops(work)
+    return found, counted
 
 
 def memory(given: argparse.Namespace) -> None:
@@ -214,12 +220,20 @@ def memory(given: argparse.Namespace) -> None:
     side.optimizer.step()
     side.step(drop=False, again=True)
     print(json.dumps({
-        "kept activations": total, "process, sampling": sampled, "process, training": peak_memory(), "start": before,
+        "kept activations": total, "peak before": before, "peak, sampling": sampled, "peak, training": peak_memory(),
     }))  # fmt: skip
 
 
+def in_a_process(side: str) -> dict[str, float]:
+    """Return what `memory` says of a side in a process of its own."""
+    command = [sys.executable, *sys.argv, "--memory", side]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
 def peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return this process's peak memory in MiB (ru_maxrss would start at the parent's)."""
+    status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
+    return int(status.split()[0]) / 1024
 
 
 def summary(given: argparse.Namespace, took: dict, counted: dict, peak: float) -> dict[str, dict[str, float]]:
@@ -248,7 +262,9 @@ def summary(given: argparse.Namespace, took: dict, counted: dict, peak: float) -
             }  # fmt: skip
         row["ratio"] = row[f"{Ours.name}: cells/CPU-s"] / row[f"{Theirs.name}: cells/CPU-s"]
         pairs = [
-            statistics.median(b[0] / a[0] for a, b in zip(took[k][Ours.name], took[k][Theirs.name], strict=True))
+            statistics.median(
+                b[0] / a[0] for a, b in zip(took[k][Ours.name], took[k][Theirs.name], strict=True)
+            )
             for k in (KINDS if kind == "mix" else [kind])
         ]
         row["ratio, pairs"] = statistics.mean(pairs)
@@ -261,16 +277,23 @@ def show(rows: dict[str, dict[str, float]], used: dict[str, dict[str, float]]) -
     for kind, row in rows.items():
         values = [
             f"{row[f'{Ours.name}: {what}']:{w}.{d}f} {row[f'{Theirs.name}: {what}']:{w}.{d}f}"
-            for what, w, d in (("cells/CPU-s", 10, 1), ("cells/s", 7, 0), ("GFLOP", 7, 0), ("share of peak", 6, 2))
+            for what, w, d in (
+                ("cells/CPU-s", 10, 1),
+                ("cells/s", 7, 0),
+                ("GFLOP", 7, 0),
+                ("share of peak", 6, 2),
+            )
         ]
         print(f"{kind:16} {' '.join(values)} {row['ratio']:7.2f}")
-    for what in used[Ours.name]:
+    for what in used.get(Ours.name, {}):
         a, b = used[Ours.name][what], used[Theirs.name][what]
         print(f"MiB, {what:20} {a:10.0f} {b:10.0f} {b / a:7.2f}")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in (
         ("width", 512), ("depth", 4), ("heads", 8), ("genes", 2000), ("sets", 4), ("cells", 256), ("steps", 5),
         ("repeats", 5),
@@ -292,30 +315,28 @@ def main() -> None:
         memory(given)
         return
     cells = material(given)
-    sides: list[Side] = [Ours(given, cells), Theirs(given, cells)]
+    sides = Ours(given, cells), Theirs(given, cells)
     alike = agreement(*sides)
     if max(alike.values()) > (1e-4 if given.tiny else 1e-5):
         sys.exit(f"the two sides differ: {alike}")
-    counted = {
-        kind: {s.name: flops(lambda s=s, d=d, a=a: s.step(drop=d, again=a)) for s in sides}
-        for kind, (d, a) in KINDS.items()
-    }
-    counted["sampling"] = {side.name: flops(side.sample) for side in sides}
     peak = peak_rate(512 if given.tiny else 2048)
-    rows = summary(given, timings(sides, given.repeats), counted, peak)
+    took, counted = timings(sides, given.repeats)
+    rows = summary(given, took, counted, peak)
     del sides
-    used = {
-        side.name: json.loads(subprocess.run([sys.executable, *sys.argv, "--memory", side.name],
-                                             check=True, capture_output=True, text=True).stdout)
-        for side in (Ours, Theirs)
-    }  # fmt: skip
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, product {peak / 1e9:.0f} GFLOP per CPU second")
-    print(f"largest relative difference: loss {max(list(alike.values())[:-1]):.1e}, samples {alike['samples']:.1e}")
+    used = {} if given.tiny else {side.name: in_a_process(side.name) for side in (Ours, Theirs)}
+    print(
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, product {peak / 1e9:.0f} GFLOP per CPU second"
+    )
+    print(
+        f"largest relative difference: loss {max(list(alike.values())[:-1]):.1e}, samples {alike['samples']:.1e}"
+    )
     show(rows, used)
     if given.out:
         facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "peak GFLOP/s": peak / 1e9}
         settings = {k: v for k, v in vars(given).items() if isinstance(v, int | bool)}
-        text = json.dumps({"facts": facts | settings, "agreement": alike, "rows": rows, "MiB": used}, indent=1)
+        text = json.dumps(
+            {"facts": facts | settings, "agreement": alike, "rows": rows, "MiB": used}, indent=1
+        )
         given.out.write_text(text + "\n")
 
 

@@ -114,13 +114,16 @@ class Straightforward(nn.Module):
         self.transform = nn.Linear(narrow * len(labels), genes)
         self.class_emb = nn.Sequential(nn.SiLU(), nn.Linear(genes, width))
         self.class_null = nn.Parameter(torch.zeros(width))
-        self.blocks = nn.ModuleList(
-            Block(width, model.heads, model.mlp_ratio) for _ in range(model.depth)
-        )
+        self.blocks = nn.ModuleList(Block(width, model.heads, model.mlp_ratio) for _ in range(model.depth))
         self.head, self.control_head = Head(width, genes), Head(width, genes)
 
     def forward(
-        self, x_t: Tensor, t: Tensor, control: Tensor, labels: tuple[Tensor, ...] | None, previous: Tensor | None = None
+        self,
+        x_t: Tensor,
+        t: Tensor,
+        control: Tensor,
+        labels: tuple[Tensor, ...] | None,
+        previous: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         dtype = self.gene_null.dtype
         previous = torch.zeros_like(x_t) if previous is None else previous
@@ -178,12 +181,23 @@ def training_loss(
     mse = (target - estimate).square().mean((1, 2))
     mmd = energy(target, estimate)
     logged = energy(target, estimate.detach())  # per data set, for the log
-    return {"total": mse.mean() + mmd.nanmean(), "mse": mse.mean(), "mmd": mmd.mean(), "logged": logged.mean()}
+    return {
+        "total": mse.mean() + mmd.nanmean(),
+        "mse": mse.mean(),
+        "mmd": mmd.mean(),
+        "logged": logged.mean(),
+    }
 
 
 @torch.no_grad()
 def sample(
-    net: Straightforward, start: Tensor, control: Tensor, labels: tuple[Tensor, ...], *, steps: int, weight: float
+    net: Straightforward,
+    start: Tensor,
+    control: Tensor,
+    labels: tuple[Tensor, ...],
+    *,
+    steps: int,
+    weight: float,
 ) -> Tensor:
     """Return cells by DDIM (η = 0) over ``steps`` levels spread over all, guided, self-conditioned."""
     bars, x, previous = alpha_bar(1000), start, None
@@ -209,10 +223,13 @@ def with_weights_of(model: nn.Module, genes: int) -> Straightforward:
     ours = model.state_dict()
     config = model.config
     shared = Architecture(**{f.name: getattr(config, f.name) for f in fields(Architecture)})
-    net = Straightforward(shared, genes, tuple(table.num_embeddings for table in model.covariate_encoder.tables.values()))
+    net = Straightforward(
+        shared, genes, tuple(table.num_embeddings for table in model.covariate_encoder.tables.values())
+    )
     found = {
         "gene_null": ours["gene_embedding"], "class_null": ours["null_covariates"],
-        "x_embedder.weight": ours["input_layers.layers.0.weight"], "x_embedder.bias": ours["input_layers.layers.0.bias"],
+        "x_embedder.weight": ours["input_layers.layers.0.weight"],
+        "x_embedder.bias": ours["input_layers.layers.0.bias"],
         "control_embedder.bias": ours["control_layers.layers.0.bias"],
     }  # fmt: skip
     control = ours["control_layers.layers.0.weight"]
@@ -235,7 +252,9 @@ def with_weights_of(model: nn.Module, genes: int) -> Straightforward:
     state = net.state_dict()
     for theirs, name in pairs.items():
         for kind in ("weight", "bias"):
-            if f"{name}.{kind}" in ours:  # the last block's control branch is not there: its weights stay random
+            if (
+                f"{name}.{kind}" in ours
+            ):  # the last block's control branch is not there: its weights stay random
                 value, whole = ours[f"{name}.{kind}"], state[f"{theirs}.{kind}"].clone()
                 whole[: len(value)] = value
                 found[f"{theirs}.{kind}"] = whole

@@ -84,6 +84,7 @@ class NoiseSchedule:
         self.num_steps = num_steps
         self.betas = np.linspace(0.1 / num_steps, min(20.0 / num_steps, 0.999), num_steps, dtype=np.float64)
         self.alpha_bar = np.cumprod(1.0 - self.betas)
+        self._roots: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def add_noise(self, x0: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Return sqrt(α_t) x0 + sqrt(1 - α_t) noise.
@@ -95,9 +96,12 @@ class NoiseSchedule:
         t
             Level of each set, int64 [B].
         """
-        signal = torch.as_tensor(np.sqrt(self.alpha_bar), dtype=x0.dtype, device=x0.device)[t]
-        spread = torch.as_tensor(np.sqrt(1.0 - self.alpha_bar), dtype=x0.dtype, device=x0.device)[t]
-        return signal[:, None, None] * x0 + spread[:, None, None] * noise
+        kind = (x0.dtype, x0.device)
+        if kind not in self._roots:  # kept, so that a GPU need not wait for them at every step
+            both = np.sqrt([self.alpha_bar, 1.0 - self.alpha_bar])
+            self._roots[kind] = torch.as_tensor(both, dtype=x0.dtype, device=x0.device)
+        signal, spread = self._roots[kind][:, t, None, None]
+        return torch.addcmul(signal * x0, spread, noise)
 
     def levels(self, num_levels: int, start: int | None = None) -> np.ndarray:
         """Return the decreasing levels that sampling visits, int64 [K]: evenly over start-1 .. 0.
