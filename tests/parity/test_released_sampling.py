@@ -1,9 +1,13 @@
 """Sampling against the released code: single reverse steps, stochastic steps and whole trajectories.
 
-With ``arithmetic: single`` all numbers agree to 1e-5 of the largest value (most to 1e-6), with one exception: a
-guided estimate at level 999. There x0 = 157 x - 157 ε, and one rounding of ε, which differs between any two matrix
-products, is 4e-5 in x0; 2e-5 was found. Levels as high as that are never visited by the released code, which starts
-at level 99.
+With ``arithmetic: single`` all numbers agree to 1e-5 of the largest value: single steps and the trajectories of
+``onehot`` to 2e-6, the guided ones of ``drug_dose`` to 5e-6 (10 steps) and 9e-6 (50 steps). Two limits are wider:
+
+- a guided estimate at level 999. There x0 = 157 x - 157 ε, and one rounding of ε, which differs between any two
+  matrix products, is 4e-5 in x0; 2e-5 was found. Levels as high as that are never visited by the released code,
+  which starts at level 99.
+- the guided trajectory of 50 steps of ``drug_dose``. This random network makes much of little: a change of one unit
+  in the last place of each estimate moves the end by up to 8e-6, so that another machine may miss 1e-5.
 """
 
 from __future__ import annotations
@@ -115,7 +119,8 @@ def test_a_trajectory_of_10_steps(theirs, denoise, weight):
 @pytest.mark.parametrize("weight", GUIDANCE)
 def test_a_trajectory_of_50_steps(theirs, denoise, weight):
     cells, _ = trajectory(theirs, denoise, 50, weight)
-    assert relative(cells, theirs[f"ddim50_w{weight:g}_final"]) < TOLERANCE
+    limit = 2e-5 if (theirs.name, weight) == ("drug_dose", 1.5) else TOLERANCE
+    assert relative(cells, theirs[f"ddim50_w{weight:g}_final"]) < limit
 
 
 def test_guidance_of_each_set(theirs, denoise):
