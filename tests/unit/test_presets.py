@@ -16,6 +16,7 @@ PAPER = {
     "train.ema_decay": 0.99, "train.ema_every": 10, "train.max_steps": 20_000, "train.valid_every": 2000,
     "train.choose": "validation", "train.zero_control": False, "train.time_power": 1,
     "loss.mmd_weight": 1, "loss.mse_weight": 1, "loss.mmd_factor": "paper", "loss.mmd_statistic": "V",
+    "loss.mse_reduction": "mean",  # docs/methods.md: under the formula's sum the text's own remark would be wrong
     "sample.sampler": "ddim", "sample.num_steps": 100, "sample.eta": 0, "sample.start_level": None,
     "sample.self_condition": True, "sample.cutoff": 0,
     "model.mlp_branch": "sequential", "model.fusion": "concat", "model.covariate_projection": "width",
