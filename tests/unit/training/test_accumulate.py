@@ -33,6 +33,7 @@ def test_parts_share_out_the_draws_of_one_pass(statistic, world):
 @pytest.mark.parametrize("statistic", ["V", "cross"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_gradients_of_parts_are_the_gradient(statistic, parts):
+    """As of ranks, whose gradients are averaged just so."""
     own, sets = tiny_module(statistic), tiny_batch()
     whole = own.objective(sets, own.draws(sets.target.shape, 5))
     whole["total"].backward()

@@ -166,14 +166,19 @@ def test_from_disk_in_windows(trained, tmp_path, monkeypatch, caplog):
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_does(trained, tmp_path):
+@pytest.mark.parametrize("changes", ["", ', "train.accumulate=2", "train.keep_every=10"'])
+def test_two_processes_learn_what_one_does(trained, tmp_path, changes):
     script = tmp_path / "child.py"
-    script.write_text(CHILD.replace("time.sleep(0.3)", "pass").replace(', "train.checkpoint_every=3"', ""))
+    script.write_text(
+        CHILD.replace("time.sleep(0.3)", "pass").replace(', "train.checkpoint_every=3"', changes)
+    )
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     subprocess.run([*launcher, str(script), str(trained), str(tmp_path / "bundle")], check=True)
     one, two = (load_file(folder / "bundle" / "model.safetensors") for folder in (trained, tmp_path))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, atol=1e-5, rtol=1e-5)
+    kept = [folder.name for folder in (tmp_path / "bundle").glob("steps/*")]
+    assert sorted(kept) == (["0000010", "0000020"] if changes else [])
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
