@@ -4,7 +4,7 @@
 
 Some perturbations are held out in every cell type. Their vectors are the true effects, turned by a random matrix, with
 noise of several sizes; at the end, noise alone. The model is compared with the baselines that need no cell of the
-perturbation: the mean change of the others (`nearest-context`), and no change. What is done already is not done again.
+perturbation: the mean of all cells, the mean change of the others (`nearest-context`), and no change. What is done already is not done again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
         bundle = train(store, split, folder / "bundle", recipe, embeddings=embeddings)
         predicted = sample(bundle, store, folder / "predictions.h5ad", split=split, seed=given.seed)
         rows[name] = scores(evaluate(predicted, store, folder / "metrics", recipe.evaluate))
-    for name in ("nearest-context", "control"):
+    for name in ("mean-overall", "nearest-context", "control"):
         predicted = predict(name, store, split, out / f"{name}.h5ad", seed=given.seed)
         rows[name] = scores(evaluate(predicted, store, out / f"{name}.metrics", recipe.evaluate))
     table = pd.DataFrame(rows).T

@@ -125,8 +125,10 @@ def semantics(
     vectors: dict[SemanticKind, np.ndarray] = {}
     for kind, table in tables.items():
         labels = genes if kind == "gene" else getattr(vocabulary, kind)
-        control = None if control_by_name or kind != "perturbation" else vocabulary.control
-        rows = semantic_rows(labels, table, settings, kind=kind, control=control)
+        control = vocabulary.control if kind == "perturbation" else None
+        rows = semantic_rows(
+            labels, table, settings, kind=kind, control=control, control_by_name=control_by_name
+        )
         logger.log(logging.WARNING if rows.missing else logging.INFO, "semantic table, %s", rows.report(kind))
         _warn_of_doses(settings, rows.agent)
         vectors[kind] = rows.vectors
@@ -137,9 +139,7 @@ def semantics(
         logger.warning(
             "model.dose is '%s', but no perturbation tells a dose ('drug@dose', data.dose_key)", settings.dose
         )
-    return Semantics(
-        vectors, doses, weights_of(settings, vocabulary.perturbation, doses, tables["perturbation"])
-    )
+    return Semantics(vectors, doses, weights_of(settings, vocabulary, doses, tables["perturbation"]))
 
 
 def known_doses(settings: ModelConfig, vocabulary: Vocabulary, table: EmbeddingTable) -> tuple[float, ...]:
@@ -148,12 +148,17 @@ def known_doses(settings: ModelConfig, vocabulary: Vocabulary, table: EmbeddingT
 
 
 def weights_of(
-    settings: ModelConfig, labels: Iterable[str], doses: tuple[float, ...], table: EmbeddingTable
+    settings: ModelConfig,
+    vocabulary: Vocabulary,
+    doses: tuple[float, ...],
+    table: EmbeddingTable,
+    labels: Iterable[str] | None = None,
 ) -> np.ndarray:
-    """Return the dose weights of labels under a model's settings; see `dose_weights`."""
+    """Return the dose weights of a vocabulary's perturbations, or of other ``labels``; see `dose_weights`."""
     return dose_weights(
-        list(labels), doses,
+        list(vocabulary.perturbation if labels is None else labels), doses,
         combination=settings.combination, separator=settings.combination_separator, names=table,
+        control=vocabulary.control,
     )  # fmt: skip
 
 
@@ -269,7 +274,8 @@ def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]]) -> None:
 @torch.no_grad()
 def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTable) -> None:
     settings, model = bundle.config.model, bundle.model
-    found = {label: find(label, table, settings, parts=kind == "perturbation") for label in labels}
+    parts, control = kind == "perturbation", bundle.vocabulary.control
+    found = {label: find(label, table, settings, parts=parts, control=control) for label in labels}
     lost = [label for label, (vector, _) in found.items() if vector is None]
     if lost:
         raise UserError(
@@ -287,7 +293,7 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
                 f"the model has vectors of {dose.weights.shape[1]} doses, its labels tell {len(doses)}; "
                 f"perturbation {listing(labels)} cannot be added"
             )
-        weights = weights_of(settings, labels, doses, table)
+        weights = weights_of(settings, bundle.vocabulary, doses, table, labels)
         bare = [label for label, row in zip(labels, weights, strict=True) if not row.any()]
         if bare:
             logger.warning(

@@ -14,7 +14,9 @@ Agent = tuple[str, float | None]
 """Name of an agent, and its dose if the label tells one."""
 
 
-def agents(label: str, separator: str = "+", *, names: Container[str] = ()) -> tuple[Agent, ...]:
+def agents(
+    label: str, separator: str = "+", *, names: Container[str] = (), control: str | None = None
+) -> tuple[Agent, ...]:
     """Return the agents of a perturbation label and their doses.
 
     ``'imatinib@0.5'`` is one agent with a dose, ``'IFNG+TNF'`` two without, ``'IFNG@1+TNF@10'`` two with their
@@ -29,8 +31,14 @@ def agents(label: str, separator: str = "+", *, names: Container[str] = ()) -> t
         Stands between the agents of a combination; empty: a label is one agent.
     names
         Names of agents; one that has the separator in it is not taken apart.
+    control
+        Label of the control, which is no agent of a combination (``'CEBPE+ctrl'`` is CEBPE alone).
     """
-    text = label.strip()
+    found = _agents(label.strip(), separator, names)
+    return tuple(agent for agent in found if agent[0] != control) or found
+
+
+def _agents(text: str, separator: str, names: Container[str]) -> tuple[Agent, ...]:
     if text.startswith(("[", "(")):
         found = _literal(text)
         if found:
@@ -62,6 +70,7 @@ def dose_weights(
     combination: str = "mean",
     separator: str = "+",
     names: Container[str] = (),
+    control: str | None = None,
 ) -> np.ndarray:
     """Return which dose each label stands for, float32 [labels, doses].
 
@@ -76,7 +85,7 @@ def dose_weights(
     place = {float(dose): i for i, dose in enumerate(doses)}
     weights = np.zeros((len(labels), len(place)), np.float32)
     for row, label in enumerate(labels):
-        found = agents(label, separator, names=names)
+        found = agents(label, separator, names=names, control=control)
         share = 1.0 if combination == "sum" else 1.0 / len(found)
         for name, dose in found:
             if dose is None:

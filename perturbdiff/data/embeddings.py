@@ -168,6 +168,7 @@ def semantic_rows(
     *,
     kind: SemanticKind = "perturbation",
     control: str | None = None,
+    control_by_name: bool = False,
 ) -> SemanticRows:
     """Return the vectors of ``labels`` from a table.
 
@@ -186,7 +187,9 @@ def semantic_rows(
         What the labels are; only perturbations are taken apart.
     control
         The label of the control, whose vector is the mean of the table's rows (paper) or, with
-        ``control_embedding='scalar'``, the mean of all its numbers in every place (released); None: like any other.
+        ``control_embedding='scalar'``, the mean of all its numbers in every place (released).
+    control_by_name
+        The control is looked up as any other label.
 
     Raises
     ------
@@ -198,10 +201,10 @@ def semantic_rows(
     vectors = np.empty((len(labels), table.width), np.float32)
     notes: dict[str, list[str]] = {"agent": [], "combined": [], "missing": []}
     for place, label in enumerate(labels):
-        if control is not None and label == control:
+        if label == control and not control_by_name:
             vectors[place] = own
             continue
-        found, how = find(label, table, settings, parts=kind == "perturbation")
+        found, how = find(label, table, settings, parts=kind == "perturbation", control=control)
         vectors[place] = mean if found is None else found
         if how:
             notes[how].append(label)
@@ -215,13 +218,21 @@ def semantic_rows(
 
 
 def find(
-    label: str, table: EmbeddingTable, settings: ModelConfig, *, parts: bool = True
+    label: str,
+    table: EmbeddingTable,
+    settings: ModelConfig,
+    *,
+    parts: bool = True,
+    control: str | None = None,
 ) -> tuple[np.ndarray | None, str]:
-    """Return a label's vector [e] or None, and how it was found: '', ``agent``, ``combined`` or ``missing``."""
+    """Return a label's vector [e] or None, and how it was found: '', ``agent``, ``combined`` or ``missing``.
+
+    With ``parts`` a label that the table lacks is taken apart; ``control`` is no agent of a combination.
+    """
     whole = table.row(label)
     if whole is not None:
         return table.vectors[whole], ""
-    found = agents(label, settings.combination_separator, names=table) if parts else ()
+    found = agents(label, settings.combination_separator, names=table, control=control) if parts else ()
     rows = [_agent_row(agent, table) for agent in found]
     known = [row for row in rows if row is not None]
     if not rows or len(known) < len(rows):

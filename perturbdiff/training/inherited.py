@@ -81,7 +81,7 @@ def with_vectors(
     lost = [
         label
         for label in getattr(words, kind)
-        if label not in kept and find(label, table, settings, parts=parts)[0] is None
+        if label not in kept and find(label, table, settings, parts=parts, control=words.control)[0] is None
     ]
     if lost:
         logger.info("%s labels without a vector in the semantic table, left out: %s", kind, listing(lost))

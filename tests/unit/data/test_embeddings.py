@@ -105,6 +105,9 @@ def test_the_control_is_the_mean_of_the_table():
     paper = semantic_rows(["ctrl", "A"], TABLE, ModelConfig(), control="ctrl")
     np.testing.assert_allclose(paper.vectors, [VECTORS.mean(0), VECTORS[0]], rtol=1e-6)
     released = semantic_rows(["ctrl"], TABLE, ModelConfig(control_embedding="scalar"), control="ctrl")
+    alone = semantic_rows(["A+ctrl", "ctrl+B"], TABLE, ModelConfig(), control="ctrl")
+    np.testing.assert_array_equal(alone.vectors, VECTORS[:2])
+    np.testing.assert_array_equal(dose_weights(["A@2+ctrl"], [2.0], control="ctrl"), [[1]])
     np.testing.assert_allclose(released.vectors, np.full((1, 3), VECTORS.mean()), rtol=1e-6)
 
 
@@ -150,6 +153,8 @@ def test_agents_and_doses_of_a_label(label, expected):
 
 def test_a_known_name_with_the_separator_is_one_agent():
     assert agents("(+)-JQ1@0.5", names={"(+)-JQ1"}) == (("(+)-JQ1", 0.5),)
+    assert agents("A+ctrl", control="ctrl") == (("A", None),)
+    assert agents("ctrl", control="ctrl") == (("ctrl", None),)
     assert agents("A+B", "") == (("A+B", None),)
     assert agents("A & B", "&") == (("A", None), ("B", None))
 
