@@ -81,6 +81,20 @@ EXPECTED = {
     | {"data.num_hvgs": 12_626, "train.valid_sets": 5 * 4 * 4},
 }
 
+# Columns of the user's own file, memory, time and logs: no part of a method.
+FREE = {
+    *("name", "variant", "description"),
+    *(f"data.{k}" for k in ("perturbation_key", "control", "cell_type_key", "batch_key", "dose_key")),
+    *("data.extra_obs", "data.layer", "data.min_counts", "data.min_genes"),
+    *("model.combination_separator", "model.missing_embedding", "model.projection_width"),
+    *(
+        f"train.{k}"
+        for k in ("checkpoint_every", "log_every", "memory_gib", "statistics_cells", "stop_margin")
+    ),
+    *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers")),
+    *("train.keep_every", "train.max_epochs", "sample.sets_per_batch", "sample.precision"),
+}
+
 
 def value(config, key):
     for name in key.split("."):
@@ -95,6 +109,15 @@ def test_the_numbers_of_a_preset(name):
     assert found == EXPECTED[name]
     assert not [key for key in EXPECTED[name] if sources.get(key) not in recipes.SOURCES]
     assert config.variant == name.split("-")[0]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_no_value_of_the_method_lacks_a_source(name):
+    _, sources = recipes.load_with_sources(name)
+    sections = ("data", "model", "schedule", "loss", "train", "sample")
+    method = {key for key in set(recipes.keys()) if key.startswith(sections)}
+    missing = sorted(key for key in method - FREE if sources.get(key) not in recipes.SOURCES)
+    assert not missing, "give it a value with a source in the presets, or say above why it is free"
 
 
 def test_every_preset_of_paper_and_released_is_here():
