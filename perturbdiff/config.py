@@ -287,6 +287,9 @@ class SampleConfig(Section):
         default="double",
         description="coefficients of a reverse step from float64 tables, or rounded as in the released code",
     )
+    precision: Literal["32-true", "bf16-mixed"] = Field(
+        default="32-true", description="of the network's matrix products when sampling"
+    )
 
 
 class EvaluateConfig(Section):

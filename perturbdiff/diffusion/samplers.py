@@ -88,6 +88,8 @@ def sample(
     levels = schedule.levels(settings.num_steps, settings.start_level)
     steps = schedule.reverse(levels, variance=settings.ddpm_variance, arithmetic=settings.arithmetic)
     weight = settings.guidance if guidance is None else guidance
+    if isinstance(weight, Tensor) and not weight.any():
+        weight = 0.0
     x, previous = draw(), None
     for step in steps:
         estimate = clean(guided(denoise, x, step, previous, weight))
@@ -113,7 +115,7 @@ def guided(
     w is 0 gets its conditional estimate as it is.
     """
     conditional = denoise(x, step.level, previous, True)
-    if not (weight.any() if isinstance(weight, Tensor) else weight):
+    if not isinstance(weight, Tensor) and weight == 0:
         return conditional
     unconditional = denoise(x, step.level, previous, False)
     noise = (1 + weight) * noise_of(x, conditional, step) - weight * noise_of(x, unconditional, step)

@@ -157,7 +157,7 @@ class ConditionSampler:
         rows = torch.tensor([one.request for one in sets])
         covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
         dataset = torch.full((len(sets),), self._dataset, device=device)
-        estimates = Estimates(model, control, covariates, dataset)
+        mixed = torch.autocast(device.type, torch.bfloat16, enabled=self.settings.precision == "bf16-mixed")
         # Noise is drawn on the CPU: the same on every machine.
         noise = [
             torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
@@ -168,9 +168,11 @@ class ConditionSampler:
             return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
-        found = reverse(
-            estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
-        )
+        with mixed:
+            estimates = Estimates(model, control, covariates, dataset)
+            found = reverse(
+                estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
+            )
         log1p = model.decode(found).clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
         values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
         repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])

@@ -76,6 +76,13 @@ def test_rounding_and_size_of_batches_make_hardly_any(trained, tmp_path):
         np.testing.assert_allclose(cells(trained, tmp_path, config)[0], plain, atol=2e-3)
 
 
+def test_mixed_precision_makes_little(trained, tmp_path):
+    plain = cells(trained, tmp_path, {"guidance": 1.0})[0]
+    mixed = cells(trained, tmp_path, {"guidance": 1.0, "precision": "bf16-mixed"})[0]
+    assert mixed.dtype == np.float32
+    assert 0 < np.abs(mixed - plain).mean() < 0.05
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
