@@ -117,6 +117,10 @@ def bundle_of(
     if not told:
         _forget_perturbations(state)
         report.append("perturbations: none was told in training, so only the control's label is kept")
+    if 0 < stored.dropped_controls < 1:
+        report.append(
+            f"controls were zero in a share {stored.dropped_controls:g} of the steps; ours never are"
+        )
     given = dict(tables or {})
     report += _fill(state, found, config, vocabulary, given)
     model = build(layout, config, state)

@@ -151,8 +151,11 @@ class _WithoutStart(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Pass everything on but fills."""
-        return args[0] if func in self._FILLS else func(*args, **(kwargs or {}))
+        """Pass everything on but fills, and the functions of torch.nn.init, which are whole calls here."""
+        given = kwargs or {}
+        if func in self._FILLS or getattr(func, "__module__", None) == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 def build(

@@ -48,7 +48,12 @@ class Stored:
     @property
     def marginal(self) -> bool:
         """Whether the control stream was always zero (pretraining)."""
-        return _number(self.model, "p_drop_control", 0.0) == 1
+        return self.dropped_controls == 1
+
+    @property
+    def dropped_controls(self) -> float:
+        """How often the control stream was zero in training."""
+        return _number(self.model, "p_drop_control", 0.0)
 
     @property
     def told(self) -> bool:

@@ -199,6 +199,43 @@ def test_frozen_tables_that_the_file_lacks(tmp_path, kind, caplog):
         )
 
 
+def test_drugs_and_doses_in_finetuning_and_sampling(tmp_path, run_cli):
+    """Frozen vectors that came with a checkpoint follow their labels; so do the doses' vectors."""
+    layout = ReleasedLayout(genes=80, perturbation="chemberta", cell_type="llm", batch=False)
+    path, genes = own_file(tmp_path, layout, p_drop_control=0.5)
+    imported = import_checkpoint(path, tmp_path / "imported", genes=genes)
+    old, labels = Bundle.load(imported), layout.perturbations()
+    assert any("share 0.5 of the steps" in line for line in old.training["import"])
+    adata = tiny_counts()
+    names = dict(zip(("control", "p1", "p2", "p3"), labels, strict=False))
+    adata.obs["perturbation"] = adata.obs["perturbation"].cat.rename_categories(names)
+    adata.obs["cell_type"] = adata.obs["cell_type"].cat.rename_categories({"B": "type0", "T": "type2"})
+    overrides = ["data.num_hvgs=null", "split.held_out=[d2]"]
+    data = small_store(tmp_path / "data", [f"data.control={json.dumps(labels[0])}", *overrides], adata)
+    done = run_cli(
+        "finetune", imported, data.store, "--split", data.split, "--out", tmp_path / "tuned",
+        "--config", "tiny", "--set", "train.max_steps=2", "--device", "cpu",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    new = Bundle.load(tmp_path / "tuned")
+    for kind in ("perturbation", "cell_type"):
+        shared = [label for label in getattr(new.vocabulary, kind) if (kind, label) in old.vocabulary]
+        assert set(shared) >= (set(names.values()) if kind == "perturbation" else {"type0", "type2"})
+        there, here = new.vocabulary.encode(kind, shared), old.vocabulary.encode(kind, shared)
+        now, before = (b.model.covariate_encoder.tables[kind].vectors for b in (new, old))
+        assert torch.equal(now[there], before[here])
+        if kind == "perturbation":
+            now, before = (b.model.covariate_encoder.dose for b in (new, old))
+            assert torch.equal(now.weights[there] @ before.vectors, before.weights[here] @ before.vectors)
+            assert relative(now.vectors, before.vectors) < 0.2
+    done = run_cli(
+        "sample", tmp_path / "tuned", data.store, "--split", data.split, "--out", tmp_path / "p.h5ad",
+        "--device", "cpu", "--set", "sample.num_steps=2",
+        "--set", "sample.start_level=2", "--set", "sample.set_size=16",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+
+
 def test_an_evil_file_in_the_command(tmp_path, run_cli):
     import os
 
