@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from perturbdiff.errors import UserError
+
 _SMALLEST_SQUARE = 1e-8
 
 
@@ -132,16 +134,29 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
     Returns
     -------
     ``total``, and before weighting ``mmd`` (mean over sets) and ``mse`` (mean over sets and cells; sum or mean
-    over genes).
+    over genes). A term without weight is not computed and not there.
+
+    Raises
+    ------
+    UserError
+        If both weights are zero.
     """
     prediction, target = prediction.float(), target.float()
-    square = (prediction - target).square()
-    mse = (square.sum(-1) if settings.mse_reduction == "sum" else square.mean(-1)).mean()
+    terms: dict[str, Tensor] = {}
+    if settings.mmd_weight:
+        terms["mmd"] = _mmd(prediction, target, settings).mean()
+    if settings.mse_weight:
+        square = (prediction - target).square()
+        terms["mse"] = (square.sum(-1) if settings.mse_reduction == "sum" else square.mean(-1)).mean()
+    if not terms:
+        raise UserError("loss.mmd_weight and loss.mse_weight are both 0: there is nothing to learn from")
+    weights = {"mmd": settings.mmd_weight, "mse": settings.mse_weight}
+    total = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+    return {"total": total, **terms}
+
+
+def _mmd(prediction: Tensor, target: Tensor, settings: LossSettings) -> Tensor:
+    """Return the energy distance of each set, or pair of twins."""
     if settings.mmd_statistic == "cross":
-        mmd = cross_energy_distance(prediction, target, factor=settings.mmd_factor).mean()
-    else:
-        mmd = energy_distance(
-            prediction, target, factor=settings.mmd_factor, statistic=settings.mmd_statistic
-        ).mean()
-    total = settings.mmd_weight * mmd + settings.mse_weight * mse
-    return {"total": total, "mmd": mmd, "mse": mse}
+        return cross_energy_distance(prediction, target, factor=settings.mmd_factor)
+    return energy_distance(prediction, target, factor=settings.mmd_factor, statistic=settings.mmd_statistic)

@@ -96,8 +96,10 @@ class Journal(pl.Callback):
         rate = (step - before) * cells * trainer.world_size / max(now - since, 1e-9)
         left = (trainer.max_steps - step) * (now - started) / max(step - first, 1)
         logger.info(
-            "step %d/%d: loss %.4g (mmd %.4g, mse %.4g), rate %.2g, %.0f cells/s, %s left",
-            step, trainer.max_steps, row["total"], row["mmd"], row["mse"], row["learning_rate"], rate, _span(left),
+            "step %d/%d: loss %.4g (%s), rate %.2g, %.0f cells/s, %s left",
+            step, trainer.max_steps, row["total"],
+            ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
+            row["learning_rate"], rate, _span(left),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

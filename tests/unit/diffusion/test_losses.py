@@ -12,6 +12,7 @@ from perturbdiff.diffusion.losses import (
     hybrid_loss,
     population_energy_distance,
 )
+from perturbdiff.errors import UserError
 
 
 def brute_force(x, y, statistic):
@@ -75,7 +76,11 @@ def test_hybrid_loss_terms():
     summed = hybrid_loss(x, y, LossConfig(mse_reduction="sum"))
     assert summed["mse"] == pytest.approx(7 * mean["mse"].item(), rel=1e-5)
     only = hybrid_loss(x, y, LossConfig(mse_weight=0.0))
-    assert only["total"] == only["mmd"]
+    assert only == {"total": only["mmd"], "mmd": only["mmd"]}
+    only = hybrid_loss(x, y, LossConfig(mmd_weight=0.0))
+    assert only == {"total": only["mse"], "mse": only["mse"]}
+    with pytest.raises(UserError, match="nothing to learn from"):
+        hybrid_loss(x, y, LossConfig(mmd_weight=0.0, mse_weight=0.0))
 
 
 def test_one_cell_is_not_a_set():

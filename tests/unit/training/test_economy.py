@@ -94,3 +94,10 @@ def test_a_missing_compiler_is_named(monkeypatch):
     for device in ("cpu", "cuda"):
         with pytest.raises(UserError, match="train.compile: .* needs a compiler"):
             check_compiler(device)
+
+
+def test_a_term_without_weight_is_left_out(trained, tmp_path):
+    bundle = run(trained, tmp_path / "b", "loss.mse_weight=0")
+    assert bundle.curve["mse"].isna().all()
+    training = bundle.curve[bundle.curve["split"] == "train"]
+    np.testing.assert_array_equal(training["total"], training["mmd"])
