@@ -89,6 +89,12 @@ class Ours(Side):
             perturbation=cells.labels[0], cell_type=cells.labels[1], batch=cells.labels[2],
         )  # fmt: skip
         self.schedule = NoiseSchedule(1000)
+        self.settings = config.sample.model_copy(
+            update={
+                "num_steps": given.steps, "start_level": None, "sampler": "ddim", "eta": 0.0, "guidance": 1.0,
+                "self_condition": True, "cutoff": 0.0,
+            }
+        )  # fmt: skip
 
     def loss(self, *, drop: bool, again: bool, noise: Tensor | None = None) -> Tensor:
         if noise is None:
@@ -99,14 +105,11 @@ class Ours(Side):
     @torch.inference_mode()
     def sample(self) -> Tensor:
         one, model = self.cells, self.module.denoiser
-        settings = recipes.load(
-            "released", [f"sample.num_steps={self.given.steps}", "sample.guidance=1"]
-        ).sample
-        settings = settings.model_copy(update={"start_level": None, "sampler": "ddim", "eta": 0.0})
         control, told = one.control[:1], Covariates(*(ids[:1] for ids in one.labels))
-
         estimates = Estimates(model, control, told)
-        return sample(estimates, lambda: one.start, self.schedule, settings, clean=lambda x: x.clamp_min(0))
+        return sample(
+            estimates, lambda: one.start, self.schedule, self.settings, clean=lambda x: x.clamp_min(0)
+        )
 
 
 class Theirs(Side):
