@@ -16,10 +16,12 @@ import pytest
 import torch
 from geomloss import SamplesLoss
 
+from perturbdiff import recipes
 from perturbdiff.diffusion.losses import (
     cross_energy_distance,
     distances,
     energy_distance,
+    hybrid_loss,
     population_energy_distance,
 )
 
@@ -76,6 +78,16 @@ def test_clamping_lowers_the_value_by_what_the_self_pairs_count():
     ]
     between = (x[0][:, None] - y[0][None]).norm(dim=-1).mean().item()
     assert energy_distance(x, y, statistic="U").item() == pytest.approx(2 * between - sum(within), abs=4e-6)
+
+
+@pytest.mark.parametrize(("variant", "factor"), [("paper", 2.0), ("released", 1.0)])
+def test_the_objective_of_each_reading_is_written_with_geomloss(variant, factor):
+    """Eq. train_objective, mean over sets: the released code has half the paper's energy distance."""
+    x, y = normal_sets(3, 16, 5), normal_sets(3, 16, 5, seed=1) + 0.2
+    terms = hybrid_loss(x, y, recipes.load(variant).loss)
+    mmd = factor * SamplesLoss("energy", blur=0.05, backend="tensorized")(x, y).mean()
+    assert terms["mmd"].item() == pytest.approx(mmd.item(), rel=1e-5)
+    assert terms["total"].item() == pytest.approx((mmd + (x - y).square().mean()).item(), rel=1e-5)
 
 
 # closed forms
