@@ -12,8 +12,7 @@ import pandas as pd
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from perturbdiff import files
@@ -163,7 +162,13 @@ def _tables(folder: Path) -> dict[SemanticKind, EmbeddingTable]:
 def write_weights(model: Denoiser, path: Path) -> None:
     """Write a model's weights and units as safetensors; equal weights give equal bytes."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    path.write_bytes(to_bytes(state))
+    path.touch()
+    mode = path.stat().st_mode  # safetensors would let nobody else read the file
+    try:
+        save_file(state, path)  # tensor by tensor: no copy of all weights in memory
+    except SafetensorError as error:  # a full disk, in words of its own
+        raise OSError(str(error)) from error
+    path.chmod(mode)
 
 
 def frozen_widths(weights: Mapping[str, Tensor]) -> dict[str, int]:
