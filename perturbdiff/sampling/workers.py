@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -49,7 +50,7 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
             share = batches[worker :: len(devices)]
             arguments = (theirs, opened, share, device, threads)
             # Daemons end with this process, whatever ends it.
-            process = context.Process(target=_work, args=arguments, daemon=True, name=f"sample-{worker}")
+            process = context.Process(target=_process, args=arguments, daemon=True, name=f"sample-{worker}")
             process.start()
             theirs.close()  # so that reading ends when the process does
             processes.append(process)
@@ -92,12 +93,17 @@ def _received(connection: Connection, device: str) -> Cells:
     )
 
 
-def _work(
+def _process(
     connection: Connection, opened: Open, batches: Sequence[list[SetToDraw]], device: str, threads: int
 ) -> None:
-    """Compute batches and send them; runs in its own process."""
+    """Be a process that computes batches and sends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process hears it too, and ends this one
     torch.set_num_threads(threads)
     logging.disable(logging.WARNING)  # the main process has said it
+    _work(connection, opened, batches, device)
+
+
+def _work(connection: Connection, opened: Open, batches: Sequence[list[SetToDraw]], device: str) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody reads any more
         try:
             sampler = opened(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 
 import numpy as np
@@ -48,10 +47,7 @@ def test_two_processes_write_the_very_file_of_one(trained, tmp_path):
 )
 def test_a_failed_process_tells_what_happened(opened, kind, message):
     mine, theirs = multiprocessing.Pipe(duplex=False)
-    try:
-        workers._work(theirs, opened, [[]], "cpu", 1)
-    finally:
-        logging.disable(logging.NOTSET)
+    workers._work(theirs, opened, [[]], "cpu")
     with pytest.raises(kind, match=message):
         workers._received(mine, "cpu")
 
