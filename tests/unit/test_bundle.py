@@ -8,9 +8,11 @@ import shutil
 import pandas as pd
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save as to_bytes
 
-from perturbdiff import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff import files, recipes
+from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
@@ -130,3 +132,19 @@ def test_an_architecture_that_does_not_fit_is_refused(trained, tmp_path):
     with pytest.raises(UserError, match="section 'model'.*not a multiple of 5 heads"):
         train(trained / "store", trained / "split.parquet", tmp_path / "b", recipe, device="cpu")
     assert not (tmp_path / "b").exists()
+
+
+def test_weights_are_readable_by_others_and_a_full_disk_is_said(trained, tmp_path, monkeypatch):
+    model = Bundle.load(trained / "bundle").model
+    write_weights(model, tmp_path / "a.safetensors")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "a.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert (tmp_path / "a.safetensors").read_bytes() == to_bytes(model.state_dict())
+
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("perturbdiff.bundle.save_file", full)
+    with pytest.raises(UserError, match="disk full while writing"):
+        with files.writing(tmp_path / "b.safetensors") as partial:
+            write_weights(model, partial)
