@@ -4,7 +4,8 @@
 
 Some perturbations are held out in every cell type. Their vectors are the true effects, turned by a random matrix, with
 noise of several sizes; at the end, noise alone. The model is compared with the baselines that need no cell of the
-perturbation: the mean of all cells, the mean change of the others (`nearest-context`), and no change. What is done already is not done again.
+perturbation: the mean of all cells, the mean change of the others (`nearest-context`), and no change. What is done
+already is not done again.
 """
 
 from __future__ import annotations
