@@ -37,8 +37,8 @@ def test_presets_variants_and_sizes_are_the_packages(nextflow, tmp_path):
 def test_an_unknown_variant_is_told(nextflow, tmp_path):
     (tmp_path / "kang.h5ad").touch()
     (tmp_path / "sheet.csv").write_text(
-        "id,dataset,input,preset,mode,overrides\na,kang,kang.h5ad,tiny,train,variant=relased\n"
+        "id,dataset,input,preset,mode,overrides\na,kang,kang.h5ad,tiny,train,variant=releasedd\n"
     )
     ran = nextflow.run("-stub", "--input", "sheet.csv")
     assert ran.code != 0
-    assert "line 2 (a): unknown variant 'relased'; variants: paper, recommended, released" in ran.output
+    assert "line 2 (a): unknown variant 'releasedd'; variants: paper, recommended, released" in ran.output
