@@ -4,8 +4,8 @@
     python benchmarks/finetuning.py --simulate 60000 --out FOLDER
 
 Both start from the same recipe and seed and take the same number of steps; the cells of a share are the same for
-both, and contain those of a smaller share. A third training, from scratch over more passes (`--longer`), tells a
-prior from mere steps. Stages are those of the command line: what is done already is not done
+both, and contain those of a smaller share. Both are trained once more over more passes (`--longer`), which tells
+what a prior knows from what mere steps bring. Stages are those of the command line: what is done already is not done
 again, so an interrupted run goes on. Prints a table (mean over seeds, and the paired differences) and writes
 `scores.csv`.
 """
@@ -32,6 +32,7 @@ from perturbdiff.training.run import finetune, pretrain, train
 
 METRICS = ("R2", "PDCorr", "DEOver", "PDS_L1")
 ATLAS_SHARE = 5 / 6
+ARMS = ("scratch", "finetuned", "scratch, longer", "finetuned, longer")
 SIMULATED = (
     "simulate.control_fraction=0.6", "simulate.cell_types=4", "simulate.batches=2", "simulate.knockdowns=20",
     "data.num_hvgs=null", "split.context_column=cell_type", "split.num_held_out=1", "split.train_fraction=0.3",
@@ -99,12 +100,13 @@ class Study:
         )
         rows: list[dict[str, object]] = []
         for share in self.args.shares:
-            for how in ("scratch", "longer", "finetuned"):
-                bundle = self.out / f"{how}-{share:g}-{seed}"
-                passes = (config.train.max_epochs or 1.0) * (self.args.longer if how == "longer" else 1)
+            for how in ARMS:
+                bundle = self.out / f"{how.replace(', ', '-')}-{share:g}-{seed}"
+                factor = self.args.longer if how.endswith("longer") else 1
+                passes = (config.train.max_epochs or 1.0) * factor
                 section = config.train.model_copy(update={"cells_fraction": share, "max_epochs": passes})
                 recipe = config.model_copy(update={"train": section})
-                if how == "finetuned":
+                if how.startswith("finetuned"):
                     finetune(prior, self.store, split, bundle, recipe, transfer="keep")
                 else:
                     train(self.store, split, bundle, recipe)
@@ -128,15 +130,14 @@ class Study:
 
 
 def differences(table: pd.DataFrame) -> pd.DataFrame:
-    """Return finetuned minus the others, paired by seed: mean, smallest and largest for each share and metric."""
+    """Return finetuned minus scratch, paired by seed: mean, smallest and largest for each share and length."""
     metrics = [c for c in table if c not in ("seed", "share", "how")]
-    own = table[table["how"].isin(["scratch", "longer", "finetuned"])]
-    wide = own.pivot(index=["share", "seed"], columns="how")
+    wide = table[table["how"].isin(ARMS)].pivot(index=["share", "seed"], columns="how")
     gain = pd.DataFrame(
         {
-            f"{m} - {how}": wide[m]["finetuned"] - wide[m][how]
+            f"{m}{length}": wide[m][f"finetuned{length}"] - wide[m][f"scratch{length}"]
             for m in metrics
-            for how in ("scratch", "longer")
+            for length in ("", ", longer")
         }
     )
     return pd.DataFrame(gain.groupby("share").agg(["mean", "min", "max"]))

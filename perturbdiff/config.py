@@ -229,6 +229,9 @@ class TrainConfig(Section):
         gt=0,
         description="end after so many passes over the training cells, if that is before max_steps",
     )
+    min_steps: int = Field(
+        default=0, ge=0, description="steps to take even if max_epochs ends before; never more than max_steps"
+    )
     time_power: float = Field(
         default=1.0,
         ge=1,

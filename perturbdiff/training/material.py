@@ -125,11 +125,14 @@ class Material:
         return weights
 
     def limit_steps(self, steps_per_epoch: int) -> None:
-        """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it."""
+        """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it.
+
+        On small data ``train.min_steps`` comes first: ten passes over a thousand cells teach nothing.
+        """
         train = self.config.train
         if train.max_epochs is None:
             return
-        steps = min(train.max_steps, math.ceil(train.max_epochs * steps_per_epoch))
+        steps = min(train.max_steps, max(train.min_steps, math.ceil(train.max_epochs * steps_per_epoch)))
         logger.info("%d steps, %.1f passes over the training cells", steps, steps / steps_per_epoch)
         train = train.model_copy(update={"max_steps": steps})
         self.config = self.config.model_copy(update={"train": train})

@@ -92,7 +92,7 @@ FREE = {
         for k in ("checkpoint_every", "log_every", "memory_gib", "statistics_cells", "stop_margin")
     ),
     *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers")),
-    *("train.keep_every", "train.max_epochs", "sample.sets_per_batch", "sample.precision"),
+    *("train.keep_every", "train.max_epochs", "train.min_steps", "sample.sets_per_batch", "sample.precision"),
 }
 
 

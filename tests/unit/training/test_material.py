@@ -79,3 +79,14 @@ def test_stores_are_drawn_from_by_their_weights(trained, weights, share):
 def test_weights_that_do_not_fit_the_stores_are_refused(trained, weights):
     with pytest.raises(UserError, match="train.store_weights=.* for each of the 2 stores"):
         mixture(trained, weights).train_sampler(Processes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [((), 20), (("train.min_steps=7",), 20), (("train.min_steps=33",), 33), (("train.min_steps=90",), 40)],
+)
+def test_passes_steps_at_least_and_steps_at_most(trained, changes, steps):
+    settings = recipe("train.max_steps=40", "train.max_epochs=2", *changes)
+    material = from_scratch(trained / "store", trained / "split.parquet", settings)
+    material.limit_steps(10)
+    assert material.config.train.max_steps == steps
