@@ -243,7 +243,7 @@ def sampling(given: argparse.Namespace, genes: int) -> list[dict]:
             )
 
     def shared(net: Denoiser) -> Estimates:
-        return Estimates(net, control, Covariates(*ids))
+        return Estimates(net, control, Covariates(*ids), guided=True)
 
     def plain(net: torch.nn.Module) -> Callable:
         labels = tuple(each[:, None].expand(-1, given.cells) for each in ids)

@@ -106,7 +106,7 @@ class Ours(Side):
     def sample(self) -> Tensor:
         one, model = self.cells, self.module.denoiser
         control, told = one.control[:1], Covariates(*(ids[:1] for ids in one.labels))
-        estimates = Estimates(model, control, told)
+        estimates = Estimates(model, control, told, guided=True)
         return sample(
             estimates, lambda: one.start, self.schedule, self.settings, clean=lambda x: x.clamp_min(0)
         )

@@ -11,17 +11,20 @@ from perturbdiff.model.covariates import Covariates
 from perturbdiff.model.denoiser import Denoiser
 
 
-class _Embedded(NamedTuple):
+class _Pair(NamedTuple):
+    """What the pass of guidance without covariates made of these tensors."""
+
     x: Tensor
     previous: Tensor | None
-    stream: Tensor
+    level: int
+    untold: Tensor
 
 
 class Estimates:
     """A denoiser's estimates for sets whose control cells and covariates stay as they are.
 
-    The control cells go through their input layer once; the two passes of guidance share the noised cells'. The
-    values are those of `Denoiser.forward`. Without gradients.
+    The control cells go through their input layer once. Both passes of guidance are one: they share the noised
+    cells' input layer, and the weights are read once. The values are those of `Denoiser.forward`. Without gradients.
 
     Parameters
     ----------
@@ -33,15 +36,24 @@ class Estimates:
         Ids [B] or [B, S].
     dataset
         Index of each set's input layers, int64 [B].
+    guided
+        An estimate without the covariates will be asked for after each one with them, of the very same tensors.
     """
 
     def __init__(
-        self, model: Denoiser, control: Tensor, covariates: Covariates | None, dataset: Tensor | None = None
+        self,
+        model: Denoiser,
+        control: Tensor,
+        covariates: Covariates | None,
+        dataset: Tensor | None = None,
+        *,
+        guided: bool = False,
     ) -> None:
         self.model, self.control, self.covariates, self.dataset = model, control, covariates, dataset
+        self.guided = guided and covariates is not None
         with torch.no_grad():
             self._control_stream = model.embed_control(control, dataset)
-        self._embedded: _Embedded | None = None
+        self._pair: _Pair | None = None
 
     @torch.no_grad()
     def __call__(self, x: Tensor, level: int, previous: Tensor | None, told: bool) -> Tensor:  # noqa: FBT001
@@ -49,9 +61,19 @@ class Estimates:
 
         ``previous`` is an earlier estimate [B, S, G]. Neither may be changed in place between two calls.
         """
-        known = self._embedded
-        if known is None or known.x is not x or known.previous is not previous:
-            known = self._embedded = _Embedded(x, previous, self.model.embed(x, previous, self.dataset))
+        pair = self._pair
+        if not told and pair is not None:
+            self._pair = None
+            if pair.x is x and pair.previous is previous and pair.level == level:
+                return pair.untold
+        stream = self.model.embed(x, previous, self.dataset)
         t = torch.full((len(x),), level, device=x.device)
         conditioning = self.model.conditioning(t, self.covariates if told else None)
-        return self.model.estimate(known.stream, self._control_stream, conditioning, self.control)
+        if not (told and self.guided):
+            return self.model.estimate(stream, self._control_stream, conditioning, self.control)
+        without = self.model.conditioning(t, None).expand_as(conditioning)
+        x_stream, controls, cells = (torch.cat([s, s]) for s in (stream, self._control_stream, self.control))
+        both = self.model.estimate(x_stream, controls, torch.cat([conditioning, without]), cells)
+        found, untold = both.chunk(2)
+        self._pair = _Pair(x, previous, level, untold)
+        return found

@@ -168,8 +168,9 @@ class ConditionSampler:
             return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
+        guided = bool(self.settings.guidance if guidance is None else guidance.any())
         with mixed:
-            estimates = Estimates(model, control, covariates, dataset)
+            estimates = Estimates(model, control, covariates, dataset, guided=guided)
             found = reverse(
                 estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
             )

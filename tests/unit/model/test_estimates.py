@@ -41,9 +41,13 @@ def given():
     )
 
 
-def test_each_estimate_is_the_denoisers(model, given):
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("per_cell", [False, True])
+def test_each_estimate_is_the_denoisers(model, given, guided, per_cell):
     control, x, covariates, dataset = given
-    estimates = Estimates(model, control, covariates, dataset)
+    if per_cell:
+        covariates = Covariates(*(torch.randint(1, n, (B, S)) for n in (5, 4, 3)))
+    estimates = Estimates(model, control, covariates, dataset, guided=guided)
     previous = None
     for level in (900, 500, 20):
         t = torch.full((B,), level)
@@ -51,7 +55,9 @@ def test_each_estimate_is_the_denoisers(model, given):
             expected = model(
                 x, t, control, covariates if told else None, self_condition=previous, dataset=dataset
             )
-            torch.testing.assert_close(estimates(x, level, previous, told), expected.detach())
+            torch.testing.assert_close(
+                estimates(x, level, previous, told), expected.detach(), rtol=1e-5, atol=1e-4
+            )
         x, previous = x + 0.1, expected.detach()
 
 
@@ -67,8 +73,18 @@ def test_a_reverse_process_embeds_control_cells_once_and_noised_cells_once_a_ste
 
         setattr(model, name, counted)
     settings = SampleConfig(num_steps=4, guidance=1.0, self_condition=True, sampler="ddim")
-    sample(Estimates(model, control, covariates, dataset), lambda: start, NoiseSchedule(1000), settings)
+    estimates = Estimates(model, control, covariates, dataset, guided=True)
+    sample(estimates, lambda: start, NoiseSchedule(1000), settings)
     assert calls == {"embed": 4, "embed_control": 1}
+
+
+def test_other_tensors_get_their_own_estimate(model, given):
+    control, x, covariates, dataset = given
+    estimates = Estimates(model, control, covariates, dataset, guided=True)
+    estimates(x, 500, None, True)
+    other = x + 1
+    expected = model(other, torch.full((B,), 500), control, None, dataset=dataset).detach()
+    torch.testing.assert_close(estimates(other, 500, None, False), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_no_graph_is_kept(model, given):
