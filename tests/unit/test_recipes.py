@@ -169,7 +169,10 @@ def test_sizes(size, width):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("variant=releasedd", "--set: unknown variant 'releasedd', did you mean 'released'.*paper, recommended"),
+        (
+            "variant=releasedd",
+            "--set: unknown variant 'releasedd', did you mean 'released'.*paper, recommended",
+        ),
         ("size=huge", "--set: unknown size 'huge'.*sizes: large, medium, small"),
         ("variant=[paper]", "unknown variant"),
     ],
