@@ -16,7 +16,9 @@ def test_values_are_those_of_scipy(dtype):
     counts = sp.random(30, 50, 0.2, "csr", np.float32, rng)
     counts.data = np.ceil(counts.data * 60_000).astype(np.float32)  # most do not fit int16 with a sign
     counts.data[::7] = 65535
-    counts = sp.vstack([counts[:3], sp.csr_matrix((1, 50), dtype=np.float32), counts[3:]], "csr")  # an empty cell
+    counts = sp.vstack(
+        [counts[:3], sp.csr_matrix((1, 50), dtype=np.float32), counts[3:]], "csr"
+    )  # an empty cell
     depth = np.asarray(counts.sum(1)).ravel().astype(np.float32) + 5
     expected = np.log1p(counts.toarray() * (1e4 / depth)[:, None])
     values = counts.data.astype(np.uint16).view(np.int16) if dtype == "int16" else counts.data.astype(dtype)
