@@ -64,13 +64,21 @@ def read_scores(folder: Path) -> dict[str, float]:
     return {**means, **found}
 
 
+def longer(config: Config, factor: float) -> dict[str, float | int]:
+    """Return the training settings that make a training so many times as long."""
+    train = config.train
+    if train.max_epochs is None:
+        return {"max_steps": round(train.max_steps * factor)}
+    return {"max_epochs": train.max_epochs * factor}
+
+
 class Study:
     """The runs of one data set, each stage in a folder of its own."""
 
     def __init__(self, out: Path, counts: Path, atlas: Path, args: argparse.Namespace) -> None:
         self.out, self.args = out, args
         self.config = recipes.load(args.config, args.set)
-        self.prior = recipes.load(args.prior, args.set)
+        self.prior = recipes.load(args.prior, [*args.set, *args.set_prior])
         self.store = preprocess([counts], out / "store", self.config.data, genes=args.genes)
         keys = {"perturbation_key": None, "cell_type_key": self.config.data.cell_type_key}
         self.atlas = preprocess(
@@ -103,8 +111,7 @@ class Study:
             for how in ARMS:
                 bundle = self.out / f"{how.replace(', ', '-')}-{share:g}-{seed}"
                 factor = self.args.longer if how.endswith("longer") else 1
-                passes = (config.train.max_epochs or 1.0) * factor
-                section = config.train.model_copy(update={"cells_fraction": share, "max_epochs": passes})
+                section = config.train.model_copy(update={"cells_fraction": share, **longer(config, factor)})
                 recipe = config.model_copy(update={"train": section})
                 if how.startswith("finetuned"):
                     finetune(prior, self.store, split, bundle, recipe, transfer="keep")
@@ -154,6 +161,7 @@ def main() -> None:
     parser.add_argument("--config", default="recommended")
     parser.add_argument("--prior", default="recommended-pretrain")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--set-prior", action="append", default=[])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.05, 0.2, 1.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument(
