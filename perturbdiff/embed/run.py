@@ -77,12 +77,7 @@ def embed(
     UserError
         If the input cannot be read, the model is not there or does not fit, or ``transformers`` is missing.
     """
-    if out.suffix not in (".parquet", ".npz"):
-        raise UserError(f"--out {out}: a semantic table is a .parquet or .npz file")
-    if batch_size < 1 or (max_length is not None and max_length < 3):
-        raise UserError("--batch-size must be at least 1 and --max-length at least 3")
-    if importlib.util.find_spec("transformers") is None:
-        raise UserError("embed needs the package transformers: pip install 'perturbdiff[embed]'")
+    _check(out, batch_size, max_length)
     where = resolve_device(device)
     entries = read_named_texts(source, kind)
     located = locate(model, revision=revision, local_only=local_only)
@@ -103,13 +98,28 @@ def embed(
         limit = encoder.limit(max_length)
         tokens = _tokens(encoder, entries, limit)
         vectors = _vectors(encoder, tokens, chosen, entries.kind, layer=layer, batch_size=batch_size)
-        complete = run.path.with_name(run.path.name + out.suffix)  # the suffix says the format
-        EmbeddingTable(entries.names, vectors).write(complete)
-        complete.replace(run.path)
+        _write(EmbeddingTable(entries.names, vectors), run.path, out.suffix)
         run.results |= {"names": len(entries.names), "width": vectors.shape[1], "max_length": limit}
         run.results |= {"cut": sum(t.cut for t in tokens), "unknown": sum(map(encoder.unknown, tokens))}
         run.notes |= {"device": where, "batch_size": batch_size}
     return out
+
+
+def _check(out: Path, batch_size: int, max_length: int | None) -> None:
+    """Refuse what cannot be computed or written, before a model is looked for."""
+    if out.suffix not in (".parquet", ".npz"):
+        raise UserError(f"--out {out}: a semantic table is a .parquet or .npz file")
+    if batch_size < 1 or (max_length is not None and max_length < 3):
+        raise UserError("--batch-size must be at least 1 and --max-length at least 3")
+    if importlib.util.find_spec("transformers") is None:
+        raise UserError("embed needs the package transformers: pip install 'perturbdiff[embed]'")
+
+
+def _write(table: EmbeddingTable, partial: Path, suffix: str) -> None:
+    """Write a table to the stage's temporary path, whose name does not say the format."""
+    complete = partial.with_name(partial.name + suffix)
+    table.write(complete)
+    complete.replace(partial)
 
 
 def _tokens(encoder: Encoder, entries: NamedTexts, limit: int | None) -> list[Tokens]:

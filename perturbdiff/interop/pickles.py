@@ -95,6 +95,8 @@ def read_torch(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: a TorchScript program, not weights; it is not run")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise UserError(f"{path}: compressed afterwards; read it with torch and save it again")
+        # weights_only refuses these files for the settings beside the weights, and nothing in torch reads them
+        # without that. What runs is only what `_table` holds: inert stand-ins, no name of the file's choosing.
         content = torch.load(
             str(path), map_location="cpu", mmap=True, weights_only=False, pickle_module=_module()
         )
