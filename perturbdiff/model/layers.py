@@ -38,7 +38,7 @@ def sinusoid(t: Tensor, width: int = SINUSOID_WIDTH) -> Tensor:
 
 def modulate(normalised: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """Shift and scale normalised features [B, S, D] by [B, 1 or S, D]."""
-    return torch.addcmul(shift, normalised, 1 + scale)  # one pass over the cells
+    return normalised * (1 + scale) + shift  # in this order, as the released code rounds
 
 
 class Modulation(NamedTuple):
