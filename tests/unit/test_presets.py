@@ -85,7 +85,15 @@ EXPECTED = {
 FREE = {
     *("name", "variant", "description"),
     *(f"data.{k}" for k in ("perturbation_key", "control", "cell_type_key", "batch_key", "dose_key")),
-    *("data.extra_obs", "data.layer", "data.min_counts", "data.min_genes"),
+    *(
+        "data.extra_obs",
+        "data.layer",
+        "data.min_counts",
+        "data.min_genes",
+        "data.gene_key",
+        "data.join_genes",
+    ),
+    *(f"data.knockdown{k}" for k in ("", "_gene_key", "_residual", "_cell_residual", "_min_cells")),
     *("model.combination_separator", "model.missing_embedding", "model.projection_width"),
     *(
         f"train.{k}"

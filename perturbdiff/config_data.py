@@ -1,0 +1,171 @@
+"""The part of the configuration that speaks of data: columns and preprocessing, splits, simulation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """What the input's columns mean and how counts become the store."""
+
+    perturbation_key: str | None = Field(
+        default="perturbation",
+        description="obs column of the perturbation label; none: all cells are unperturbed",
+    )
+    control: str = Field(
+        default="control", description="label of the control cells in the perturbation column"
+    )
+    cell_type_key: str | None = Field(
+        default="cell_type", description="obs column of the cell type; none: one type"
+    )
+    batch_key: str | None = Field(
+        default="batch", description="obs column of the batch or donor; none: one batch"
+    )
+    dose_key: str | None = Field(
+        default=None, description="obs column of the dose; joined to the label as 'drug@dose'"
+    )
+    extra_obs: tuple[str, ...] = Field(
+        default=(), description="further obs columns to keep (e.g. to hold out by)"
+    )
+    layer: str = Field(default="X", description="where the values are: X, raw, or layers/NAME")
+    input_scale: Literal["counts", "log1p"] = Field(default="counts", description="what the values are")
+    min_counts: int = Field(default=0, ge=0, description="drop cells with fewer counts")
+    min_genes: int = Field(default=0, ge=0, description="drop cells with fewer detected genes")
+    target_sum: float | Literal["median"] = Field(
+        default="median", description="depth every cell is scaled to; 'median' as scanpy's normalize_total"
+    )
+    scale: float = Field(default=10.0, gt=0, description="log1p values are divided by this for the model")
+    num_hvgs: int | None = Field(
+        default=2000, ge=1, description="highly variable genes to keep; none: all genes"
+    )
+    hvg_flavor: Literal["seurat", "cell_ranger", "seurat_v3"] = Field(
+        default="seurat", description="scanpy's flavor of the selection"
+    )
+    hvg_by_batch: bool = Field(default=False, description="select per batch and combine (scanpy's batch_key)")
+    hvg_cells: Literal["all", "train"] = Field(default="all", description="cells the selection may look at")
+    gene_key: str | None = Field(
+        default=None,
+        description="var column that names the genes (ids or symbols); none: the index of var",
+    )
+    join_genes: Literal["intersection", "union"] = Field(
+        default="intersection",
+        description="genes of several inputs: those all have, or those any has (a gene a file lacks counts 0 there)",
+    )
+    knockdown: bool = Field(
+        default=False,
+        description="CRISPRi: keep only perturbations and cells whose target gene is knocked down",
+    )
+    knockdown_gene_key: str | None = Field(
+        default=None,
+        description="obs column with the target gene; none: the perturbation's label is the gene",
+    )
+    knockdown_residual: float = Field(
+        default=0.3,
+        gt=0,
+        le=1,
+        description="a perturbation's largest mean expression of its target / controls",
+    )
+    knockdown_cell_residual: float = Field(
+        default=0.5, gt=0, description="a cell's largest expression of its target / mean of the controls"
+    )
+    knockdown_min_cells: int = Field(
+        default=30, ge=1, description="drop a perturbation with fewer cells left"
+    )
+
+
+class SplitConfig(Section):
+    """Which conditions are held out. A STATE-style TOML replaces these rules."""
+
+    context_column: str = Field(default="batch", description="obs column whose values are held out")
+    held_out: tuple[str, ...] = Field(default=(), description="contexts to hold out by name")
+    num_held_out: int = Field(default=0, ge=0, description="contexts to choose if none is named")
+    choose: Literal["random", "pca"] = Field(
+        default="random",
+        description="how to choose them: at random, or spread over PCA clusters of pseudobulks",
+    )
+    train_fraction: float = Field(
+        default=0.3, ge=0, le=1, description="share of a held-out context's perturbations moved to training"
+    )
+    valid_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        description="share of a held-out context's remaining perturbations for validation",
+    )
+    perturbations: tuple[str, ...] = Field(default=(), description="only these can be held out; empty: all")
+
+
+class SimulateConfig(Section):
+    """A simulated experiment with known effects; calibrated on real screens (docs/simulation.md)."""
+
+    cells: int = Field(default=8000, ge=1, description="cells in all")
+    genes: int = Field(default=900, ge=2, description="measured genes")
+    cell_types: int = Field(default=3, ge=1)
+    batches: int = Field(default=2, ge=1)
+    knockdowns: int = Field(
+        default=12, ge=0, description="perturbations named by the measured gene they knock down"
+    )
+    drugs: int = Field(default=2, ge=0, description="drugs, each at every dose")
+    doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug, positive")
+    cytokines: int = Field(default=2, ge=0)
+    control_fraction: float = Field(default=0.15, gt=0, lt=1, description="share of cells that are controls")
+    size_spread: float = Field(default=0.6, ge=0, description="SD of the log size of conditions")
+    tiny_fraction: float = Field(
+        default=0.03, ge=0, le=1, description="share of conditions with only 1 to 5 cells"
+    )
+    counts_per_gene: float = Field(default=0.9, gt=0, description="median depth of a cell / number of genes")
+    depth_spread: float = Field(default=0.45, ge=0, description="SD of the log depth of cells")
+    mean_spread: float = Field(default=1.5, ge=0, description="SD of the genes' log mean expression")
+    mean_skew: float = Field(default=0.6, ge=0, description="skewness of the genes' log mean expression")
+    dispersion: float = Field(default=0.07, ge=0, description="NB dispersion of well expressed genes")
+    dispersion_low: float = Field(
+        default=0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean"
+    )
+    dispersion_spread: float = Field(
+        default=0.7, ge=0, description="SD of the genes' log dispersion about that trend"
+    )
+    cell_type_spread: float = Field(
+        default=0.5, ge=0, description="SD of a cell type's log expression about the mean"
+    )
+    batch_spread: float = Field(default=0.12, ge=0, description="SD of a batch's shift of log expression")
+    cell_programmes: int = Field(default=5, ge=0, description="activities that differ from cell to cell")
+    cell_spread: float = Field(
+        default=0.3, ge=0, description="SD of the strongest activity's effect on its genes"
+    )
+    programmes: int = Field(default=8, ge=1, description="response programmes that perturbations share")
+    programme_share: float = Field(
+        default=0.12, gt=0, le=1, description="share of genes in a response programme"
+    )
+    effect_size: float = Field(
+        default=1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs"
+    )
+    effect_spread: float = Field(default=0.4, ge=0, description="SD of the perturbations' log strength")
+    specificity: float = Field(
+        default=0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
+    )
+    private_share: float = Field(
+        default=0.15, ge=0, le=1, description="share of an effect's variance outside programmes"
+    )
+    escape: float = Field(
+        default=0.1, ge=0, lt=1, description="share of knock-down cells that do not respond"
+    )
+    wells: int = Field(
+        default=4, ge=1, description="sets (wells) of each condition, each with its latent factor"
+    )
+    latent_strength: float = Field(
+        default=0.25, ge=0, description="SD of the response's strength between sets"
+    )
+    latent_shift: float = Field(
+        default=0.1, ge=0, description="SD of the sets' common shift on its genes, controls too"
+    )
+    context_depth_spread: float = Field(
+        default=0.15, ge=0, description="SD of the contexts' log median depth"
+    )
