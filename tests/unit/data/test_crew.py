@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import LocalCluster
@@ -40,7 +41,9 @@ def test_workers_give_results_in_order_errors_in_one_piece_and_repeat_what_a_dea
 
 
 def test_a_given_scheduler_is_used():
-    with LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+    options: Any = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    cluster: Any = LocalCluster(**options)
+    with cluster:
         with Crew(scheduler=cluster.scheduler_address) as crew:
             assert [doubled for doubled, _ in crew.run(double, [1, 2])] == [2, 4]
 

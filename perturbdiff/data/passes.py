@@ -1,0 +1,195 @@
+"""Passes over the cells of raw inputs: each a set of coarse tasks, one per *piece*, that leave a file each.
+
+A piece is a range of rows of one input. Pieces follow from the inputs alone, never from the number of workers or
+the memory, and results are merged in the order of pieces, so that the same inputs give the same bits. A piece
+whose result is in the scratch folder is done: a run that was killed goes on there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perturbdiff.config import DataConfig
+from perturbdiff.data.counts import CountsFile, Inputs
+from perturbdiff.data.crew import Crew
+from perturbdiff.data.matrices import Block
+
+VALUES_PER_PIECE = 100_000_000
+"""Stored values of a piece: about 100,000 cells, some seconds of work."""
+
+DROPPED = -1
+"""Code of a cell that a filter removed."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``start`` to ``stop`` of input ``file``; ``first`` is the first one's number among all cells."""
+
+    number: int
+    file: int
+    start: int
+    stop: int
+    first: int
+
+
+class PieceReader:
+    """What the body of a pass gets.
+
+    Attributes
+    ----------
+    piece
+        Which rows.
+    file
+        The opened input, for messages and names of cells.
+    num_genes
+        Genes that the inputs have together.
+    columns
+        For each column of the file its place among these genes, -1 for one that is not used, int32.
+    codes
+        Condition of each cell of the piece, `DROPPED` for cells that a filter removed, int32.
+    """
+
+    def __init__(self, task: _Task, file: CountsFile) -> None:
+        self.piece, self.file, self._scratch = task.piece, file, task.scratch
+        self.columns = np.load(task.scratch / f"columns-{task.piece.file:04d}.npy")
+        self.num_genes = task.num_genes
+        every = np.load(task.scratch / "codes.npy", mmap_mode="r")
+        self.codes = np.array(every[task.piece.first : task.piece.first + self.num_cells])
+
+    @property
+    def num_cells(self) -> int:
+        """Rows of the piece."""
+        return self.piece.stop - self.piece.start
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the piece's rows in blocks; their ``start`` and ``stop`` are rows of the file."""
+        return self.file.blocks(self.piece.start, self.piece.stop)
+
+    def saved(self, name: str) -> dict[str, np.ndarray]:
+        """Return what an earlier pass saved of this piece."""
+        return _load(_result(self._scratch, name, self.piece))
+
+
+Body = Callable[[PieceReader, Any], dict[str, np.ndarray]]
+"""Reads a piece and returns arrays to save; defined at the top level of a module."""
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A piece of one pass, as it travels to a worker."""
+
+    piece: Piece
+    path: Path
+    config: DataConfig
+    scratch: Path
+    num_genes: int
+    name: str
+    body: Body
+    argument: Any
+
+
+class Passes:
+    """The passes over one set of inputs.
+
+    Parameters
+    ----------
+    inputs
+        The opened inputs.
+    crew
+        Who does the work.
+    scratch
+        Folder of results, seen by all workers.
+    """
+
+    def __init__(self, inputs: Inputs, crew: Crew, scratch: Path) -> None:
+        self.inputs, self.crew, self.scratch = inputs, crew, scratch.absolute()
+        self.pieces = plan_pieces(inputs)
+        self.scratch.mkdir(exist_ok=True)
+        for number, file in enumerate(inputs.files):
+            columns = inputs.columns_of(file, inputs.genes)
+            save(self.scratch / f"columns-{number:04d}.npy", columns)
+        paths = [file.path.absolute() for file in inputs.files]
+        crew.run(
+            _prepare,
+            [(path, inputs.config, self._own(number)) for number, path in enumerate(paths)],
+            label="opening inputs", unit="files",
+        )  # fmt: skip
+
+    def _own(self, file: int) -> Path:
+        return self.scratch / f"input-{file:04d}"
+
+    def set_codes(self, codes: np.ndarray) -> None:
+        """Tell all later passes the condition of every cell, int32 [cells]."""
+        save(self.scratch / "codes.npy", codes)
+
+    def run(self, name: str, body: Body, argument: Any = None, *, label: str) -> None:
+        """Run ``body`` over all pieces that have no result of this name yet."""
+        left = [piece for piece in self.pieces if not _result(self.scratch, name, piece).exists()]
+        files, genes = self.inputs.files, len(self.inputs.genes)
+        tasks = [
+            _Task(p, files[p.file].path.absolute(), self.inputs.config, self.scratch, genes, name, body, argument)
+            for p in left
+        ]  # fmt: skip
+        self.crew.run(_run, tasks, weights=[p.stop - p.start for p in left], label=label)
+
+    def results(self, name: str) -> Iterator[dict[str, np.ndarray]]:
+        """Yield the results of a finished pass in the order of pieces, one at a time."""
+        for piece in self.pieces:
+            yield _load(_result(self.scratch, name, piece))
+
+
+def plan_pieces(inputs: Inputs) -> list[Piece]:
+    """Cut the inputs into pieces of about `VALUES_PER_PIECE` stored values."""
+    pieces: list[Piece] = []
+    for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
+        count = max(1, -(-file.matrix.num_values // VALUES_PER_PIECE))
+        edges = np.linspace(0, file.n_cells, min(count, file.n_cells) + 1).astype(np.int64).tolist()
+        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+            pieces.append(Piece(len(pieces), number, start, stop, int(offset) + start))
+    return pieces
+
+
+def save(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None:
+    """Write an array or several (npz) so that the file is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("wb") as sink:
+        if isinstance(arrays, dict):
+            np.savez(sink, allow_pickle=False, **arrays)
+        else:
+            np.save(sink, arrays)
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.replace(path)
+
+
+def _result(scratch: Path, name: str, piece: Piece) -> Path:
+    return scratch / f"{name}-{piece.number:05d}.npz"
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as found:
+        return dict(found)
+
+
+def _prepare(given: tuple[Path, DataConfig, Path]) -> None:
+    """Convert what cannot be read by rows; see `CountsFile.prepare`."""
+    file = CountsFile(*given)
+    try:
+        file.prepare()
+    finally:
+        file.close()
+
+
+def _run(task: _Task) -> None:
+    file = CountsFile(task.path, task.config, task.scratch / f"input-{task.piece.file:04d}")
+    try:
+        arrays = task.body(PieceReader(task, file), task.argument)
+    finally:
+        file.close()
+    save(_result(task.scratch, task.name, task.piece), arrays)
