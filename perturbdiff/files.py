@@ -16,16 +16,22 @@ _BLOCK = 1 << 22
 
 
 @contextlib.contextmanager
-def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`."""
+def explain_os_errors(path: Path, *, kept: bool = False) -> Iterator[None]:
+    """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`.
+
+    ``kept`` tells that what was done so far is kept for the next run.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            raise UserError(
-                f"disk full while writing {path}: free some space or choose another output folder; "
-                "nothing was left behind"
-            ) from error
+            rest = (
+                f"free some space and run again, which goes on where it stopped (what is done so far is in "
+                f"{temporary_name(path)})"
+                if kept
+                else "free some space or choose another output folder; nothing was left behind"
+            )
+            raise UserError(f"disk full while writing {path}: {rest}") from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise UserError(
                 f"cannot write {path}: permission denied; choose another output folder"
@@ -55,7 +61,7 @@ def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> 
         Whether the output is a folder, which is then created empty.
     keep_partial
         Keep what an interrupted run left under the temporary name, for a stage that continues there.
-        After an error the partial output is kept too, unless it is a `UserError`.
+        After an error the partial output is kept too, unless it is a `UserError`: then it is of no use.
 
     Raises
     ------
@@ -63,7 +69,7 @@ def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> 
         If the place is not writable or the disk is full.
     """
     partial = temporary_name(path)
-    with explain_os_errors(path):
+    with explain_os_errors(path, kept=keep_partial):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not keep_partial:
             remove(partial)
@@ -75,8 +81,7 @@ def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> 
             yield partial
             replace(partial, path)
         except BaseException as error:
-            disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not keep_partial or disk_full or isinstance(error, UserError):
+            if not keep_partial or isinstance(error, UserError):
                 remove(partial)
             raise
 
@@ -127,6 +132,15 @@ def sha256(path: Path) -> str:
         while block := handle.read(_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def signature(path: Path) -> tuple[int, int]:
+    """Return size and time of change (ns) of a file, or the sum and the latest over a folder's files.
+
+    Who reads a file for long compares it before and after.
+    """
+    found = [p.stat() for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()]
+    return sum(s.st_size for s in found), max((s.st_mtime_ns for s in found), default=0)
 
 
 def existing(path: Path, what: str) -> Path:

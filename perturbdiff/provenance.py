@@ -25,6 +25,9 @@ from perturbdiff import __version__, files
 
 logger = logging.getLogger(__name__)
 
+_PURPOSE = ".purpose.json"
+"""What an unfinished output is to become."""
+
 _LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scanpy", "scipy", "torch", "zarr")
 
 
@@ -109,22 +112,27 @@ def stage(
     force
         Run even if an equal output is there.
     keep_partial
-        See `files.writing`.
+        For a folder: keep what an interrupted run left, for a stage that continues there. What a run with other
+        settings, inputs or versions left is deleted.
 
     Raises
     ------
     UserError
         If an input is missing or the output cannot be written.
     """
-    started, cpu = time.time(), time.process_time()
+    started, cpu = time.time(), _cpu_seconds()
     base = _base(name, config, inputs, seed)
     if not force and out.exists() and _same(read_manifest(out), base):
         logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
         yield Stage(out, out, skip=True)
         return
     with files.writing(out, folder=folder, keep_partial=keep_partial) as partial:
+        if keep_partial:
+            _continue_or_begin(partial, as_json(base))
         run = Stage(out, partial)
         yield run
+        if keep_partial:
+            files.remove(partial / _PURPOSE)
         manifest = as_json({**base, "results": run.results})
         record = as_json({**run.notes, **_circumstances(name, started, cpu)})
         for kind, text in (("manifest", manifest), ("run", record)):
@@ -132,6 +140,17 @@ def stage(
                 (partial / f"{kind}.json").write_text(text)
             else:
                 files.write_text(out.with_name(f"{out.name}.{kind}.json"), text)
+
+
+def _continue_or_begin(partial: Path, purpose: str) -> None:
+    """Empty the folder of an interrupted run, unless that run was to make the very same."""
+    note = partial / _PURPOSE
+    if note.is_file() and note.read_text() == purpose:
+        logger.info("going on with what an interrupted run left in %s", partial)
+        return
+    for path in list(partial.iterdir()):
+        files.remove(path)
+    files.write_text(note, purpose)
 
 
 def up_to_date(
@@ -158,6 +177,12 @@ def _same(manifest: Mapping[str, Any] | None, base: Mapping[str, Any]) -> bool:
     return manifest is not None and {k: manifest.get(k) for k in base} == dict(base)
 
 
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
 def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
     return {
         "stage": name,
@@ -166,7 +191,7 @@ def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "wall_seconds": round(time.time() - started, 3),
-        "cpu_seconds": round(time.process_time() - cpu, 3),
+        "cpu_seconds": round(_cpu_seconds() - cpu, 3),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }

@@ -7,6 +7,7 @@ whose result is in the scratch folder is done: a run that was killed goes on the
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ def plan_pieces(inputs: Inputs) -> list[Piece]:
     for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
         count = max(1, -(-file.matrix.num_values // VALUES_PER_PIECE))
         edges = np.linspace(0, file.n_cells, min(count, file.n_cells) + 1).astype(np.int64).tolist()
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in itertools.pairwise(edges):
             pieces.append(Piece(len(pieces), number, start, stop, int(offset) + start))
     return pieces
 

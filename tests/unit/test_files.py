@@ -46,11 +46,39 @@ def test_partial_is_kept_for_a_stage_that_continues(tmp_path):
 
 def test_disk_full_is_explained_and_cleaned_up(tmp_path):
     out = tmp_path / "store"
-    with pytest.raises(UserError, match="disk full while writing .*store"):
-        with files.writing(out, folder=True, keep_partial=True) as partial:
+    with pytest.raises(UserError, match="disk full while writing .*store.*nothing was left behind"):
+        with files.writing(out, folder=True) as partial:
             (partial / "x").write_text("half")
             raise OSError(errno.ENOSPC, "No space left on device")
     assert not list(tmp_path.iterdir())
+
+
+def test_disk_full_keeps_what_is_done_for_a_stage_that_continues(tmp_path):
+    out = tmp_path / "store"
+    with pytest.raises(UserError, match=r"disk full while writing .*goes on.*\.store\.partial"):
+        with files.writing(out, folder=True, keep_partial=True) as partial:
+            (partial / "x").write_text("done")
+            raise OSError(errno.ENOSPC, "No space left on device")
+    assert (partial / "x").read_text() == "done"
+
+
+def test_a_users_mistake_leaves_nothing_to_continue(tmp_path):
+    with (
+        pytest.raises(UserError),
+        files.writing(tmp_path / "store", folder=True, keep_partial=True) as partial,
+    ):
+        (partial / "x").write_text("done")
+        raise UserError("wrong column")
+    assert not list(tmp_path.iterdir())
+
+
+def test_signature_tells_a_changed_file(tmp_path):
+    (tmp_path / "a").write_text("one")
+    before = files.signature(tmp_path / "a"), files.signature(tmp_path)
+    assert before == (files.signature(tmp_path / "a"), files.signature(tmp_path))
+    (tmp_path / "a").write_text("three")
+    assert before[0] != files.signature(tmp_path / "a")
+    assert before[1] != files.signature(tmp_path)
 
 
 def test_missing_permission_is_explained(tmp_path, monkeypatch):

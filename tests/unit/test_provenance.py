@@ -53,3 +53,25 @@ def test_missing_input_is_named(tmp_path):
         with provenance.stage("demo", tmp_path / "o", config={}, inputs={"source": tmp_path / "nothing"}):
             pass
     assert not (tmp_path / "o").exists()
+
+
+def unfinished(out, seed):
+    with (
+        pytest.raises(RuntimeError),
+        provenance.stage("make", out, config={}, inputs={}, seed=seed, folder=True, keep_partial=True) as run,
+    ):
+        (run.path / "x").write_text("done so far")
+        raise RuntimeError
+    return run.path
+
+
+def test_an_interrupted_stage_goes_on_only_if_it_is_the_same(tmp_path):
+    out = tmp_path / "out"
+    for seed, found in ((1, True), (2, False)):
+        partial = unfinished(out, 1)
+        assert (partial / "x").exists()
+        with provenance.stage(
+            "make", out, config={}, inputs={}, seed=seed, folder=True, keep_partial=True, force=True
+        ) as run:
+            assert (run.path / "x").exists() == found
+        assert not list(out.glob(".*"))
