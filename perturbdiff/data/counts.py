@@ -18,7 +18,7 @@ import pandas as pd
 import zarr
 
 from perturbdiff.config import DataConfig
-from perturbdiff.data.matrices import Block, CscMatrix, CsrMatrix, DenseMatrix, RowMatrix
+from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block, CscMatrix, CsrMatrix, DenseMatrix, RowMatrix
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -53,10 +53,15 @@ class CountsFile:
         Names of the matrix's columns.
     n_cells
         Number of rows.
+    matrix
+        The values; ``matrix.num_values`` of them are stored.
+    config, scratch
+        As given: with ``path``, all that another process needs to open the file again.
     """
 
-    def __init__(self, path: Path, layer: str, scratch: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, config: DataConfig, scratch: Path) -> None:
+        self.path, self.config, self.scratch = path, config, scratch
+        layer = config.layer
         self._stack = contextlib.ExitStack()
         with explain_damage(path):
             self._root: Any = self._open()
@@ -162,9 +167,25 @@ class CountsFile:
             names = index[start:stop]
         return np.array([n.decode() if isinstance(n, bytes) else str(n) for n in names], object)
 
-    def blocks(self) -> Iterator[Block]:
-        """Yield row blocks; a damaged piece of the file is a `UserError`."""
-        with contextlib.closing(self.matrix.blocks()) as blocks:  # type: ignore[type-var]
+    def prepare(self) -> None:
+        """Do what must be done once before `blocks` in any process: turn a CSC matrix into row order."""
+        with explain_damage(self.path):
+            self.matrix.prepare()
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
+        """Yield consecutive blocks of rows ``start`` to ``stop`` (default: the last).
+
+        Raises
+        ------
+        UserError
+            If a piece of the file is damaged.
+        RuntimeError
+            If the matrix needs `prepare` first.
+        """
+        rows = self.matrix.blocks(start, stop, limit)
+        with contextlib.closing(rows) as blocks:  # type: ignore[type-var]
             while True:
                 with explain_damage(self.path):
                     block = next(blocks, None)
@@ -200,7 +221,7 @@ class Inputs:
         self.files: list[CountsFile] = []
         try:
             for number, path in enumerate(paths):
-                self.files.append(CountsFile(Path(path), config.layer, scratch / f"input-{number:04d}"))
+                self.files.append(CountsFile(Path(path), config, scratch / f"input-{number:04d}"))
         except BaseException:
             self.close()
             raise

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.lib import format as npy
 from scipy import sparse
+
+from perturbdiff import files
 
 VALUES_PER_BLOCK = 4_000_000
 """Stored values read at once: some 32 to 48 MB of int32 columns and float values."""
 
 _POINTERS_PER_READ = 1 << 18
+_EXACT_IN_FLOAT32 = 1 << 24
+_STRIPES_PER_BLOCK = 16
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows ``start`` to ``stop`` as CSR: ``indptr`` int64 from 0, ``indices`` int32, ``data`` float32 or 64."""
+    """Rows ``start`` to ``stop`` as CSR: ``indptr`` int64 from 0, ``indices`` int32, ``data`` float32 or 64.
+
+    The arrays are the block's own: a consumer may keep a block while it asks for the next.
+    """
 
     start: int
     stop: int
@@ -28,44 +36,91 @@ class Block:
 
 
 class RowMatrix(Protocol):
-    """A matrix that is read from the first row to the last."""
+    """A matrix that is read by ranges of rows.
+
+    Attributes
+    ----------
+    shape
+        Rows and columns.
+    """
 
     shape: tuple[int, int]
 
-    def blocks(self, limit: int = VALUES_PER_BLOCK) -> Iterator[Block]:
-        """Yield consecutive row blocks of about ``limit`` stored values."""
+    @property
+    def num_values(self) -> int:
+        """Stored values, a dense matrix's zeros among them: what reading it costs."""
+        ...
+
+    def prepare(self) -> None:
+        """Do what must be done once before `blocks`, in any process."""
+        ...
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
+        """Yield consecutive blocks of rows ``start`` to ``stop`` with about ``limit`` stored values each."""
         ...
 
 
 def _block(start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, columns: int) -> Block:
-    indptr = np.asarray(indptr, np.int64)
-    if len(indices) != indptr[-1] - indptr[0] or len(data) != len(indices):
+    """Check a block and bring it to the promised types; int32 columns and float32 values are not copied."""
+    first, last = int(indptr[0]), int(indptr[-1])
+    if len(indices) != last - first or len(data) != len(indices):
         raise ValueError("the sparse matrix has fewer values than its row pointers say")
-    if len(indices) and (indices.min() < 0 or indices.max() >= columns):
+    return Block(start, start + len(indptr) - 1, indptr - first, _columns(indices, columns), _values(data))
+
+
+def _columns(indices: np.ndarray, columns: int) -> np.ndarray:
+    indices = np.asarray(indices)
+    if indices.dtype.kind not in "iu":
+        raise ValueError("the sparse matrix has column numbers that are not whole numbers")
+    if not indices.dtype.isnative:
+        indices = indices.astype(indices.dtype.newbyteorder("="))
+    # read as unsigned, a negative number is a large one: one pass finds both
+    if len(indices) and indices.view(f"u{indices.dtype.itemsize}").max() >= columns:
         raise ValueError("the sparse matrix has an entry outside its shape")
-    exact = np.float32 if data.dtype == np.float32 or data.dtype.itemsize <= 2 else np.float64
-    return Block(
-        start,
-        start + len(indptr) - 1,
-        indptr - indptr[0],
-        np.ascontiguousarray(indices, np.int32),
-        np.ascontiguousarray(data, exact),
-    )
+    return np.ascontiguousarray(indices, np.int32)
+
+
+def _values(data: np.ndarray) -> np.ndarray:
+    """Return values as float32 where that is exact by their type or, for integers, their size; else float64."""
+    data = np.asarray(data)
+    if data.dtype.kind not in "biuf":
+        raise ValueError(f"the matrix has values that are not numbers ({data.dtype})")
+    if data.dtype == np.float32 or data.dtype.itemsize <= 2:
+        exact = True
+    elif data.dtype.kind == "f":
+        exact = data.dtype.itemsize == 4
+    else:
+        exact = not len(data) or (data.max() <= _EXACT_IN_FLOAT32 and data.min() >= -_EXACT_IN_FLOAT32)
+    return np.ascontiguousarray(data, np.float32 if exact else np.float64)
 
 
 class CsrMatrix:
     """A compressed sparse row matrix: the group of ``data``, ``indices`` and ``indptr``."""
 
-    def __init__(self, group: Any, shape: tuple[int, int]) -> None:
+    def __init__(self, group: Mapping[str, Any] | Any, shape: tuple[int, int]) -> None:
         self.group, self.shape = group, shape
 
-    def blocks(self, limit: int = VALUES_PER_BLOCK) -> Iterator[Block]:
+    @property
+    def num_values(self) -> int:
+        """Number of stored values."""
+        return int(self.group["data"].shape[0])
+
+    def prepare(self) -> None:
+        """Nothing is to be done."""
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
         """Yield consecutive row blocks; row pointers are read in pieces as well."""
         pointers, indices, data = (self.group[k] for k in ("indptr", "indices", "data"))
-        row = 0
-        while row < self.shape[0]:
-            indptr = np.asarray(pointers[row : row + _POINTERS_PER_READ + 1], np.int64)
-            if (np.diff(indptr) < 0).any():
+        if int(pointers.shape[0]) != self.shape[0] + 1:
+            raise ValueError("the sparse matrix has not one row pointer more than rows")
+        row, end = start, self.shape[0] if stop is None else stop
+        while row < end:
+            indptr = np.asarray(pointers[row : min(row + _POINTERS_PER_READ, end) + 1], np.int64)
+            if indptr[0] < 0 or (np.diff(indptr) < 0).any():
                 raise ValueError("the sparse matrix has descending row pointers")
             a = 0
             while a < len(indptr) - 1:
@@ -81,53 +136,104 @@ class DenseMatrix:
 
     def __init__(self, array: Any) -> None:
         self.array, self.shape = array, (int(array.shape[0]), int(array.shape[1]))
+        height, width = getattr(array, "chunks", None) or (1, self.shape[1])
+        self._chunks = (int(height), max(1, int(width)))
 
-    def blocks(self, limit: int = VALUES_PER_BLOCK) -> Iterator[Block]:
-        """Yield row blocks of about ``limit`` entries, with the zeros left out."""
-        rows = max(1, limit // max(1, self.shape[1]))
-        for start in range(0, self.shape[0], rows):
-            part = sparse.csr_matrix(np.asarray(self.array[start : start + rows]))
-            yield _block(start, part.indptr, part.indices, part.data, self.shape[1])
+    @property
+    def num_values(self) -> int:
+        """Number of entries."""
+        return self.shape[0] * self.shape[1]
+
+    def prepare(self) -> None:
+        """Nothing is to be done."""
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
+        """Yield row blocks with the zeros left out, cut where ``limit`` entries are reached or a chunk ends.
+
+        Chunks may be high and narrow; they are then read from left to right in slabs of ``limit`` entries
+        that keep only what is not zero, so that no chunk is decoded again for each few rows of it.
+        """
+        width = max(1, self.shape[1])
+        rows = max(1, limit // width)
+        height = self._chunks[0]
+        if rows < height:
+            rows = min(height, max(1, limit * _STRIPES_PER_BLOCK // width))
+        else:
+            rows -= rows % height
+        row, end = start, self.shape[0] if stop is None else stop
+        while row < end:
+            last = min(row - row % rows + rows, end)
+            part = self._stripe(row, last, limit)
+            yield _block(row, part.indptr.astype(np.int64), part.indices, part.data, self.shape[1])
+            row = last
+
+    def _stripe(self, start: int, stop: int, limit: int) -> sparse.csr_matrix:
+        step = max(1, limit // (stop - start) // self._chunks[1]) * self._chunks[1]
+        slabs = [
+            sparse.csr_matrix(_values(self.array[start:stop, c : c + step]))
+            for c in range(0, max(1, self.shape[1]), step)
+        ]
+        return slabs[0] if len(slabs) == 1 else sparse.csr_matrix(sparse.hstack(slabs, "csr"))
 
 
 class CscMatrix:
     """A compressed sparse column matrix, turned into row order once, in bounded memory.
 
     Columns are read in blocks and their entries spilled to one file per range of rows; each range is then
-    small enough to be sorted by row in memory.
+    small enough to be sorted by row in memory, and is appended to plain CSR arrays that any process can read.
+
+    Parameters
+    ----------
+    group
+        The group of ``data``, ``indices`` and ``indptr``.
+    shape
+        Rows and columns.
+    scratch
+        Folder for the arrays, which appear there whole or not at all.
     """
 
-    _ENTRY = np.dtype([("row", np.uint32), ("column", np.uint32), ("value", np.float64)])
-
     def __init__(self, group: Any, shape: tuple[int, int], scratch: Path) -> None:
-        self.group, self.shape, self.scratch = group, shape, scratch
-        stored = int(group["data"].shape[0])
-        ranges = int(np.clip(-(-stored // VALUES_PER_BLOCK), 1, 512))
-        self._rows = max(1, -(-shape[0] // ranges))
-        self._files: list[Path] | None = None
+        self.group, self.shape, self._folder = group, shape, scratch / "by-row"
 
-    def blocks(self, limit: int = VALUES_PER_BLOCK) -> Iterator[Block]:
-        """Yield the ranges of rows; the first call converts the matrix."""
-        del limit
-        if self._files is None:
-            self._files = self._convert()
-        for number, file in enumerate(self._files):
-            start = number * self._rows
-            rows = min(self._rows, self.shape[0] - start)
-            entries = np.fromfile(file, self._ENTRY)
-            coordinates = (entries["row"].astype(np.int32), entries["column"].astype(np.int32))
-            part = sparse.csr_matrix((entries["value"], coordinates), shape=(rows, self.shape[1]))
-            yield _block(start, part.indptr, part.indices, part.data, self.shape[1])
+    @property
+    def num_values(self) -> int:
+        """Number of stored values."""
+        return int(self.group["data"].shape[0])
 
-    def _convert(self) -> list[Path]:
-        self.scratch.mkdir(parents=True, exist_ok=True)
+    def prepare(self) -> None:
+        """Convert the matrix unless that was done before; an interrupted conversion starts over."""
+        if not self._folder.exists():
+            with files.writing(self._folder, folder=True) as folder:
+                self._gather(folder, self._scatter(folder))
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
+        """Yield consecutive row blocks of the converted matrix.
+
+        Raises
+        ------
+        RuntimeError
+            If `prepare` was not called.
+        """
+        if not self._folder.exists():
+            raise RuntimeError("a CSC matrix is read by rows only after prepare()")
+        arrays = {name: _SavedArray(self._folder / f"{name}.npy") for name in ("data", "indices", "indptr")}
+        return CsrMatrix(arrays, self.shape).blocks(start, stop, limit)
+
+    def _scatter(self, folder: Path) -> list[Path]:
+        """Send the entries to one file per range of rows, in the order of their columns."""
+        ranges = int(np.clip(-(-self.num_values // VALUES_PER_BLOCK), 1, 512))
+        self._rows = max(1, -(-self.shape[0] // ranges))
+        value = np.dtype(self.group["data"].dtype).newbyteorder("=")
+        entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", value)])
         ranges = -(-self.shape[0] // self._rows)
-        paths = [self.scratch / f"rows-{k:04d}.bin" for k in range(ranges)]
-        for path in paths:
-            path.write_bytes(b"")
+        paths = [folder / f"rows-{k:04d}.bin" for k in range(ranges)]
         columns = CsrMatrix(self.group, (self.shape[1], self.shape[0]))  # a CSC is the CSR of the transpose
         for block in columns.blocks():
-            entries = np.empty(len(block.data), self._ENTRY)
+            entries = np.empty(len(block.data), entry)
             which = block.indices // self._rows
             entries["row"] = block.indices - which * self._rows
             entries["column"] = np.repeat(np.arange(block.start, block.stop), np.diff(block.indptr))
@@ -137,4 +243,47 @@ class CscMatrix:
             for k in np.flatnonzero(np.diff(edges)):
                 with paths[k].open("ab") as handle:
                     entries[order[edges[k] : edges[k + 1]]].tofile(handle)
+        for path in paths:
+            path.touch()
+        self._entry = entry
         return paths
+
+    def _gather(self, folder: Path, paths: list[Path]) -> None:
+        """Sort each range by row, append it to the arrays and delete its file."""
+        value = self._entry["value"]
+        lengths = np.zeros(self.shape[0], np.int64)
+        with (folder / "data.npy").open("wb") as data, (folder / "indices.npy").open("wb") as indices:
+            _header(data, value, self.num_values)
+            _header(indices, np.dtype(np.int32), self.num_values)
+            for number, path in enumerate(paths):
+                entries = np.fromfile(path, self._entry)
+                path.unlink()
+                order = np.argsort(entries["row"], kind="stable")
+                entries["value"][order].tofile(data)
+                entries["column"][order].tofile(indices)
+                first = number * self._rows
+                counts = np.bincount(entries["row"], minlength=min(self._rows, self.shape[0] - first))
+                lengths[first : first + len(counts)] = counts
+        np.save(folder / "indptr.npy", np.concatenate([[0], np.cumsum(lengths)]))
+
+
+class _SavedArray:
+    """A one-dimensional ``.npy`` file, read by slices."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as handle:
+            npy.read_magic(handle)
+            self.shape, _, self._dtype = npy.read_array_header_1_0(handle)
+            self._offset = handle.tell()
+
+    def __getitem__(self, span: slice) -> np.ndarray:
+        start, stop, _ = span.indices(self.shape[0])
+        offset = self._offset + start * self._dtype.itemsize
+        return np.fromfile(self._path, self._dtype, max(0, stop - start), offset=offset)
+
+
+def _header(handle: Any, dtype: np.dtype, length: int) -> None:
+    npy.write_array_header_1_0(
+        handle, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    )

@@ -119,6 +119,8 @@ def _make(
     scratch = folder / _SCRATCH
     with Inputs(inputs, config, scratch) as opened:
         labels = read_labels(opened)
+        for file in opened.files:
+            file.prepare()
         look = _visible(labels.conditions, config, split)
         scan = scan_cells(opened, labels, look)
         quality_table(scan, labels.conditions).to_csv(folder / "qc.csv", index=False)
