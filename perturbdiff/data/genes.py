@@ -1,157 +1,176 @@
-"""Choosing genes: highly variable genes from one pass over the cells, equal to scanpy's, or a given list.
+"""Choosing genes: highly variable genes from one or two passes over the cells, equal to scanpy's, or a given list.
 
-Scanpy's recipe is normalize_total, log1p, highly_variable_genes(flavor="seurat"), which undoes the logarithm
-again: only the mean and variance of depth-normalised counts x T / L matter. Both scale with the target T, so the
-sums of x / L and (x / L)^2 are enough, and T, the median depth, may be known later.
+What each flavor needs of the cells, by batch and gene:
+
+- ``seurat``: the first pass alone. Scanpy's recipe is normalize_total, log1p, and a selection that undoes the
+  logarithm again: only mean and variance of depth-normalised counts x T / L matter. Both scale with the target T,
+  so the sums of x / L and (x / L)^2 are enough, and T, the median depth, may be known later.
+- ``cell_ranger``: mean and variance of log1p(x T / L), a second pass (`log_sums`) once T is known. For log1p
+  input the first pass sums the values as they are, and that is all.
+- ``seurat_v3``: mean and variance of raw counts from the first pass, a fit, and then a second pass
+  (`clipped_sums`) for the sums of counts clipped at what the fit allows.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data import kernels
-from perturbdiff.data.matrices import Block
+from perturbdiff import files
+from perturbdiff.config import DataConfig
+from perturbdiff.data import hvg
+from perturbdiff.data.gene_sums import GeneSums, SumsRequest, clipped_sums, log_sums
 from perturbdiff.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-NUM_BINS = 20
-"""Bins of mean expression within which dispersions are compared (scanpy's default)."""
+
+def check_flavor(config: DataConfig) -> None:
+    """Refuse a flavor that the declared input cannot serve; call it before anything is read.
+
+    Raises
+    ------
+    UserError
+        For seurat_v3 with log1p values.
+    """
+    if config.hvg_flavor == "seurat_v3" and config.input_scale == "log1p":
+        raise UserError(
+            "data.hvg_flavor=seurat_v3 needs raw counts, but data.input_scale is log1p; give counts (data.layer), "
+            "or use data.hvg_flavor=seurat or cell_ranger"
+        )
 
 
-class GeneSums:
-    """Sums of depth-normalised values by batch and gene: float64, 24 bytes per batch and gene."""
-
-    def __init__(self, num_batches: int, num_genes: int) -> None:
-        self.total = np.zeros((num_batches, num_genes))
-        self.squares = np.zeros((num_batches, num_genes))
-        self.positive = np.zeros((num_batches, num_genes), np.int64)
-        self.cells = np.zeros(num_batches, np.int64)
-
-    def add(
-        self,
-        block: Block,
-        columns: np.ndarray,
-        group: np.ndarray,
-        divisor: np.ndarray,
-    ) -> None:
-        """Add a block's rows to the sums of their ``group`` (-1: left out), divided by ``divisor``."""
-        self.cells += np.bincount(group[group >= 0], minlength=len(self.cells))
-        kernels.add_gene_sums(
-            block.indptr, block.indices, block.data, columns, group, divisor,
-            self.total, self.squares, self.positive,
-        )  # fmt: skip
-
-    def moments(self, batch: int, target_sum: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return each gene's mean and unbiased variance over a batch's cells, scaled to ``target_sum``."""
-        n = int(self.cells[batch])
-        mean = target_sum * self.total[batch] / n
-        square = target_sum**2 * self.squares[batch] / n
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return mean, (square - mean**2) * np.float64(n) / np.float64(n - 1)
-
-    def pooled(self) -> GeneSums:
-        """Return the sums over all batches as one."""
-        one = GeneSums(1, self.total.shape[1])
-        one.total[0], one.squares[0] = self.total.sum(axis=0), self.squares.sum(axis=0)
-        one.positive[0], one.cells[0] = self.positive.sum(axis=0), self.cells.sum()
-        return one
+def sums_stored_values(config: DataConfig) -> bool:
+    """Return whether the first pass sums values as stored, rather than depth-normalised without logarithm."""
+    return config.hvg_flavor == "seurat_v3" or (
+        config.hvg_flavor == "cell_ranger" and config.input_scale == "log1p"
+    )
 
 
-def seurat_dispersions(mean: np.ndarray, variance: np.ndarray, num_top: int) -> pd.DataFrame:
-    """Return one batch's gene statistics as scanpy's flavor "seurat" defines them.
+class SecondPass(NamedTuple):
+    """A further pass over the cells: run ``body`` with ``request`` on every piece."""
+
+    name: str
+    body: Callable[[Any, Any], dict[str, np.ndarray]]
+    request: SumsRequest
+
+
+def second_pass(
+    config: DataConfig, sums: GeneSums, group: np.ndarray, target_sum: float, scratch: Path
+) -> SecondPass | None:
+    """Return the pass that the flavor needs after the first, or None.
 
     Parameters
     ----------
-    mean, variance
-        Of depth-normalised (not log) values, float64 [G].
-    num_top
-        Genes to mark; genes tied at the cut are all marked, as in scanpy.
+    config
+        Flavor, scale and number of genes; no choice among the genes needs no pass.
+    sums
+        Of the first pass.
+    group
+        As `gene_groups` returns it, int32 [conditions].
+    target_sum
+        Depth that cells are scaled to.
+    scratch
+        Folder that every task can read; seurat_v3 leaves a file of limits there.
 
-    Returns
-    -------
-    pd.DataFrame
-        Columns ``means`` (log1p), ``dispersions`` (log), ``dispersions_norm`` (z-score within a bin of the
-        mean; nan where undefined) and ``highly_variable``.
+    Raises
+    ------
+    UserError
+        If seurat_v3's fit fails.
     """
-    mean = np.where(mean == 0, 1e-12, mean)
-    dispersion = variance / mean
-    dispersion[dispersion == 0] = np.nan
-    frame = pd.DataFrame({"means": np.log1p(mean), "dispersions": np.log(dispersion)})
-    bins = pd.cut(frame["means"], bins=NUM_BINS)
-    statistics = frame.groupby(bins, observed=True)["dispersions"].agg(centre="mean", width="std")
-    alone = pd.isna(statistics["width"])  # a single gene in its bin gets a normalised dispersion of 1
-    statistics.loc[alone, "width"] = statistics.loc[alone, "centre"]
-    statistics.loc[alone, "centre"] = 0.0
-    own = statistics.loc[bins].set_index(frame.index)
-    frame["dispersions_norm"] = (frame["dispersions"] - own["centre"]) / own["width"]
-    scores = frame["dispersions_norm"].to_numpy()
-    defined = np.sort(scores[~np.isnan(scores)])[::-1]
-    cut = defined[min(num_top, len(defined)) - 1] if len(defined) else np.inf
-    frame["highly_variable"] = np.nan_to_num(scores, nan=-np.inf) >= cut
-    return frame
+    num_groups, num_genes = sums.values.shape[:2]
+    if config.num_hvgs is None or config.num_hvgs >= num_genes or not sums.values.any():
+        return None
+    if config.hvg_flavor == "cell_ranger" and config.input_scale == "counts":
+        return SecondPass("log-sums", log_sums, SumsRequest(group, num_groups, target_sum=target_sum))
+    if config.hvg_flavor != "seurat_v3":
+        return None
+    limits = np.zeros((num_groups, num_genes))
+    for batch, moments, deviation in _fits(sums):
+        limits[batch] = deviation * np.sqrt(moments.cells) + moments.mean
+    path = scratch / "clip-limits.npy"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with files.writing(path) as temporary, temporary.open("wb") as handle:
+        np.save(handle, limits)
+    return SecondPass("clipped-sums", clipped_sums, SumsRequest(group, num_groups, limits=str(path)))
 
 
-def rank_genes(sums: GeneSums, genes: Sequence[str], target_sum: float, num_top: int) -> pd.DataFrame:
-    """Return the statistics of all genes over all cells, the chosen ones marked ``highly_variable``."""
-    pooled = sums.pooled() if len(sums.cells) > 1 else sums
-    frame = seurat_dispersions(*pooled.moments(0, target_sum), num_top)
-    frame.index = pd.Index(genes)
-    return frame
-
-
-def rank_genes_by_batch(
-    sums: GeneSums, genes: Sequence[str], target_sum: float, num_top: int
-) -> pd.DataFrame:
-    """Return `rank_genes` with the choice made in each batch and combined, as scanpy's ``batch_key`` does.
-
-    Genes are ordered by the number of batches that choose them, then by their mean normalised dispersion;
-    a gene a batch does not detect counts there as zero.
-    """
-    names, frames = np.asarray(genes, object), []
-    used = np.flatnonzero(sums.cells)
-    for batch in used:
-        seen = sums.positive[batch] > 0
-        mean, variance = sums.moments(int(batch), target_sum)
-        found = seurat_dispersions(mean[seen], variance[seen], num_top)
-        found.index = pd.Index(names[seen])
-        absent = pd.DataFrame(0.0, index=pd.Index(names[~seen]), columns=found.columns)
-        frames.append(pd.concat([found.astype({"highly_variable": float}), absent]))
-    means = dict.fromkeys(("means", "dispersions", "dispersions_norm"), "mean")
-    every = pd.concat(frames)
-    table = pd.DataFrame(every.groupby(every.index, observed=True).agg({**means, "highly_variable": "sum"}))
-    table["highly_variable_nbatches"] = table["highly_variable"].astype(int)
-    order = table.sort_values(
-        ["highly_variable_nbatches", "dispersions_norm"], ascending=False, na_position="last"
-    )
-    return order.assign(highly_variable=np.arange(len(order)) < num_top).loc[list(genes)]
+def _fits(sums: GeneSums) -> Iterable[tuple[int, hvg.Moments, np.ndarray]]:
+    """Yield number, moments and expected deviation of each batch that seurat_v3 can rank genes in."""
+    without = 0
+    for batch in np.flatnonzero(sums.cells):
+        moments = sums.moments(int(batch))
+        name = "the data" if len(sums.cells) == 1 else f"batch {batch + 1} of {len(sums.cells)}"
+        deviation = hvg.regularised_deviation(moments, name)
+        if deviation is None:
+            without += 1
+        else:
+            yield int(batch), moments, deviation
+    if without:
+        logger.warning("%d batches of a single cell or without variance rank no genes", without)
 
 
 def choose_genes(
-    sums: GeneSums, genes: Sequence[str], target_sum: float, num_hvgs: int | None, *, by_batch: bool
+    sums: GeneSums,
+    genes: Sequence[str],
+    target_sum: float,
+    num_hvgs: int | None,
+    *,
+    by_batch: bool,
+    flavor: str = "seurat",
+    second: Iterable[Mapping[str, np.ndarray]] | None = None,
 ) -> pd.DataFrame:
     """Return every gene's statistics with the kept ones marked ``highly_variable``.
 
     With no ``num_hvgs``, or as many as there are genes, all genes are kept.
+
+    Parameters
+    ----------
+    sums
+        Of the first pass.
+    genes
+        Names of the genes.
+    target_sum
+        Depth the first pass's values are scaled to (1 if they are sums of stored values).
+    num_hvgs
+        Genes to keep.
+    by_batch
+        Choose in each batch of ``sums`` and combine, as scanpy's ``batch_key`` does.
+    flavor
+        Scanpy's name of the recipe.
+    second
+        What the pass of `second_pass` returned for each piece, in order; None if it is not needed.
+
+    Returns
+    -------
+    pd.DataFrame
+        Indexed by gene, with scanpy's columns of that flavor.
 
     Raises
     ------
     UserError
         If there is nothing to choose by.
     """
-    if not sums.positive.any():
+    if not sums.values.any():
         raise UserError(
             "no gene is detected in any cell that gene selection may look at (data.hvg_cells); check the input "
             "(data.layer) and the split's training cells"
         )
     wanted = len(genes) if num_hvgs is None else num_hvgs
-    rank = rank_genes_by_batch if by_batch else rank_genes
-    table = rank(sums, genes, target_sum, wanted)
+    if flavor != "seurat" and second is None and wanted >= len(genes):
+        table = pd.DataFrame(index=pd.Index(genes))  # no choice, so no pass was spent on its statistics
+    elif flavor == "seurat_v3":
+        table = _rank_by_variance(sums, second, genes, wanted, by_batch=by_batch)
+    else:
+        found, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
+        found = found if by_batch else found.pooled()
+        batches = [found.moments(int(batch), factor) for batch in np.flatnonzero(found.cells)]
+        table = hvg.rank_by_dispersion(flavor, batches, genes, wanted, by_batch=by_batch)
     if wanted >= len(genes):
         if wanted > len(genes):
             logger.warning("data.num_hvgs is %d but there are %d genes: all are kept", wanted, len(genes))
@@ -162,6 +181,31 @@ def choose_genes(
             "some are tied at the cut" if kept > wanted else "the others are detected in no cell",
         )  # fmt: skip
     return table
+
+
+def _rank_by_variance(
+    sums: GeneSums,
+    second: Iterable[Mapping[str, np.ndarray]] | None,
+    genes: Sequence[str],
+    num_top: int,
+    *,
+    by_batch: bool,
+) -> pd.DataFrame:
+    """Return seurat_v3's table from the raw and the clipped sums."""
+    if second is None:
+        raise ValueError("seurat_v3 needs the pass of clipped sums")
+    clipped = GeneSums.from_arrays(second)
+    variances = []
+    for batch, moments, deviation in _fits(sums):
+        limit = deviation * np.sqrt(moments.cells) + moments.mean
+        variances.append(hvg.clipped_variance(moments, deviation, limit, clipped.values[batch]))
+    if not variances:
+        raise UserError(
+            "data.hvg_flavor=seurat_v3: no gene varies within any batch; use data.hvg_by_batch=false"
+        )
+    return hvg.rank_by_variance(
+        sums.pooled().moments(0), np.array(variances), genes, num_top, by_batch=by_batch
+    )
 
 
 def read_gene_list(path: Path, genes: Sequence[str]) -> list[str]:

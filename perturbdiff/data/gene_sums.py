@@ -1,0 +1,207 @@
+"""Sums over cells by batch and gene, made piece by piece, from which genes are chosen (`perturbdiff.data.genes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.data import gene_kernels, hvg
+from perturbdiff.data.matrices import Block
+
+if TYPE_CHECKING:
+    from perturbdiff.data.passes import PieceReader
+
+_LEFT_OUT = -1
+
+
+class GeneSums:
+    """Three sums by batch and gene, and the cells of each batch: float64, 24 bytes per batch and gene.
+
+    Adding is exact for whole numbers and depends on the order of the additions otherwise.
+
+    Attributes
+    ----------
+    values
+        Float64 [batches, G, 3]: of the values, of their squares, and the number of positive values.
+    cells
+        Int64 [batches].
+    """
+
+    def __init__(self, num_batches: int, num_genes: int) -> None:
+        self.values = np.zeros((num_batches, num_genes, 3))
+        self.cells = np.zeros(num_batches, np.int64)
+
+    @property
+    def positive(self) -> np.ndarray:
+        """Number of cells that express each gene, int64 [batches, G]."""
+        return self.values[:, :, 2].astype(np.int64)
+
+    def add(
+        self,
+        block: Block,
+        columns: np.ndarray,
+        group: np.ndarray,
+        divisor: np.ndarray | None = None,
+    ) -> None:
+        """Add a block's rows to the sums of their ``group`` (-1: left out), divided by ``divisor`` if given."""
+        divisor = np.ones(len(group)) if divisor is None else divisor
+        self.count(group)
+        gene_kernels.add_gene_sums(
+            block.indptr, block.indices, block.data, columns, group, divisor, self.values
+        )
+
+    def count(self, group: np.ndarray) -> None:
+        """Add the cells of each group alone."""
+        self.cells += np.bincount(group[group >= 0], minlength=len(self.cells))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the batches that have cells, as arrays to save: what `add_arrays` and `from_arrays` take."""
+        batches = np.flatnonzero(self.cells)
+        return {
+            "sums_shape": np.array(self.values.shape[:2]),
+            "sums_batches": batches,
+            "sums_cells": self.cells[batches],
+            "sums_values": self.values[batches],
+        }
+
+    def add_arrays(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Add the sums of a further piece; call it in the order of the pieces."""
+        self.values[arrays["sums_batches"]] += arrays["sums_values"]
+        self.cells[arrays["sums_batches"]] += arrays["sums_cells"]
+
+    @classmethod
+    def from_arrays(cls, pieces: Iterable[Mapping[str, np.ndarray]]) -> GeneSums:
+        """Return the sums over all pieces, of which there is at least one, in their order."""
+        whole: GeneSums | None = None
+        for arrays in pieces:
+            if whole is None:
+                whole = cls(*(int(n) for n in arrays["sums_shape"]))
+            whole.add_arrays(arrays)
+        if whole is None:
+            raise ValueError("no piece to merge")
+        return whole
+
+    def moments(self, batch: int, factor: float = 1.0) -> hvg.Moments:
+        """Return mean, unbiased variance and detection of each gene in a batch, values times ``factor``."""
+        total, squares, positive = self.values[batch].T
+        return hvg.moments(int(self.cells[batch]), factor * total, factor**2 * squares, positive > 0)
+
+    def pooled(self) -> GeneSums:
+        """Return the sums over all batches as one."""
+        if len(self.cells) == 1:
+            return self
+        one = GeneSums(1, self.values.shape[1])
+        one.values[0], one.cells[0] = self.values.sum(axis=0), self.cells.sum()
+        return one
+
+
+def gene_groups(conditions: pd.DataFrame, look: np.ndarray, *, by_batch: bool) -> tuple[np.ndarray, int]:
+    """Return the group of sums each condition's cells belong to (int32, -1: none), and how many groups there are.
+
+    Parameters
+    ----------
+    conditions
+        With column ``batch``.
+    look
+        Whether gene selection may look at each condition, bool.
+    by_batch
+        One group per batch, in the order of their names; otherwise one in all.
+    """
+    if not by_batch:
+        return np.where(look, 0, _LEFT_OUT).astype(np.int32), 1
+    batches = pd.Categorical(conditions["batch"])
+    return np.where(look, batches.codes, _LEFT_OUT).astype(np.int32), len(batches.categories)
+
+
+@dataclass(frozen=True)
+class SumsRequest:
+    """What the passes of this module are told.
+
+    Attributes
+    ----------
+    group
+        Group of each condition, int32, -1 for those left out.
+    num_groups
+        Number of groups.
+    stored, log
+        For `gene_sums`: sum values as stored; the stored values are log1p.
+    target_sum
+        For `log_sums`: depth that cells are scaled to.
+    limits
+        For `clipped_sums`: file with the largest count each gene may have, float64 [groups, G].
+    """
+
+    group: np.ndarray
+    num_groups: int
+    stored: bool = False
+    log: bool = False
+    target_sum: float = 1.0
+    limits: str = ""
+
+
+def group_of_cells(codes: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """Return the group of each cell from that of its condition; dropped cells (code -1) have none (-1)."""
+    return np.where(codes >= 0, group[np.maximum(codes, 0)], _LEFT_OUT).astype(np.int32)
+
+
+def _rows(reader: PieceReader, group: np.ndarray) -> Iterable[tuple[Block, slice]]:
+    """Yield the piece's blocks that hold a cell of any group, with the places of their rows in the piece."""
+    for block in reader.blocks():
+        rows = slice(block.start - reader.piece.start, block.stop - reader.piece.start)
+        if (group[rows] >= 0).any():
+            yield block, rows
+
+
+def gene_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
+    """Return a piece's `GeneSums` as arrays, as the first pass makes them, of the cells that are left.
+
+    A pass of its own, needed where a later filter (the knock-down) has dropped cells after the first pass.
+    """
+    sums = GeneSums(request.num_groups, reader.num_genes)
+    group = group_of_cells(reader.codes, request.group)
+    divisor = None if request.stored or request.log else np.asarray(reader.saved("scan")["depth"], np.float64)
+    for block, rows in _rows(reader, group):
+        if request.log and not request.stored:
+            block = replace(block, data=np.expm1(block.data, dtype=np.float64))
+        sums.add(block, reader.columns, group[rows], None if divisor is None else divisor[rows])
+    return sums.arrays()
+
+
+def log_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
+    """Return a piece's sums of log1p(count * target_sum / depth) as arrays of `GeneSums`."""
+    sums = GeneSums(request.num_groups, reader.num_genes)
+    group = group_of_cells(reader.codes, request.group)
+    depth = np.asarray(reader.saved("scan")["depth"], np.float64)
+    factor = request.target_sum / np.where(depth > 0, depth, 1.0)
+    for block, rows in _rows(reader, group):
+        sums.count(group[rows])
+        gene_kernels.add_log_sums(
+            block.indptr, block.indices, block.data, reader.columns, group[rows], factor[rows], sums.values
+        )
+    return sums.arrays()
+
+
+def clipped_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
+    """Return a piece's sums of counts up to their gene's limit, and the number of those above.
+
+    As arrays of `GeneSums`, the number in the place of the positive values; all sums are exact.
+    """
+    sums = GeneSums(request.num_groups, reader.num_genes)
+    group = group_of_cells(reader.codes, request.group)
+    present = np.unique(group[group >= 0])
+    limits = np.asarray(np.load(request.limits, mmap_mode="r")[present])
+    local = np.full(request.num_groups, _LEFT_OUT, np.int32)
+    local[present] = np.arange(len(present))
+    values = np.zeros((len(present), reader.num_genes, 3))
+    for block, rows in _rows(reader, group):
+        sums.count(group[rows])
+        gene_kernels.add_clipped_sums(
+            block.indptr, block.indices, block.data, reader.columns,
+            group_of_cells(group[rows], local), limits, values,
+        )  # fmt: skip
+    sums.values[present] = values
+    return sums.arrays()
