@@ -90,7 +90,7 @@ class CountsFile:
             with self.path.open("rb") as handle:
                 if handle.read(8) != b"\x89HDF\r\n\x1a\n":
                     raise UserError(f"{self.path}: is not an h5ad file (no HDF5 signature)")
-            root = self._stack.enter_context(h5py.File(self.path, "r"))
+            root = self._stack.enter_context(h5py.File(self.path, "r", rdcc_nbytes=0))
         if "obs" not in root or "var" not in root:
             raise UserError(f"{self.path}: is not an AnnData file (no obs and var)")
         if not hasattr(root["obs"], "keys"):
