@@ -1,8 +1,9 @@
-"""Reading slices of a sharded one-dimensional Zarr array with few system calls.
+"""Reading chunks of a sharded one-dimensional Zarr array with few system calls.
 
 A window of a few rows is one read of the file instead of a run through zarr's whole pipeline, which costs some
 twenty times more for so little. Only the layout that `store_writer` writes is read here (Zarr v3 specification:
-``sharding_indexed`` with its index at the end, inner chunks compressed by Blosc); any other array is left to zarr.
+``sharding_indexed`` with its index at the end, inner chunks compressed by Blosc, each with a CRC-32C or none); any
+other array is left to zarr.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import json
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numcodecs.blosc
 import numpy as np
 import zarr
 from numcodecs.blosc import decompress  # type: ignore[attr-defined]
@@ -25,14 +29,24 @@ _OPEN_FILES = 128
 _ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that holds nothing but zeros
 _CHECKSUM_BYTES = 4
 
+# Blosc's own threads would hold the interpreter lock and share one global state; ours run beside each other.
+numcodecs.blosc.use_threads = False  # type: ignore[attr-defined]
+
 
 class ShardedReader:
-    """Slices of one array.
+    """Chunks and slices of one array; several threads may read at once.
 
     Parameters
     ----------
     path
         Folder of the array.
+
+    Attributes
+    ----------
+    length, dtype
+        Of the array.
+    chunk
+        Values in a chunk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,14 +55,26 @@ class ShardedReader:
         self.length, self.dtype = int(layout["shape"][0]), np.dtype(layout["data_type"])
         self._direct = _is_ours(layout)
         if self._direct:
-            self._shard = int(layout["chunk_grid"]["configuration"]["chunk_shape"][0])
-            self._chunk = int(layout["codecs"][0]["configuration"]["chunk_shape"][0])
+            inner = layout["codecs"][0]["configuration"]
+            self.chunk = int(inner["chunk_shape"][0])
+            self._shard_chunks = int(layout["chunk_grid"]["configuration"]["chunk_shape"][0]) // self.chunk
+            self._summed = inner["codecs"][-1]["name"] == "crc32c"
+        else:
+            self._array: Any = zarr.open_array(path, mode="r")
+            self.chunk = int(self._array.chunks[0])
         self._files: OrderedDict[int, FileIO] = OrderedDict()
         self._indices: dict[int, np.ndarray] = {}
         self._lock = threading.Lock()
 
-    def read(self, start: int, stop: int, out: np.ndarray) -> None:
-        """Write the elements ``start`` to ``stop`` into ``out``; several threads may read at once.
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks of the array."""
+        return -(-self.length // self.chunk)
+
+    def decode(self, numbers: Sequence[int], targets: Sequence[np.ndarray]) -> None:
+        """Write whole chunks, by ascending number, each into its own array of ``chunk`` values.
+
+        What the last chunk has beyond the end of the array is not defined.
 
         Raises
         ------
@@ -57,31 +83,59 @@ class ShardedReader:
         """
         try:
             if self._direct:
-                for number in range(start // self._shard, -(-stop // self._shard)):
-                    base = number * self._shard
-                    a, b = max(start, base), min(stop, base + self._shard)
-                    self._read_shard(number, a - base, b - base, out[a - start : b - start])
-            else:
-                out[:] = zarr.open_array(self.path, mode="r")[start:stop]  # type: ignore[index]
+                for first, last in self._runs(numbers):
+                    self._decode_run(numbers[first], targets[first:last])
+                return
+            for number, target in zip(numbers, targets, strict=True):
+                values = self._array[number * self.chunk : (number + 1) * self.chunk]
+                target[: len(values)] = values
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"{self.path}: is damaged ({error}); run preprocess again with --force"
             ) from error
 
-    def _read_shard(self, number: int, start: int, stop: int, out: np.ndarray) -> None:
-        file, index = self._open(number)
-        first, last = start // self._chunk, -(-stop // self._chunk)
-        packed = _packed(file, index[first:last])
-        for chunk, source in enumerate(packed, first):
-            a, b = max(start, chunk * self._chunk), min(stop, (chunk + 1) * self._chunk)
-            target = out[a - start : b - start]
+    def read(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Write the elements ``start`` to ``stop`` into ``out``.
+
+        Raises
+        ------
+        UserError
+            If a file of the array is missing or damaged.
+        """
+        numbers = range(start // self.chunk, -(-stop // self.chunk)) if stop > start else range(0)
+        targets, edges = [], []
+        for number in numbers:
+            a, b = number * self.chunk - start, (number + 1) * self.chunk - start
+            whole = a >= 0 and b <= stop - start
+            target = out[a:b] if whole else np.empty(self.chunk, self.dtype)
+            targets.append(target)
+            if not whole:
+                edges.append((target, a, b))
+        self.decode(numbers, targets)
+        for values, a, b in edges:
+            low, high = max(a, 0), min(b, stop - start)
+            out[low:high] = values[low - a : high - a]
+
+    def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield where runs of successive chunks of one shard begin and end among ``numbers``."""
+        first = 0
+        for i in range(1, len(numbers) + 1):
+            ends = (
+                i == len(numbers) or numbers[i] != numbers[i - 1] + 1 or not numbers[i] % self._shard_chunks
+            )
+            if ends:
+                yield first, i
+                first = i
+
+    def _decode_run(self, number: int, targets: Sequence[np.ndarray]) -> None:
+        """Decode chunks from ``number`` on, all of one shard: one read, unless they lie apart in the file."""
+        shard, first = divmod(number, self._shard_chunks)
+        file, index = self._open(shard)
+        for place, source in enumerate(_packed(file, index[first : first + len(targets)])):
             if source is None:
-                target[:] = 0
-            elif b - a == self._chunk:
-                decompress(source, target)
+                targets[place][:] = 0
             else:
-                values = np.frombuffer(decompress(source), self.dtype)
-                target[:] = values[a - chunk * self._chunk : b - chunk * self._chunk]
+                decompress(_checked(source) if self._summed else source, targets[place])
 
     def _open(self, number: int) -> tuple[FileIO, np.ndarray]:
         """Return a shard's open file and its index: offset and size of every chunk, uint64 [n, 2]."""
@@ -97,7 +151,7 @@ class ShardedReader:
             return file, self._indices[number]
 
     def _read_index(self, file: FileIO) -> np.ndarray:
-        chunks, size = self._shard // self._chunk, os.fstat(file.fileno()).st_size
+        chunks, size = self._shard_chunks, os.fstat(file.fileno()).st_size
         place = size - 16 * chunks - _CHECKSUM_BYTES
         if place < 0:
             raise ValueError(f"shard {Path(str(file.name)).name} is too short")
@@ -110,15 +164,23 @@ class ShardedReader:
 
 def _packed(file: FileIO, index: np.ndarray) -> list[memoryview | None]:
     """Return the compressed bytes of consecutive chunks, read at once where they lie one after another."""
-    present = index[index[:, 0] != _ABSENT].astype(np.int64)
-    edges = present[:, 0] + present[:, 1]
-    if len(present) and (edges[:-1] == present[1:, 0]).all():
-        begin = int(present[0, 0])
-        everything = memoryview(os.pread(file.fileno(), int(edges[-1]) - begin, begin))
-        pieces = iter([everything[o - begin : o - begin + s] for o, s in present])
+    places: list[tuple[int, int]] = index.tolist()
+    present = [place for place in places if place[0] != _ABSENT]
+    if all(a + n == b for (a, n), (b, _) in zip(present, present[1:], strict=False)) and present:
+        begin, end = present[0][0], sum(present[-1])
+        everything = memoryview(os.pread(file.fileno(), end - begin, begin))
+        pieces = iter([everything[a - begin : a - begin + n] for a, n in present])
     else:
-        pieces = iter([memoryview(os.pread(file.fileno(), int(s), int(o))) for o, s in present])
-    return [None if offset == _ABSENT else next(pieces) for offset in index[:, 0]]
+        pieces = iter([memoryview(os.pread(file.fileno(), n, a)) for a, n in present])
+    return [None if a == _ABSENT else next(pieces) for a, _ in places]
+
+
+def _checked(source: memoryview) -> memoryview:
+    """Return the bytes of a chunk without the checksum at their end."""
+    content, stored = source[:-_CHECKSUM_BYTES], source[-_CHECKSUM_BYTES:]
+    if google_crc32c.value(np.frombuffer(content, np.uint8)) != int.from_bytes(stored, "little"):
+        raise ValueError("the checksum of a chunk is wrong")
+    return content
 
 
 def _is_ours(layout: dict[str, Any]) -> bool:
@@ -133,7 +195,7 @@ def _is_ours(layout: dict[str, Any]) -> bool:
     keys = layout["chunk_key_encoding"]
     return (
         len(layout["shape"]) == 1
-        and names == ["bytes", "blosc"]
+        and names in (["bytes", "blosc"], ["bytes", "blosc", "crc32c"])
         and index == ["bytes", "crc32c"]
         and endian == "little"
         and inner.get("index_location") == "end"

@@ -1,70 +1,45 @@
-"""Writing a store: parts that are complete AnnData Zarr v3 folders, filled bucket by bucket in shard-sized pieces."""
+"""Writing a store: parts that are complete AnnData Zarr v3 folders, written from the first row to the last.
+
+Of what is appended, a part keeps one chunk per array, whatever its size.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import anndata
 import numpy as np
 import pandas as pd
 import zarr
-from zarr.codecs import BloscCodec
+
+from perturbdiff.data.shard_writer import ShardWriter, TextWriter
+from perturbdiff.files import sha256
 
 ROWS_PER_CHUNK = 64
-ROWS_PER_SHARD = 65_536
-ROWS_PER_LARGE_SHARD = 262_144
-LARGE_STORE = 10_000_000
-"""From this many cells on, shards are larger, to keep the number of files small."""
+ROWS_PER_SHARD = 262_144
+"""Eight files of values and column numbers for a million cells."""
 
 _OBS_CHUNK = 65_536
+_WHOLE = 1 << 40  # all of an array in one file
+
+_PLAIN = {"encoding-type": "array", "encoding-version": "0.2.0"}
+_CATEGORICAL = {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
+_FRAME = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index"}
+
+Array = TypeVar("Array", ShardWriter, TextWriter)
 
 
-class ShardedArray:
-    """A one-dimensional Zarr array of known length that is appended to; only whole shards are written."""
+class _Column(Protocol):
+    """Writes one column of obs."""
 
-    def __init__(
-        self, group: zarr.Group, name: str, length: int, dtype: np.dtype, chunk: int, shard: int
-    ) -> None:
-        codec = BloscCodec(cname="zstd", clevel=3, shuffle="shuffle")
-        self._array = group.create_array(
-            name,
-            shape=(length,),
-            dtype=dtype,
-            chunks=(chunk,),
-            shards=(shard,),
-            compressors=[codec],
-            fill_value=0,
-            config={"write_empty_chunks": True},  # so that a missing file always means damage
-        )
-        self._shard, self._written, self._waiting = shard, 0, np.empty(0, dtype)
+    def append(self, values: Any) -> None: ...
 
-    def append(self, values: np.ndarray) -> None:
-        """Write ``values`` as far as they fill shards and keep the rest."""
-        self._waiting = np.concatenate([self._waiting, values])
-        full = len(self._waiting) // self._shard * self._shard
-        self._write(self._waiting[:full])
-        self._waiting = self._waiting[full:].copy()
+    def close(self) -> None: ...
 
-    def close(self) -> None:
-        """Write what is left.
-
-        Raises
-        ------
-        RuntimeError
-            If fewer or more values came than announced.
-        """
-        self._write(self._waiting)
-        if self._written != self._array.shape[0]:
-            raise RuntimeError(f"{self._written} values written where {self._array.shape[0]} were announced")
-
-    def _write(self, values: np.ndarray) -> None:
-        for start in range(0, len(values), self._shard):
-            piece = values[start : start + self._shard]
-            self._array[self._written : self._written + len(piece)] = piece
-            self._written += len(piece)
+    def release(self) -> None: ...
 
 
 class PartWriter:
@@ -84,6 +59,11 @@ class PartWriter:
         See `rows_per_shard`.
     dtype, index_dtype
         Of the values and the column numbers.
+
+    Attributes
+    ----------
+    checksums
+        After `close`, the SHA-256 of every file by its path below the part.
     """
 
     def __init__(
@@ -99,9 +79,10 @@ class PartWriter:
         index_dtype: np.dtype,
     ) -> None:
         self.path, self.num_cells = path, num_cells
-        self._obs: list[pd.DataFrame] = []
-        self._indptr = np.zeros(num_cells + 1, np.int64)
-        self._rows = 0
+        self.checksums: dict[str, str] = {}
+        self._columns: dict[str, _Column] = {}
+        self._arrays: list[ShardWriter | TextWriter] = []
+        self._values = 0
         self._root = zarr.open_group(path, mode="w-", zarr_format=3)
         self._root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         matrix = self._root.create_group("X")
@@ -109,42 +90,120 @@ class PartWriter:
             {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [num_cells, num_genes]}
         )
         chunk = max(1, round(mean_values * ROWS_PER_CHUNK))
-        shard = chunk * (rows_per_shard // ROWS_PER_CHUNK)
-        self._matrix = matrix
-        self._data = ShardedArray(matrix, "data", num_values, dtype, chunk, shard)
-        self._indices = ShardedArray(matrix, "indices", num_values, index_dtype, chunk, shard)
+        shard = chunk * max(1, rows_per_shard // ROWS_PER_CHUNK)
+        self._data = self._keep(ShardWriter(path / "X" / "data", num_values, dtype, chunk, shard))
+        self._indices = self._keep(ShardWriter(path / "X" / "indices", num_values, index_dtype, chunk, shard))
+        self._indptr = self._numbers("X/indptr", num_cells + 1, np.dtype(np.int64), None)
+        self._indptr.append(np.zeros(1, np.int64))
 
     def append(self, obs: pd.DataFrame, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-        """Add rows given as CSR with their obs."""
-        rows = len(obs)
-        self._indptr[self._rows + 1 : self._rows + rows + 1] = self._indptr[self._rows] + indptr[1:]
-        self._rows += rows
-        self._obs.append(obs)
+        """Add rows given as CSR with their obs, whose columns, types and categories never change.
+
+        The index of ``obs`` holds the names of the cells.
+
+        Raises
+        ------
+        ValueError
+            If the obs differ in kind from those before.
+        """
+        if not self._columns:
+            self._columns = self._open_columns(obs)
+        if list(obs.columns) != list(self._columns)[1:]:
+            raise ValueError(f"obs columns {list(obs.columns)} after {list(self._columns)[1:]}")
+        self._columns["_index"].append(obs.index)
+        for name in obs.columns:
+            self._columns[name].append(obs[name])
+        self._indptr.append(np.asarray(indptr[1:], np.int64) - int(indptr[0]) + self._values)
         self._indices.append(indices)
         self._data.append(data)
+        self._values += len(data)
 
     def close(self, var: pd.DataFrame, uns: Mapping[str, Any]) -> None:
-        """Write the rest of the part: row pointers, obs, var and uns."""
-        self._data.close()
-        self._indices.close()
-        pointers = ShardedArray(
-            self._matrix, "indptr", self.num_cells + 1, np.dtype(np.int64), _OBS_CHUNK, _OBS_CHUNK * 64
-        )
-        pointers.append(self._indptr)
-        pointers.close()
+        """Write what is left of the part: the ends of its arrays, var and uns."""
+        for writer in (*self._columns.values(), self._data, self._indices, self._indptr):
+            writer.close()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", category=UserWarning)  # string arrays in Zarr v3, consolidation
-            obs = pd.concat(self._obs)
-            sizes = {"chunks": (_OBS_CHUNK,), "shards": (_OBS_CHUNK * 64,)}
-            anndata.io.write_elem(self._root, "obs", obs, dataset_kwargs=sizes)
+            if not self._columns:
+                anndata.io.write_elem(self._root, "obs", pd.DataFrame(index=pd.Index([], dtype=object)))
             anndata.io.write_elem(self._root, "var", var)
             anndata.io.write_elem(self._root, "uns", dict(uns))
             for empty in ("layers", "obsm", "obsp", "varm", "varp"):
                 anndata.io.write_elem(self._root, empty, {})
             zarr.consolidate_metadata(self._root.store)
+        for array in self._arrays:
+            folder = array.path.relative_to(self.path)
+            self.checksums |= {f"{folder.as_posix()}/{name}": h for name, h in array.checksums.items()}
+        for file in self.path.rglob("*"):
+            name = file.relative_to(self.path).as_posix()
+            if file.is_file() and name not in self.checksums:
+                self.checksums[name] = sha256(file)
+
+    def release(self) -> None:
+        """Close the files as they are, of a part that is given up."""
+        for array in self._arrays:
+            array.release()
+
+    def _open_columns(self, obs: pd.DataFrame) -> dict[str, _Column]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=UserWarning)
+            group = self._root.create_group("obs", attributes={**_FRAME, "column-order": list(obs.columns)})
+            columns: dict[str, _Column] = {"_index": self._text("obs/_index")}
+            return columns | {str(n): self._open_column(group, str(n), column) for n, column in obs.items()}
+
+    def _open_column(self, group: zarr.Group, name: str, values: pd.Series) -> _Column:
+        """Create an array of obs for values like these."""
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            own = group.create_group(name, attributes=_CATEGORICAL)
+            categories = values.cat.categories
+            anndata.io.write_elem(own, "categories", categories.to_numpy())
+            dtype = values.cat.codes.dtype
+            return _Codes(self._numbers(f"obs/{name}/codes", self.num_cells, dtype, _PLAIN), categories)
+        if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf":
+            return _Numbers(self._numbers(f"obs/{name}", self.num_cells, values.dtype, _PLAIN))
+        if pd.api.types.is_numeric_dtype(values.dtype):  # with pandas' own missing values
+            return _Numbers(self._numbers(f"obs/{name}", self.num_cells, np.dtype(np.float64), _PLAIN))
+        return self._text(f"obs/{name}")
+
+    def _numbers(
+        self, name: str, length: int, dtype: np.dtype, attributes: dict[str, Any] | None
+    ) -> ShardWriter:
+        return self._keep(ShardWriter(self.path / name, length, dtype, _OBS_CHUNK, _WHOLE, attributes))
+
+    def _text(self, name: str) -> TextWriter:
+        return self._keep(TextWriter(self.path / name, self.num_cells, _OBS_CHUNK))
+
+    def _keep(self, array: Array) -> Array:
+        self._arrays.append(array)
+        return array
+
+
+class _Numbers:
+    """A column of numbers."""
+
+    def __init__(self, array: ShardWriter) -> None:
+        self._array = array
+        self.close, self.release = array.close, array.release
+
+    def append(self, values: pd.Series) -> None:
+        self._array.append(values.to_numpy(self._array.dtype))
+
+
+class _Codes:
+    """A column of labels: the place of each among the categories, -1 if it is missing."""
+
+    def __init__(self, array: ShardWriter, categories: pd.Index) -> None:
+        self._array, self._categories = array, categories
+        self.close, self.release = array.close, array.release
+
+    def append(self, values: pd.Series) -> None:
+        if not values.cat.categories.equals(self._categories):
+            raise ValueError(f"categories of obs column '{values.name}' change")
+        self._array.append(values.cat.codes.to_numpy())
 
 
 def rows_per_shard(num_cells: int) -> int:
     """Return the rows of a shard in a store of ``num_cells``."""
-    return ROWS_PER_LARGE_SHARD if num_cells >= LARGE_STORE else ROWS_PER_SHARD
+    return min(ROWS_PER_SHARD, -(-num_cells // ROWS_PER_CHUNK) * ROWS_PER_CHUNK)

@@ -282,7 +282,7 @@ def test_full_disk_is_a_user_error_and_leaves_nothing(counts_file, tmp_path, mon
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = (spill._Writer, "write") if place == "spill" else (store_writer.ShardedArray, "_write")
+    target = (spill._Writer, "write") if place == "spill" else (store_writer.ShardWriter, "append")
     monkeypatch.setattr(*target, full)
     with pytest.raises(UserError, match="disk full while writing"):
         preprocess([counts_file], tmp_path / "store", DataConfig())

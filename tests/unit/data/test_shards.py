@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import zarr
 
+from perturbdiff.data.shard_writer import ShardWriter
 from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.store_writer import ShardedArray
 from perturbdiff.errors import UserError
 
 CHUNK, SHARD = 10, 40
 
 
 def written(folder, values, pieces=(7, 90)):
-    array = ShardedArray(zarr.open_group(folder, mode="w"), "x", len(values), values.dtype, CHUNK, SHARD)
+    array = ShardWriter(folder / "x", len(values), values.dtype, CHUNK, SHARD)
     for piece in np.split(values, pieces):
         array.append(piece)
     array.close()
@@ -87,10 +87,3 @@ def test_damage_is_a_user_error(tmp_path, harm):
         shard.write_bytes(changed[harm])
     with pytest.raises(UserError, match=r"x: is damaged .*run preprocess again"):
         ShardedReader(path).read(30, 90, np.empty(60, np.uint16))
-
-
-def test_announced_length_is_checked(tmp_path):
-    array = ShardedArray(zarr.open_group(tmp_path, mode="w"), "x", 20, np.dtype(np.uint16), CHUNK, SHARD)
-    array.append(np.arange(19, dtype=np.uint16))
-    with pytest.raises(RuntimeError, match="19 values written where 20"):
-        array.close()
