@@ -13,6 +13,7 @@ from perturbdiff.cli_embed import embed
 from perturbdiff.cli_import import import_checkpoint
 from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, print_version
 from perturbdiff.cli_sample import sample
+from perturbdiff.cli_stats import stats
 from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.errors import (
     EXIT_FAILURE,
@@ -121,22 +122,7 @@ def split(
     _done(make_split(source, out, config, toml=toml, seed=config.seed, force=force))
 
 
-@app.command()
-def stats(
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    out: Out,
-    split: Annotated[Path | None, typer.Option("--split", help="Split, to count per part.")] = None,
-    force: Force = False,
-) -> None:
-    """Describe a store in tables.
-
-    Cells, depth, sparsity, cells per perturbation and condition, composition.
-    """
-    from perturbdiff.data.statistics import write_statistics
-
-    _done(write_statistics(store, out, split=split, force=force))
-
-
+app.command()(stats)
 app.command()(embed)
 app.command()(import_checkpoint)
 

@@ -1,8 +1,9 @@
-"""What a store holds, in tables: cells, genes, depth, sparsity and, with a split, the cells of each part."""
+"""What a store holds, in tables: cells, genes, depth, sparsity, distances and, with a split, the cells of each part."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,44 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff import provenance
+from perturbdiff.data import distance_tables
+from perturbdiff.data.crew import Crew
+from perturbdiff.data.expression_pass import (
+    QUANTILES,
+    ExpressionSums,
+    describe_depth,
+    describe_histogram,
+    sum_expression,
+)
+from perturbdiff.data.genes import read_gene_list
 from perturbdiff.data.store import Store
-from perturbdiff.progress import track
+from perturbdiff.errors import UserError
 
 NUM_BINS = 50
-"""Bins of the histograms."""
+"""Most bins of a histogram."""
 
-_QUANTILES = {"minimum": 0.0, "quartile_1": 0.25, "median": 0.5, "quartile_3": 0.75, "maximum": 1.0}
+PAIRS = 300
+CELLS_PER_GROUP = 256
 
 
-def write_statistics(store: Path, out: Path, *, split: Path | None = None, force: bool = False) -> Path:
-    """Write a folder of tables that describe a store.
+def write_statistics(
+    store: Path,
+    out: Path,
+    *,
+    split: Path | None = None,
+    genes: Path | None = None,
+    pairs: int = PAIRS,
+    cells_per_group: int = CELLS_PER_GROUP,
+    seed: int = 0,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    draw: Callable[[Path], object] | None = None,
+    force: bool = False,
+) -> Path:
+    """Write a folder of tables that describe a store, as the paper's App. "Data Statistics Analysis" does.
 
-    ``summary.json`` and the tables ``conditions.csv``, ``perturbations.csv``, ``cell_types.csv``,
-    ``batches.csv``, ``composition.csv`` (cell type by batch), ``genes.csv`` (log1p statistics),
-    ``genes_per_cell.csv`` and ``depth.csv`` (histograms), and with a split ``split.csv``. The store is read
-    once, block by block.
+    See docs/statistics.md for the tables. The store is read once, in coarse tasks, and a sample of its cells once
+    more; memory does not grow with the number of cells.
 
     Parameters
     ----------
@@ -35,6 +58,18 @@ def write_statistics(store: Path, out: Path, *, split: Path | None = None, force
         Folder to write.
     split
         Split file of this store.
+    genes
+        Text file of gene names: the number of non-zero genes is given for these too.
+    pairs
+        Most pairs of groups whose distance is measured, of each kind and level; 0: none.
+    cells_per_group
+        Most cells of a group in a distance.
+    seed
+        Of the choice of pairs and cells and of the bootstrap.
+    jobs, scheduler
+        Who computes, as of `perturbdiff.data.crew.Crew`; they change no number.
+    draw
+        Called with the folder of finished tables, to add figures to it.
     force
         Run even if equal tables are there.
 
@@ -46,34 +81,67 @@ def write_statistics(store: Path, out: Path, *, split: Path | None = None, force
     Raises
     ------
     UserError
-        If ``store`` is not a finished store, or the split lacks one of its conditions.
+        If ``store`` is not a finished store, the split lacks one of its conditions, the gene list has none of its
+        genes, or a setting is out of range.
     """
-    inputs = {"store": Path(store)} | ({} if split is None else {"split": Path(split)})
-    with provenance.stage("stats", out, config={}, inputs=inputs, folder=True, force=force) as run:
+    if pairs < 0 or cells_per_group < distance_tables.MIN_CELLS:
+        raise UserError(
+            f"pairs must be 0 or more and cells per group {distance_tables.MIN_CELLS} or more, "
+            f"not {pairs} and {cells_per_group}"
+        )
+    given = {"store": store, "split": split, "genes": genes}
+    inputs = {role: Path(path) for role, path in given.items() if path is not None}
+    config = {"pairs": pairs, "cells_per_group": cells_per_group}
+    with provenance.stage(
+        "stats", out, config=config, inputs=inputs, seed=seed, folder=True, force=force
+    ) as run:
         if run.skip:
             return out
         opened = Store(store)
         conditions = opened.conditions.drop(columns=["start", "stop"])
+        parts = None if split is None else _parts(opened, split)
+        listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
         tables = _label_tables(opened, conditions)
-        genes, per_cell = _expression_tables(opened)
-        tables |= {
-            "genes": genes,
-            "genes_per_cell": _histogram(per_cell),
-            "depth": _histogram(opened.n_counts),
-        }
-        summary = _summary(opened, per_cell)
-        if split is not None:
-            from perturbdiff.data import splits
-
-            conditions["split"] = splits.parts(opened.conditions, splits.read_split(split))
+        with Crew(jobs, scheduler) as crew:
+            measured, summary = _expression_tables(opened, crew, listed)
+            tables |= measured
+            found, groups = distance_tables.distances(
+                opened, crew, pairs=pairs, cells=cells_per_group, seed=seed
+            )
+        tables["distances"] = found
+        tables["distance_summary"] = distance_tables.summarise(found, seed=seed)
+        summary["distances"] = distance_tables.facts(
+            tables["distance_summary"],
+            groups,
+            tables["cell_types"],
+            seed=seed,
+            pairs=pairs,
+            cells=cells_per_group,
+        )
+        if parts is not None:
+            conditions["split"] = parts
             tables["split"] = _count(conditions, ["split"])
             summary["split"] = tables["split"].set_index("split").to_dict("index")
         tables["conditions"] = conditions
-        for name, table in tables.items():
-            table.to_csv(run.path / f"{name}.csv", index=False)
-        (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        _write(run.path, tables, summary)
+        if draw is not None:
+            draw(run.path)
         run.results["summary"] = summary
     return out
+
+
+def _parts(store: Store, split: Path) -> np.ndarray:
+    from perturbdiff.data import splits
+
+    return splits.parts(store.conditions, splits.read_split(split))
+
+
+def _write(folder: Path, tables: Mapping[str, pd.DataFrame], summary: Mapping[str, Any]) -> None:
+    for name, table in tables.items():
+        # eight digits: what a sum in another order would change is not shown
+        precision = "%.8g" if name.startswith("distance") else None
+        table.to_csv(folder / f"{name}.csv", index=False, float_format=precision)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def _count(conditions: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -104,7 +172,12 @@ def _label_tables(store: Store, conditions: pd.DataFrame) -> dict[str, pd.DataFr
         )
         .reset_index()
     )
+    treated = conditions[~conditions["is_control"]]
+    per_perturbation = np.asarray(treated.groupby("perturbation")["n_cells"].sum(), np.int64)
+    per_condition = np.asarray(treated["n_cells"], np.int64)
     return {
+        "cells_per_perturbation": _sizes(per_perturbation).rename(columns={"n": "n_perturbations"}),
+        "cells_per_condition": _sizes(per_condition).rename(columns={"n": "n_conditions"}),
         "perturbations": store.perturbations.merge(by_perturbation, on="perturbation"),
         "cell_types": _count(conditions, ["cell_type"]),
         "batches": _count(conditions, ["batch"]),
@@ -112,48 +185,92 @@ def _label_tables(store: Store, conditions: pd.DataFrame) -> dict[str, pd.DataFr
     }
 
 
-def _expression_tables(store: Store) -> tuple[pd.DataFrame, np.ndarray]:
-    """Return log1p statistics by gene and the number of expressed genes of each cell (int32 [N])."""
-    total, squares = np.zeros(store.n_genes), np.zeros(store.n_genes)
-    expressed = np.zeros(store.n_genes, np.int64)
-    per_cell = np.zeros(store.n_cells, np.int32)
-    with track("reading cells", store.n_cells) as progress:
-        for start, block in store.blocks():
-            rows = len(block.indptr) - 1
-            values = block.data.astype(np.float64)
-            total += np.bincount(block.indices, values, store.n_genes)
-            squares += np.bincount(block.indices, values**2, store.n_genes)
-            expressed += np.bincount(block.indices, minlength=store.n_genes)
-            per_cell[start : start + rows] = np.diff(block.indptr)
-            progress.advance(rows)
-    mean = total / store.n_cells
-    table = pd.DataFrame(
+def _sizes(sizes: np.ndarray) -> pd.DataFrame:
+    """Return ``lower, upper, n``: groups by number of cells, lower <= cells < upper, in bins even in the logarithm."""
+    if not len(sizes):
+        return pd.DataFrame({"lower": [], "upper": [], "n": []}, dtype=np.int64)
+    edges = np.unique(np.rint(np.geomspace(max(1, sizes.min()), sizes.max() + 1, 31)).astype(np.int64))
+    edges = np.unique(np.append(edges, sizes.max() + 1))
+    counts = np.histogram(sizes, edges)[0]
+    return pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "n": counts})
+
+
+def _expression_tables(
+    store: Store, crew: Crew, listed: np.ndarray | None
+) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """Return the tables that need the cells' values, and the summary of the store."""
+    cell_types = sorted(set(store.conditions["cell_type"]))
+    sums = sum_expression(store, crew, cell_types, listed)
+    depth, bins, edges = describe_depth(store, crew, sums, NUM_BINS)
+    per_cell = _total(sums.genes, store.n_genes)
+    tables = {
+        "genes": _gene_table(store, sums),
+        "genes_per_cell": _integer_histogram(per_cell),
+        "depth": pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "n_cells": bins}),
+        "nonzero_by_cell_type": _nonzero("store", sums.genes, cell_types, store.n_genes),
+    }
+    summary = _summary(store, depth, describe_histogram(per_cell))
+    if listed is not None:
+        of_list = _total(sums.listed, store.n_genes)
+        size = int(listed.sum())
+        tables["genes_per_cell_list"] = _integer_histogram(of_list)
+        more = _nonzero("list", sums.listed, cell_types, size)
+        tables["nonzero_by_cell_type"] = pd.concat([tables["nonzero_by_cell_type"], more], ignore_index=True)
+        summary |= {"n_genes_of_list": size, "genes_of_list_per_cell": describe_histogram(of_list)}
+    return tables, summary
+
+
+def _total(by_type: Mapping[int, np.ndarray], num_genes: int) -> np.ndarray:
+    return np.sum([np.zeros(num_genes + 1, np.int64), *by_type.values()], axis=0)
+
+
+def _gene_table(store: Store, sums: ExpressionSums) -> pd.DataFrame:
+    mean = sums.total / store.n_cells
+    return pd.DataFrame(
         {
             "gene": store.genes,
             "mean": mean,
-            "variance": np.maximum(squares / store.n_cells - mean**2, 0),
+            "variance": np.maximum(sums.squares / store.n_cells - mean**2, 0),
             "maximum": store.max_value(),
-            "share_of_cells": expressed / store.n_cells,
+            "share_of_cells": sums.expressed / store.n_cells,
         }
     )
-    return table, per_cell
 
 
-def _histogram(values: np.ndarray) -> pd.DataFrame:
-    """Return ``lower, upper, n_cells`` of equally wide bins over the range of ``values``."""
-    counts, edges = np.histogram(values, NUM_BINS)
-    return pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "n_cells": counts})
+def _nonzero(
+    gene_set: str, by_type: Mapping[int, np.ndarray], cell_types: list[str], num_genes: int
+) -> pd.DataFrame:
+    """Return, by cell type and over all cells, how many of ``num_genes`` genes a cell expresses."""
+    rows = []
+    for name, counts in [
+        ("all", sum(by_type.values())),
+        *((cell_types[c], by_type[c]) for c in sorted(by_type)),
+    ]:
+        described = describe_histogram(np.asarray(counts))
+        share = described["mean"] / max(1, num_genes)
+        scope = "all cells" if not rows else "cell type"
+        rows.append((gene_set, scope, name, num_genes, int(np.sum(counts)), *described.values(), share))
+    names = ["gene_set", "scope", "cell_type", "n_genes", "n_cells", *QUANTILES, "mean", "share_nonzero"]
+    return pd.DataFrame(rows, columns=pd.Index(names))
 
 
-def _describe(values: np.ndarray) -> dict[str, float]:
-    found = {name: float(np.quantile(values, q)) for name, q in _QUANTILES.items()}
-    return {**found, "mean": float(values.mean(dtype=np.float64))}
+def _integer_histogram(counts: np.ndarray) -> pd.DataFrame:
+    """Return ``lower, upper, n_cells``, lower <= genes < upper, of equally wide bins over the numbers that occur."""
+    present = np.flatnonzero(counts)
+    low, high = int(present[0]), int(present[-1])
+    width = -(-(high + 1 - low) // NUM_BINS)
+    edges = np.arange(low, high + width + 1, width)
+    padded = np.zeros(edges[-1] - low, np.int64)
+    padded[: high + 1 - low] = counts[low : high + 1]
+    return pd.DataFrame(
+        {"lower": edges[:-1], "upper": edges[1:], "n_cells": padded.reshape(-1, width).sum(axis=1)}
+    )
 
 
-def _summary(store: Store, per_cell: np.ndarray) -> dict[str, Any]:
+def _summary(store: Store, depth: dict[str, float], genes_per_cell: dict[str, float]) -> dict[str, Any]:
     conditions = store.conditions
     treated = conditions[~conditions["is_control"]]
-    return {
+    summary = {
         "n_cells": store.n_cells,
         "n_control_cells": int(conditions.loc[conditions["is_control"], "n_cells"].sum()),
         "n_genes": store.n_genes,
@@ -166,7 +283,17 @@ def _summary(store: Store, per_cell: np.ndarray) -> dict[str, Any]:
         "input_scale": store.input_scale,
         "target_sum": None if np.isnan(store.target_sum) else store.target_sum,
         "sparsity": 1 - store.n_values / max(1, store.n_cells * store.n_genes),
-        "depth": _describe(store.n_counts),
-        "genes_per_cell": _describe(per_cell),
-        "cells_per_condition": _describe(conditions["n_cells"].to_numpy(np.float64)),
+        "depth": depth,
+        "genes_per_cell": genes_per_cell,
+        "cells_per_condition": _describe(conditions["n_cells"]),
     }
+    if len(treated):
+        summary["cells_per_perturbation"] = _describe(treated.groupby("perturbation")["n_cells"].sum())
+        summary["cells_per_perturbed_condition"] = _describe(treated["n_cells"])
+    return summary
+
+
+def _describe(sizes: Any) -> dict[str, float]:
+    values = np.asarray(sizes, np.float64)
+    found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
+    return {**found, "mean": float(values.mean())}

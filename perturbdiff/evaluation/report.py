@@ -14,6 +14,7 @@ from perturbdiff import __version__, files, provenance
 from perturbdiff.errors import UserError, listing
 from perturbdiff.evaluation import plots, tables
 from perturbdiff.evaluation.chapters import Chapter, chapter
+from perturbdiff.evaluation.data_figures import pictures
 from perturbdiff.evaluation.describe import data_tables, read_splits
 from perturbdiff.evaluation.results import Run, read_json, read_runs, unique_names
 from perturbdiff.evaluation.svg import Look, Plot, looks, page_color, slug
@@ -113,6 +114,7 @@ def _page(
     called = dict(zip(unique_names(given["bundle"]), given["bundle"], strict=True))
     training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
     records = list(_records(runs, given))
+    stores = pictures(given["statistics"])
     page = {
         "title": config["title"],
         "facts": _facts(runs),
@@ -121,13 +123,15 @@ def _page(
         "ceilings": any(r.kind == "ceiling" for r in runs),
         "training": training,
         "data": data_tables(given["statistics"], read_splits(given["split"])),
+        "stores": stores,
         "ran": tables.ran(runs, look),
         "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": tables.provenance_rows(records),
         "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
         "version": __version__,
     }
-    return page, [*_drawn(chapters), *(p for _, shown in training for p in shown)]
+    curves = [p for _, shown in training for p in shown]
+    return page, [*_drawn(chapters), *curves, *(p for found in stores for p in found.plots)]
 
 
 def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
