@@ -79,6 +79,13 @@ class DataConfig(Section):
     knockdown_min_cells: int = Field(
         default=30, ge=1, description="drop a perturbation with fewer cells left"
     )
+    knockdown_by: Literal["all", "cell_type"] = Field(
+        default="all", description="judge over all cells (as STATE), or each cell type by its own controls"
+    )
+    knockdown_values: Literal["normalised", "stored"] = Field(
+        default="normalised",
+        description="what is compared: counts per 10,000 without logarithm, or the values as they are stored",
+    )
 
 
 class SplitConfig(Section):

@@ -81,6 +81,8 @@ EXPECTED = {
     | {"data.num_hvgs": 12_626, "train.valid_sets": 5 * 4 * 4},
 }
 
+KNOCKDOWN = ("", "_gene_key", "_residual", "_cell_residual", "_min_cells", "_by", "_values")
+
 # Columns of the user's own file, memory, time and logs: no part of a method.
 FREE = {
     *("name", "variant", "description"),
@@ -93,7 +95,7 @@ FREE = {
         "data.gene_key",
         "data.join_genes",
     ),
-    *(f"data.knockdown{k}" for k in ("", "_gene_key", "_residual", "_cell_residual", "_min_cells")),
+    *(f"data.knockdown{k}" for k in KNOCKDOWN),
     *("model.combination_separator", "model.missing_embedding", "model.projection_width"),
     *(
         f"train.{k}"

@@ -1,0 +1,375 @@
+"""The on-target knock-down filter for CRISPRi screens: is the perturbed gene expressed less, as it should be?
+
+The rule of cell-load, which prepares STATE's data (`filter_on_target_knockdown`):
+
+1. a perturbation stays if the mean expression of its target gene is below ``knockdown_residual`` (0.30) of the
+   mean in control cells;
+2. of these, the cells stay whose own expression of it is below ``knockdown_cell_residual`` (0.50) of that mean;
+3. of these, the perturbations stay that have ``knockdown_min_cells`` (30) cells left.
+
+Control cells always stay. A perturbation whose target is not among the measured genes, or that no control cell
+expresses (mean within 1e-8 of 0), cannot be judged and is dropped, as cell-load drops it: so is a combination
+``A+B``, unless `knockdown_gene_key` names one target for it. The means are over all cells of all batches, as
+there; ``knockdown_by: cell_type`` judges each cell type by its own controls, as filtering a file per cell type
+does.
+
+cell-load compares whatever X holds, and its command line filters before it normalises. Here the values are
+counts per 10,000 over all genes, without logarithm (of log1p input, expm1), so that a deep cell is not taken for
+an unperturbed one; ``knockdown_values: stored`` takes them as they are, as cell-load does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.config import DataConfig
+from perturbdiff.data import gene_kernels
+from perturbdiff.data.gene_sums import group_of_cells
+from perturbdiff.errors import UserError, listing
+
+if TYPE_CHECKING:
+    from perturbdiff.data.counts import Inputs
+    from perturbdiff.data.passes import PieceReader
+
+logger = logging.getLogger(__name__)
+
+PASS = "knockdown"
+"""Name of the pass."""
+
+_NONE = -1
+_PER = 1e4
+_NOT_EXPRESSED = 1e-8
+_CELLS_AT_ONCE = 4_000_000
+
+
+@dataclass(frozen=True)
+class KnockdownRequest:
+    """What the pass needs to know; per condition unless said otherwise.
+
+    Attributes
+    ----------
+    row
+        Row of the table of perturbations, int32, -1 for controls.
+    gene
+        Target among the joined genes, int32, -1 for none.
+    control_group
+        For controls their group, int32, -1 for all others.
+    place
+        For each joined gene its place among the targets, int32, -1 for no target.
+    num_rows, num_groups, num_targets
+        Sizes.
+    stored, log
+        Take values as they are stored; the stored values are log1p.
+    """
+
+    row: np.ndarray
+    gene: np.ndarray
+    control_group: np.ndarray
+    place: np.ndarray
+    num_rows: int
+    num_groups: int
+    num_targets: int
+    stored: bool
+    log: bool
+
+
+@dataclass(frozen=True)
+class KnockdownPlan:
+    """What is to be judged.
+
+    Attributes
+    ----------
+    table
+        One row per perturbation (and cell type, if judged by it): ``perturbation, cell_type, target_gene`` (""
+        for none) and ``group``.
+    request
+        For `knockdown_values`.
+    """
+
+    table: pd.DataFrame
+    request: KnockdownRequest
+
+
+@dataclass(frozen=True)
+class KnockdownDecision:
+    """The outcome of the filter.
+
+    Attributes
+    ----------
+    table
+        One row per perturbation (and cell type, if judged by it): ``perturbation, cell_type`` ("all" if judged
+        over all), ``target_gene, n_cells, control_mean, perturbed_mean`` (counts per 10,000 unless
+        ``knockdown_values`` is ``stored``), ``residual`` (their ratio), ``n_passing`` (cells below the threshold
+        of cells), ``kept`` (bool) and ``reason`` (why not).
+    limit
+        Mean of the controls each row's cells are compared with, float64; nan for rows that are dropped.
+    cell_residual
+        Largest share of it that a cell may express.
+    """
+
+    table: pd.DataFrame
+    limit: np.ndarray
+    cell_residual: float
+
+    def keeps(self, found: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return which cells of a piece stay, bool, from what `knockdown_values` saved of it."""
+        row, value = found["row"], found["value"]
+        return (row == _NONE) | _passes(value, self.limit[np.maximum(row, 0)], self.cell_residual)
+
+
+def read_targets(inputs: Inputs, conditions: pd.DataFrame, codes: np.ndarray) -> dict[str, str]:
+    """Return the target gene of each perturbation that obs column ``knockdown_gene_key`` gives one.
+
+    Parameters
+    ----------
+    inputs
+        The opened files.
+    conditions, codes
+        Of all cells.
+
+    Raises
+    ------
+    UserError
+        If the column is missing or gives a perturbation several targets.
+    """
+    key, control = str(inputs.config.knockdown_gene_key), inputs.config.control
+    labels = pd.Categorical(conditions["perturbation"])
+    targets: dict[str, str] = {}
+    for file, offset in zip(inputs.files, inputs.offsets, strict=False):
+        genes = pd.Categorical(file.column(key, "data.knockdown_gene_key"))
+        for start in range(0, file.n_cells, _CELLS_AT_ONCE):
+            part = codes[offset + start : min(offset + start + _CELLS_AT_ONCE, offset + file.n_cells)]
+            gene = genes.codes[start : start + len(part)]
+            known = (part >= 0) & (gene >= 0)
+            label = labels.codes[np.maximum(part, 0)].astype(np.int64)
+            pairs = np.unique(label[known] * len(genes.categories) + gene[known])
+            for pair in pairs.tolist():
+                name = str(labels.categories[pair // len(genes.categories)])
+                target = str(genes.categories[pair % len(genes.categories)])
+                if name != control and targets.setdefault(name, target) != target:
+                    raise UserError(
+                        f"{file.path}: obs column '{key}' (data.knockdown_gene_key) gives perturbation '{name}' two "
+                        f"targets, '{targets[name]}' and '{target}'; each perturbation needs one"
+                    )
+    return targets
+
+
+def plan_knockdown(
+    conditions: pd.DataFrame,
+    genes: Sequence[str],
+    config: DataConfig,
+    targets: Mapping[str, str] | None = None,
+) -> KnockdownPlan:
+    """Find the target gene of every perturbation, before any value is read.
+
+    Parameters
+    ----------
+    conditions
+        Columns ``cell_type, perturbation``.
+    genes
+        Names of the joined genes.
+    config
+        Thresholds and the control label.
+    targets
+        Target gene by perturbation; without them the label is the gene.
+
+    Raises
+    ------
+    UserError
+        If none of the targets is a measured gene.
+    """
+    label = conditions["perturbation"].astype(str)
+    group_name = conditions["cell_type"].astype(str) if config.knockdown_by == "cell_type" else "all"
+    frame = pd.DataFrame({"perturbation": label, "cell_type": group_name})
+    groups = pd.Categorical(frame["cell_type"])
+    control = (label == config.control).to_numpy()
+    table = frame.loc[~control].drop_duplicates().sort_values(["perturbation", "cell_type"])
+    table = table.reset_index(drop=True)
+    row = pd.MultiIndex.from_frame(table).get_indexer(pd.MultiIndex.from_frame(frame))
+    named = table["perturbation"] if targets is None else table["perturbation"].map(targets).fillna("")
+    table["target_gene"] = named.astype(str)
+    place_of_gene = pd.Index(genes).get_indexer(pd.Index(table["target_gene"])).astype(np.int32)
+    table["group"] = pd.Categorical(table["cell_type"], groups.categories).codes.astype(np.int32)
+    _check_targets(table, place_of_gene, genes, config)
+    used = np.unique(place_of_gene[place_of_gene >= 0])
+    place = np.full(len(genes), _NONE, np.int32)
+    place[used] = np.arange(len(used))
+    request = KnockdownRequest(
+        row=row.astype(np.int32),
+        gene=np.where(row >= 0, np.append(place_of_gene, _NONE)[row], _NONE).astype(np.int32),
+        control_group=np.where(control, groups.codes, _NONE).astype(np.int32),
+        place=place,
+        num_rows=len(table),
+        num_groups=len(groups.categories),
+        num_targets=len(used),
+        stored=config.knockdown_values == "stored",
+        log=config.input_scale == "log1p",
+    )
+    return KnockdownPlan(table, request)
+
+
+def _check_targets(table: pd.DataFrame, gene: np.ndarray, genes: Sequence[str], config: DataConfig) -> None:
+    """Refuse names of which none is a gene; say how many are not."""
+    wanted = table["target_gene"]
+    if not (gene >= 0).any():
+        named = sorted(set(wanted[wanted != ""])) or sorted(set(table["perturbation"]))
+        raise UserError(
+            f"data.knockdown: none of the {len(named)} target genes ({listing(named, 3)}) is among the {len(genes)} "
+            f"genes ({listing(list(genes[:3]))}); use the same names: data.gene_key (symbols or ids), "
+            f"data.knockdown_gene_key (now {config.knockdown_gene_key or 'none: the label is the gene'})"
+        )
+    unknown = sorted(set(table.loc[gene < 0, "perturbation"]))
+    if unknown:
+        logger.warning(
+            "data.knockdown drops %d perturbations whose target gene is not measured (%s)",
+            len(unknown), listing(unknown, 4),
+        )  # fmt: skip
+
+
+def knockdown_values(reader: PieceReader, request: KnockdownRequest) -> dict[str, np.ndarray]:
+    """Return what the filter needs of a piece: a pass over the cells that earlier filters left.
+
+    Returns
+    -------
+    dict
+        Of each cell: ``row`` (of the table, int32, -1 for controls and dropped cells) and ``value``, its
+        expression of its target gene, float32. By row ``totals`` and ``cells``; ``control_totals`` [groups,
+        targets] and ``control_cells`` [groups].
+    """
+    row = group_of_cells(reader.codes, request.row)
+    gene = group_of_cells(reader.codes, request.gene)
+    group = group_of_cells(reader.codes, request.control_group)
+    factor, value = _factors(reader, request), np.zeros(reader.num_cells, np.float32)
+    control_totals = np.zeros((request.num_groups, request.num_targets))
+    for block in reader.blocks():
+        rows = slice(block.start - reader.piece.start, block.stop - reader.piece.start)
+        if request.log and not request.stored:
+            block = replace(block, data=np.expm1(block.data, dtype=np.float64))
+        cells = (block.indptr, block.indices, block.data, reader.columns, factor[rows])
+        gene_kernels.add_target_sums(*cells, group[rows], request.place, control_totals)
+        gene_kernels.own_values(*cells, gene[rows], value[rows])
+    own = row >= 0
+    return {
+        "row": row,
+        "value": value,
+        "totals": np.bincount(row[own], value[own].astype(np.float64), request.num_rows),
+        "cells": np.bincount(row[own], minlength=request.num_rows),
+        "control_totals": control_totals,
+        "control_cells": np.bincount(group[group >= 0], minlength=request.num_groups),
+    }
+
+
+def _factors(reader: PieceReader, request: KnockdownRequest) -> np.ndarray:
+    """Return what each cell's stored values are multiplied by."""
+    if request.stored or request.log:
+        return np.ones(reader.num_cells)
+    depth = np.asarray(reader.saved("scan")["depth"], np.float64)
+    return _PER / np.where(depth > 0, depth, 1.0)
+
+
+def decide(
+    plan: KnockdownPlan,
+    results: Callable[[], Iterable[Mapping[str, np.ndarray]]],
+    config: DataConfig,
+) -> KnockdownDecision:
+    """Judge every perturbation.
+
+    Parameters
+    ----------
+    plan
+        As `plan_knockdown` made it.
+    results
+        Gives what `knockdown_values` saved, piece by piece and in order; called twice.
+    config
+        Thresholds.
+
+    Raises
+    ------
+    UserError
+        If no perturbation passes.
+    """
+    request = plan.request
+    totals, cells = np.zeros(request.num_rows), np.zeros(request.num_rows, np.int64)
+    control_totals = np.zeros((request.num_groups, request.num_targets))
+    control_cells = np.zeros(request.num_groups, np.int64)
+    for found in results():
+        totals += found["totals"]
+        cells += found["cells"]
+        control_totals += found["control_totals"]
+        control_cells += found["control_cells"]
+    table = plan.table.assign(n_cells=cells)
+    gene = np.full(request.num_rows, _NONE)
+    gene[request.row[request.row >= 0]] = request.gene[request.row >= 0]
+    target = np.where(gene >= 0, request.place[gene], _NONE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = control_totals / control_cells[:, None]
+        control = np.where(target >= 0, means[table["group"], np.maximum(target, 0)], np.nan)
+        perturbed = np.where(target >= 0, totals / cells, np.nan)
+        residual = np.where(control > _NOT_EXPRESSED, perturbed / control, np.nan)
+    limit = np.where(residual < config.knockdown_residual, control, np.nan)
+    passing = np.zeros(request.num_rows, np.int64)
+    for found in results():
+        row = found["row"]
+        below = _passes(found["value"], control[np.maximum(row, 0)], config.knockdown_cell_residual)
+        passing += np.bincount(row[below & (row >= 0)], minlength=request.num_rows)
+    kept = ~np.isnan(limit) & (passing >= config.knockdown_min_cells)
+    table = table.assign(
+        control_mean=control, perturbed_mean=perturbed, residual=residual, n_passing=passing, kept=kept
+    )
+    records = table.assign(measured=target >= 0).to_dict("records")
+    table["reason"] = [_reason(record, control_cells, config) for record in records]
+    _report(table, config)
+    limit = np.where(kept, limit, np.nan)
+    return KnockdownDecision(table.drop(columns="group"), limit, config.knockdown_cell_residual)
+
+
+def _passes(value: np.ndarray, control: np.ndarray, residual: float) -> np.ndarray:
+    """Return whether each cell's value is below the share of its controls' mean; never for a mean of nan or 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return value / control < residual
+
+
+def _reason(row: Mapping[Any, Any], control_cells: np.ndarray, config: DataConfig) -> str:
+    """Return why a perturbation is dropped, "" for one that is kept."""
+    if row["kept"]:
+        return ""
+    if not row["target_gene"]:
+        return "no target gene is given"
+    if row["n_cells"] == 0:
+        return "no cell passes the other filters"
+    if not row["measured"]:
+        return "target gene is not measured"
+    if control_cells[row["group"]] == 0:
+        return "no control cells to compare with"
+    if np.isnan(row["residual"]):
+        return "control cells do not express the target gene"
+    if row["residual"] >= config.knockdown_residual:
+        return f"residual expression is not below {config.knockdown_residual:g}"
+    return f"fewer than {config.knockdown_min_cells} cells are below {config.knockdown_cell_residual:g}"
+
+
+def _report(table: pd.DataFrame, config: DataConfig) -> None:
+    """Say what is dropped; refuse an outcome without perturbations."""
+    if not table["kept"].to_numpy().any():
+        reasons, smallest = (
+            table["reason"].value_counts(),
+            float(table["residual"].fillna(np.inf).to_numpy().min()),
+        )
+        least = f"; smallest residual {smallest:.3g}" if np.isfinite(smallest) else ""
+        raise UserError(
+            f"data.knockdown: none of the {len(table)} perturbations passes (most often: {reasons.index[0]}, "
+            f"{int(reasons.iloc[0])} times{least}); is this a knock-down "
+            "screen? Set data.knockdown=false, or other thresholds (data.knockdown_residual, "
+            "data.knockdown_min_cells)"
+        )
+    kept = table[table["kept"]]
+    logger.info(
+        "knock-down: %d of %d perturbations and %d of %d perturbed cells are kept (by %s)",
+        len(kept), len(table), kept["n_passing"].sum(), table["n_cells"].sum(), config.knockdown_by,
+    )  # fmt: skip
