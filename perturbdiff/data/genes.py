@@ -24,6 +24,7 @@ import pandas as pd
 from perturbdiff import files
 from perturbdiff.config import DataConfig
 from perturbdiff.data import hvg
+from perturbdiff.data.gene_lists import read_names
 from perturbdiff.data.gene_sums import GeneSums, SumsRequest, clipped_sums, log_sums
 from perturbdiff.errors import UserError, listing
 
@@ -209,22 +210,14 @@ def _rank_by_variance(
 
 
 def read_gene_list(path: Path, genes: Sequence[str]) -> list[str]:
-    """Return the genes a text file names, one per line, that are among ``genes``, in the file's order.
+    """Return the genes that a text file or a vocabulary's folder names and that are among ``genes``, in its order.
 
     Raises
     ------
     UserError
         If the file is missing, names a gene twice or has none of ``genes``.
     """
-    if not path.is_file():
-        raise UserError(f"gene list not found: {path}")
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not a text file; give one gene name per line") from None
-    wanted = pd.Index([line for line in lines if line and not line.startswith("#")])
-    if not wanted.is_unique:
-        raise UserError(f"{path}: names a gene twice ({listing(wanted[wanted.duplicated()].unique(), 4)})")
+    wanted = pd.Index(read_names(path))
     known = wanted.isin(pd.Index(genes))
     if not known.any():
         raise UserError(

@@ -1,0 +1,60 @@
+"""The commands ``vocabulary build`` and ``vocabulary align``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perturbdiff.cli_options import Force, Out, Overrides, Recipe, config_of
+
+vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
+
+
+@vocabulary_app.command("build")
+def build(
+    studies: Annotated[
+        list[Path],
+        typer.Argument(metavar="STUDY...", help="Files of raw counts, or a .txt file that lists them."),
+    ],
+    out: Out,
+    composites: Annotated[
+        int | None,
+        typer.Option("--composites", min=1, help="Merge the studies into so many; default: at most 23."),
+    ] = None,
+    assign: Annotated[
+        Path | None, typer.Option("--assign", help="CSV of study, composite instead of balanced ones.")
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="Genes chosen in each composite (data.num_hvgs).")
+    ] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option("--add", help="Store or gene list whose genes are joined.")
+    ] = None,
+    cover: Annotated[
+        list[Path] | None, typer.Option("--cover", help="Further data to count in coverage.csv.")
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Studies read at the same time.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use this cluster's workers.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Choose the genes of many studies.
+
+    Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
+    """
+    from perturbdiff.data.gene_vocabulary import build_vocabulary
+
+    given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
+    settings: dict[str, Any] = {
+        "composites": composites,
+        "assign": assign,
+        "jobs": jobs,
+        "scheduler": scheduler,
+    }
+    settings |= {"add": add or (), "cover": cover or (), "force": force}
+    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))

@@ -1,0 +1,231 @@
+"""One list of genes for many data sets: studies are merged into composites, each chooses its genes, lists are joined.
+
+The paper's merge-then-select (App. HVG Selection): one selection over all cells of a corpus cannot be held, and the
+union of every study's own selection is mostly noise, so studies are merged into a few composites first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff import files, provenance
+from perturbdiff.config import DataConfig
+from perturbdiff.data.composites import Corpus, balanced, from_table, study_paths, survey
+from perturbdiff.data.crew import Crew
+from perturbdiff.data.gene_lists import GeneSet, read_gene_set, unique_names
+from perturbdiff.data.gene_sums import GeneSums
+from perturbdiff.data.genes import check_flavor, choose_genes, second_pass, sums_stored_values
+from perturbdiff.data.passes import load, save
+from perturbdiff.data.study_sums import (
+    SecondTask,
+    StudyPiece,
+    merge,
+    name_of,
+    pieces_of,
+    sum_again,
+    sum_piece,
+)
+from perturbdiff.data.vocabulary_tables import Composite, write_tables
+from perturbdiff.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+SETTINGS = (
+    "layer",
+    "gene_key",
+    "input_scale",
+    "min_counts",
+    "min_genes",
+    "target_sum",
+    "num_hvgs",
+    "hvg_flavor",
+)
+"""Keys of `data` that the vocabulary depends on."""
+
+SCORES = ("dispersions_norm", "variances_norm")
+"""What genes are ordered by, depending on the flavor."""
+
+
+def build_vocabulary(
+    studies: Sequence[Path],
+    out: Path,
+    config: DataConfig,
+    *,
+    composites: int | None = None,
+    assign: Path | None = None,
+    add: Sequence[Path] = (),
+    cover: Sequence[Path] = (),
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    force: bool = False,
+) -> Path:
+    """Choose the genes of a corpus by merge-then-select.
+
+    Writes ``genes.txt`` (sorted by name), ``vocabulary.parquet``, ``hvgs.parquet``, ``composites.csv`` and
+    ``coverage.csv``; docs/vocabulary.md describes them.
+
+    Parameters
+    ----------
+    studies
+        Files of raw counts; a ``.txt`` file lists more of them.
+    out
+        Folder to write.
+    config
+        Where counts and gene names are, the cell filters, and the recipe of the choice (``num_hvgs`` for each
+        composite).
+    composites
+        Number of composites, balanced by cells; None for 23, or as many as there are studies if fewer.
+    assign
+        CSV ``study, composite`` instead.
+    add
+        Stores or gene lists whose genes are joined to the choice.
+    cover
+        Files, stores or gene lists that are only counted in ``coverage.csv``.
+    jobs, scheduler
+        Of `Crew`.
+    force
+        Run even if an equal vocabulary is there.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If a file cannot be read or is not what ``config`` says, or names of genes do not match.
+    """
+    if composites is not None and assign is not None:
+        raise UserError("--composites and --assign exclude each other; give one of them")
+    check_flavor(config)
+    paths = study_paths(studies)
+    roles = {f"study {name}": path for name, path in zip(unique_names(paths), paths, strict=True)}
+    roles |= {f"add {name}": path for name, path in zip(unique_names(add), add, strict=True)}
+    roles |= {f"cover {name}": path for name, path in zip(unique_names(cover), cover, strict=True)}
+    roles |= {} if assign is None else {"assign": assign}
+    settings = {name: getattr(config, name) for name in SETTINGS} | {
+        "composites": composites,
+        "format": FORMAT,
+    }
+    crew = Crew(jobs, scheduler)
+    with provenance.stage("vocabulary", out, config=settings, inputs=roles, folder=True, force=force) as run:
+        if run.skip:
+            return out
+        # beside the output, not in it: the sums of finished studies outlive a study that cannot be read
+        sums = out.with_name(f"{out.name}.sums")
+        scratch = files.temporary_name(sums)
+        scratch.mkdir(exist_ok=True)
+        added, covered = _gene_sets(add, config, scratch), _gene_sets(cover, config, scratch, data=True)
+        with crew, files.explain_os_errors(sums, kept=True):
+            corpus, merged = _select(paths, config, composites, assign, scratch, crew)
+        run.results |= write_tables(run.path, corpus, merged, added, covered)
+    files.remove(scratch)
+    return out
+
+
+def _gene_sets(
+    paths: Sequence[Path], config: DataConfig, scratch: Path, *, data: bool = False
+) -> list[GeneSet]:
+    names = unique_names(paths)
+    return [
+        read_gene_set(Path(path), name, config if data else None, scratch)
+        for path, name in zip(paths, names, strict=True)
+    ]
+
+
+def _select(
+    paths: Sequence[Path],
+    config: DataConfig,
+    num: int | None,
+    assign: Path | None,
+    scratch: Path,
+    crew: Crew,
+) -> tuple[Corpus, list[Composite]]:
+    """Assign the studies, sum them and choose each composite's genes."""
+    corpus = survey(paths, config, scratch)
+    labels = np.array(balanced(corpus, num) if assign is None else from_table(corpus, assign), object)
+    pieces = [pieces_of(study, config, scratch) for study in corpus.studies]
+    flat = [piece for own in pieces for piece in own]
+    if done := sum(piece.result.exists() for piece in flat):
+        logger.info("%d of %d pieces of studies are summed already", done, len(flat))
+    crew.run(sum_piece, flat, weights=[p.stop - p.start for p in flat], label="summing studies")
+    plans = [
+        _Plan(str(label), np.flatnonzero(labels == label), corpus, pieces) for label in sorted(set(labels))
+    ]
+    again = [_second(plan, corpus, config, scratch) for plan in plans]
+    tasks = [task for own in again for task in own]
+    if tasks:
+        weights = [task.piece.stop - task.piece.start for task in tasks]
+        crew.run(sum_again, tasks, weights=weights, label="reading studies again")
+    return corpus, [_choose(plan, own, corpus, config) for plan, own in zip(plans, again, strict=True)]
+
+
+class _Plan:
+    """A composite before its choice: its studies, its genes in the order of names, and what to merge."""
+
+    def __init__(
+        self, name: str, members: np.ndarray, corpus: Corpus, pieces: Sequence[Sequence[StudyPiece]]
+    ) -> None:
+        self.name, self.members = name, members
+        genes = np.unique(np.concatenate([corpus.studies[m].genes for m in members]))
+        self.genes = genes[np.argsort(corpus.names[genes])]
+        place = np.full(len(corpus.names), -1, np.int32)
+        place[self.genes] = np.arange(len(genes), dtype=np.int32)
+        self.parts = [(piece, place[corpus.studies[m].genes]) for m in members for piece in pieces[m]]
+
+
+def _merge(plan: _Plan, corpus: Corpus, config: DataConfig) -> tuple[GeneSums, float]:
+    """Return a composite's sums and the depth its cells are scaled to, as one data set in scanpy (nan: log1p)."""
+    sums, median = merge(plan.parts, len(plan.genes))
+    if not sums.values.any():
+        raise UserError(
+            f"{plan.name} ({listing([corpus.studies[m].name for m in plan.members], 3)}): no gene is detected in any "
+            f"cell that passes data.min_counts={config.min_counts} and data.min_genes={config.min_genes}; lower them"
+        )
+    if config.input_scale == "log1p":
+        return sums, float("nan")
+    return sums, median if config.target_sum == "median" else float(config.target_sum)
+
+
+def _second(plan: _Plan, corpus: Corpus, config: DataConfig, scratch: Path) -> list[SecondTask]:
+    """Return the tasks of the second pass that the flavor needs over a composite's studies."""
+    if config.hvg_flavor == "seurat":
+        return []
+    sums, target = _merge(plan, corpus, config)
+    key = name_of([plan.name, config.num_hvgs, target, [piece.result.name for piece, _ in plan.parts]])
+    folder = (scratch / key).absolute()
+    folder.mkdir(exist_ok=True)
+    work = second_pass(config, sums, np.zeros(1, np.int32), target, folder)
+    if work is None:
+        return []
+    tasks = []
+    for number, (piece, place) in enumerate(plan.parts):
+        columns = folder / f"columns-{number:06d}.npy"
+        if not columns.exists():
+            save(columns, place)
+        tasks.append(SecondTask(piece, columns, len(plan.genes), work, folder / f"sums-{number:06d}.npz"))
+    return tasks
+
+
+def _choose(plan: _Plan, again: Sequence[SecondTask], corpus: Corpus, config: DataConfig) -> Composite:
+    """Choose a composite's genes from its sums."""
+    sums, target = _merge(plan, corpus, config)
+    scale = 1.0 if np.isnan(target) or sums_stored_values(config) else target
+    table = choose_genes(
+        sums, corpus.names[plan.genes].tolist(), scale, config.num_hvgs, by_batch=False,
+        flavor=config.hvg_flavor, second=(load(task.result) for task in again) if again else None,
+    )  # fmt: skip
+    best = pd.DataFrame(table[table["highly_variable"]]).drop(columns="highly_variable")
+    score = next((name for name in SCORES if name in best), None)
+    best.insert(0, "score", np.nan if score is None else best.pop(score))
+    best = best.rename_axis("gene").reset_index()
+    best = best.sort_values(["score", "gene"], ascending=[False, True], ignore_index=True)
+    best.insert(1, "rank", np.arange(1, len(best) + 1))
+    return Composite(plan.name, plan.members, plan.genes, int(sums.cells[0]), target, best)
