@@ -15,6 +15,7 @@ from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, c
 from perturbdiff.cli_sample import sample
 from perturbdiff.cli_stats import stats
 from perturbdiff.cli_train import finetune, pretrain, train
+from perturbdiff.cli_vocabulary import vocabulary_app
 from perturbdiff.errors import (
     EXIT_FAILURE,
     EXIT_STOPPED_EARLY,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show recipes and their schema.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(vocabulary_app, name="vocabulary")
 
 
 @app.callback()
