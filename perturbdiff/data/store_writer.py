@@ -140,6 +140,11 @@ class PartWriter:
             if file.is_file() and name not in self.checksums:
                 self.checksums[name] = sha256(file)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says of the part, by which a reader knows it again: name, cells, stored values."""
+        return {"name": self.path.name, "n_cells": self.num_cells, "n_values": self._values}
+
     def release(self) -> None:
         """Close the files as they are, of a part that is given up."""
         for array in self._arrays:

@@ -1,0 +1,138 @@
+"""Checksums of a store's files, in the form that ``sha256sum -c`` reads.
+
+``checksums.sha256`` covers every file of the store but ``manifest.json`` and ``run.json``; the manifest holds the
+SHA-256 of ``checksums.sha256`` itself, so that nothing can change unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import files, provenance
+from perturbdiff.data.crew import Crew
+from perturbdiff.errors import UserError
+
+CHECKSUMS = "checksums.sha256"
+NOT_COVERED = frozenset({"manifest.json", "run.json", CHECKSUMS})
+
+
+def checksum_lines(folder: Path, root: Path, known: Mapping[str, str] | None = None) -> list[str]:
+    """Return a line ``<sha256>  <path>`` for every file in ``folder``, sorted by path.
+
+    Parameters
+    ----------
+    folder
+        A folder or a single file.
+    root
+        The folder that paths are relative to: the store.
+    known
+        SHA-256 of files by path relative to ``folder``, which are not read again
+        (`perturbdiff.data.store_writer.PartWriter.checksums`).
+    """
+    known = {} if known is None else known
+    lines = {}
+    for path in [folder] if folder.is_file() else (p for p in folder.rglob("*") if p.is_file()):
+        digest = known.get(path.relative_to(folder).as_posix()) or files.sha256(path)
+        name = path.relative_to(root).as_posix()
+        lines[name] = _line(name, digest)
+    return [lines[name] for name in sorted(lines)]
+
+
+def write_checksums(store: Path, lines: Iterable[str] = ()) -> str:
+    """Write ``checksums.sha256`` of a store that is complete but for its manifest.
+
+    Parameters
+    ----------
+    store
+        Its folder.
+    lines
+        Of files that are known already, from `checksum_lines` with ``root=store``.
+
+    Returns
+    -------
+    str
+        The SHA-256 of the file written, which belongs into the manifest's results as ``checksums``.
+    """
+    known = dict(map(_parsed, lines))
+    for path in store.rglob("*"):
+        name = path.relative_to(store).as_posix()
+        if path.is_file() and name not in known and name not in NOT_COVERED:
+            known[name] = files.sha256(path)
+    target = store / CHECKSUMS
+    target.write_text("".join(f"{_line(name, known[name])}\n" for name in sorted(known)))
+    return files.sha256(target)
+
+
+def read_checksums(store: Path) -> dict[str, str] | None:
+    """Return the recorded SHA-256 of each file by its path below ``store``; None for a store without any.
+
+    Raises
+    ------
+    UserError
+        If the record is gone, or is not the one that the manifest knows.
+    """
+    results = (provenance.read_manifest(store) or {}).get("results", {})
+    digest = results.get("checksums")
+    path = store / CHECKSUMS
+    if not path.is_file():
+        if digest is None:
+            return None
+        raise UserError(f"{path}: is missing; run preprocess again with --force")
+    if digest is not None and files.sha256(path) != digest:
+        raise UserError(f"{path}: was changed since the store was made; run preprocess again with --force")
+    try:
+        return dict(map(_parsed, path.read_text().splitlines()))
+    except ValueError:
+        raise UserError(f"{path}: is not a list of checksums; run preprocess again with --force") from None
+
+
+def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[str]:
+    """Return a line for every file of a store that is missing, was changed, or was not there when it was made."""
+    there = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}
+    problems = {name: "is missing" for name in recorded if name not in there}
+    problems |= {
+        name: "is not part of the store; delete it"
+        for name in there
+        if name not in recorded and name not in NOT_COVERED
+    }
+    present = sorted(name for name in recorded if name in there)
+    sizes = [there[name].stat().st_size for name in present]
+    found = crew.run(
+        _digest, [there[n] for n in present], weights=sizes, label="checking files", unit="bytes"
+    )
+    for name, digest in zip(present, found, strict=True):
+        if digest != recorded[name]:
+            problems[name] = digest if digest.startswith("cannot") else "was changed since the store was made"
+    return [f"{store / name}: {problems[name]}" for name in sorted(problems)]
+
+
+def _digest(path: Path) -> str:
+    try:
+        return files.sha256(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _line(name: str, digest: str) -> str:
+    """Return a line of a checksum file; names with a backslash or a line break are escaped as sha256sum does."""
+    escaped = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "" if escaped == name else "\\"
+    return f"{mark}{digest}  {escaped}"
+
+
+def _parsed(line: str) -> tuple[str, str]:
+    """Return name and SHA-256 of a line of a checksum file."""
+    digest, gap, name = line.rstrip("\n").partition("  ")
+    if digest.startswith("\\"):
+        digest = digest[1:]
+        name = name.replace("\\\\", "\0").replace("\\n", "\n").replace("\\r", "\r").replace("\0", "\\")
+    if len(digest) != 64 or not gap or not name:
+        raise ValueError(line)
+    return name, digest
+
+
+def facts_of(store: Path) -> dict[str, Any]:
+    """Return what a store's manifest says of it, or an empty dictionary."""
+    return ((provenance.read_manifest(store) or {}).get("results") or {}).get("store") or {}

@@ -1,0 +1,361 @@
+"""Is a store what it says it is? Every file, every chunk, every row against the table of conditions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anndata
+import numpy as np
+import pandas as pd
+import zarr
+
+from perturbdiff.data import integrity
+from perturbdiff.data.crew import Crew
+from perturbdiff.data.kernels import column_maximum, kernel
+from perturbdiff.data.schema import LABELS, complete, sort_conditions
+from perturbdiff.data.shards import ShardedReader
+from perturbdiff.data.store import Store, value_factors
+from perturbdiff.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+_ROWS = 65_536
+_FACTS = ("target_sum", "scale", "input_scale", "control", "seed")
+_MOST_LINES = 20  # of one part
+_DAMAGE = (OSError, KeyError, ValueError, RuntimeError, TypeError, UserError)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One part to look at: rows ``start`` to ``stop`` of the store."""
+
+    store: Path
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def path(self) -> Path:
+        return self.store / self.name
+
+
+@dataclass
+class _Content:
+    """What the cells of a part show."""
+
+    problems: list[str] = field(default_factory=list)
+    num_values: int = 0
+    largest: np.ndarray | None = None
+
+
+def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
+    """Return a line for every fault of a store, none if it is sound; each names the file.
+
+    Parameters
+    ----------
+    path
+        Folder of the store.
+    quick
+        Check files against their checksums, tables and metadata, but do not decode the cells.
+    jobs
+        Worker processes.
+
+    Raises
+    ------
+    UserError
+        If there is no store at ``path``.
+    """
+    if not path.is_dir():
+        raise UserError(f"store not found: {path}")
+    problems: list[str] = []
+    with Crew(jobs) as crew:
+        try:
+            recorded = integrity.read_checksums(path)
+            if recorded is None:
+                logger.warning(
+                    "%s has no checksums (it is of an older version): its files cannot be compared", path
+                )
+            else:
+                problems += integrity.changed_files(path, recorded, crew)
+        except UserError as error:
+            problems.append(str(error))
+        try:
+            store = Store(path)
+        except UserError as error:
+            return [*problems, *([] if str(error) in problems else [str(error)])]
+        parts = _parts(store)
+        problems += _table_problems(store, parts)
+        for part in parts:
+            problems += _metadata_problems(store, part, parts[0])
+        if not quick:
+            weights = [part.stop - part.start for part in parts]
+            found = crew.run(check_cells, parts, weights=weights, label="checking cells")
+            problems += _content_problems(store, found)
+    return list(dict.fromkeys(problems))
+
+
+def _parts(store: Store) -> list[_Part]:
+    facts = integrity.facts_of(store.path)["parts"]
+    edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts)]).tolist()
+    return [
+        _Part(store.path, str(part["name"]), a, b)
+        for part, a, b in zip(facts, edges, edges[1:], strict=False)
+    ]
+
+
+def _table_problems(store: Store, parts: list[_Part]) -> list[str]:
+    """Compare the tables beside the parts with each other and with the manifest."""
+    problems, table = [], store.conditions
+    where = f"{store.path / 'conditions.parquet'}"
+    plain = table.drop(columns=["start", "stop", "is_control", "control", "part"])
+    expected = complete(sort_conditions(plain, store.control), store.control)
+    for name in ("cell_type", "batch", "perturbation", "n_cells", "start", "stop", "is_control", "control"):
+        wrong = np.flatnonzero(table[name].to_numpy() != expected[name].to_numpy())
+        if len(wrong):
+            problems.append(
+                f"{where}: column '{name}' is wrong from condition {wrong[0]} on ({table[name].iloc[wrong[0]]!r}, "
+                f"expected {expected[name].iloc[wrong[0]]!r})"
+            )
+    if int(table["n_cells"].sum()) != store.n_cells:
+        problems.append(f"{where}: has {table['n_cells'].sum()} cells, the manifest {store.n_cells}")
+    edges = np.array([part.start for part in parts])
+    own = np.searchsorted(edges, table["start"].to_numpy(), "right") - 1
+    if (own != table["part"].to_numpy()).any() or parts[-1].stop != store.n_cells:
+        problems.append(f"{where}: conditions do not lie in the parts that the manifest lists")
+    if len(store.genes) != store.n_genes or len(set(store.genes)) != len(store.genes):
+        problems.append(
+            f"{store.path / 'genes.parquet'}: has not the {store.n_genes} genes of the manifest, each once"
+        )
+    missing = set(table["perturbation"]) ^ set(store.perturbations["perturbation"])
+    if missing:
+        problems.append(
+            f"{store.path / 'perturbations.parquet'}: does not match the conditions ({listing(sorted(missing), 3)})"
+        )
+    return problems
+
+
+def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
+    """Check shapes, types, genes and facts of one part; nothing here grows with the number of cells."""
+    path, problems = part.path, []
+    try:
+        root: Any = zarr.open_group(path, mode="r")
+        shape = [part.stop - part.start, store.n_genes]
+        if list(root["X"].attrs["shape"]) != shape:
+            problems.append(f"{path / 'X'}: has shape {list(root['X'].attrs['shape'])}, expected {shape}")
+        if root["X/data"].shape != root["X/indices"].shape or root["X/data"].dtype != store.dtype:
+            problems.append(f"{path / 'X'}: values and column numbers do not match, or not the manifest")
+        if root["X/indptr"].shape[0] != shape[0] + 1:
+            problems.append(f"{path / 'X/indptr'}: has {root['X/indptr'].shape[0]} row pointers")
+        uns: Any = anndata.io.read_elem(root["uns"])
+        facts = uns["perturbdiff"]
+        stated = {n: getattr(store, n) for n in _FACTS}
+        different = [n for n, value in stated.items() if n in facts and facts[n] != value and value == value]
+        if different:
+            problems.append(f"{path / 'uns'}: {listing(different)} differ from the manifest")
+        var = pd.DataFrame(anndata.io.read_elem(root["var"]))
+        if list(var.index) != store.genes:
+            problems.append(f"{path / 'var'}: has other genes than genes.parquet")
+        problems += _category_problems(part, first)
+    except _DAMAGE as error:
+        problems.append(f"{path}: cannot be opened ({_reason(error)})")
+    return problems
+
+
+def _category_problems(part: _Part, first: _Part) -> list[str]:
+    """Compare the columns and categories of a part's obs with those of the first part."""
+    problems = []
+    own: Any = zarr.open_group(part.path / "obs", mode="r")
+    other: Any = zarr.open_group(first.path / "obs", mode="r")
+    if own.attrs["column-order"] != other.attrs["column-order"]:
+        problems.append(f"{part.path / 'obs'}: has other columns than {first.name}")
+    for name, group in own.groups():
+        categories = np.asarray(anndata.io.read_elem(group["categories"]))
+        expected = np.asarray(anndata.io.read_elem(other[f"{name}/categories"]))
+        if list(categories) != list(expected):
+            problems.append(f"{part.path / 'obs' / name}: has other categories than {first.name}")
+    return problems
+
+
+def check_cells(part: _Part) -> _Content:
+    """Decode everything in a part and compare it with the table of conditions."""
+    store = Store(part.store)
+    content = _Content(largest=np.zeros(store.n_genes, np.float32))
+    for look in (_check_labels, _check_values, _check_opens):
+        try:
+            look(store, part, content)
+        except _DAMAGE as error:
+            text = (
+                str(error) if isinstance(error, UserError) else f"{part.path}: is damaged ({_reason(error)})"
+            )
+            content.problems.append(text)
+    unique = list(dict.fromkeys(content.problems))
+    more = [f"{part.path}: … {len(unique) - _MOST_LINES} more problems"] if len(unique) > _MOST_LINES else []
+    content.problems = unique[:_MOST_LINES] + more
+    return content
+
+
+def _check_labels(store: Store, part: _Part, content: _Content) -> None:
+    """Compare every cell's labels with its condition's, and read every other column once."""
+    obs: Any = zarr.open_group(part.path / "obs", mode="r")
+    rows, table = part.stop - part.start, store.conditions
+    own = table[(table["stop"] > part.start) & (table["start"] < part.stop)]
+    for label in LABELS:
+        where = part.path / "obs" / label
+        codes = np.asarray(obs[f"{label}/codes"][:])
+        categories = pd.Index(anndata.io.read_elem(obs[f"{label}/categories"]))
+        expected = np.repeat(categories.get_indexer(pd.Index(own[label])), own["n_cells"])
+        if len(codes) != len(expected) or len(codes) != rows:
+            content.problems.append(
+                f"{where}: has {len(codes)} cells, the table of conditions {len(expected)}"
+            )
+        elif (wrong := np.flatnonzero(codes != expected)).size:
+            row = int(wrong[0])
+            content.problems.append(
+                f"{where}: row {row} is {_label(categories, codes[row])}, the table of conditions has "
+                f"{_label(categories, expected[row])}; {len(wrong)} such rows"
+            )
+    for name in ("_index", *obs.attrs["column-order"]):
+        if name not in LABELS:
+            array: Any = obs[str(name)]
+            array = array["codes"] if isinstance(array, zarr.Group) else array
+            if array.shape != (rows,):
+                content.problems.append(f"{part.path / 'obs' / str(name)}: has {array.shape[0]} cells")
+            for start in range(0, array.shape[0], _ROWS):
+                array[start : start + _ROWS]
+
+
+def _check_values(store: Store, part: _Part, content: _Content) -> None:
+    """Look at every stored value and column number, block by block."""
+    matrix = part.path / "X"
+    pointers = _whole(matrix / "indptr")
+    indices, data = ShardedReader(matrix / "indices"), ShardedReader(matrix / "data")
+    content.num_values = data.length
+    if pointers[0] != 0 or (np.diff(pointers) < 0).any() or pointers[-1] != data.length:
+        content.problems.append(f"{matrix / 'indptr'}: row pointers do not ascend from 0 to {data.length}")
+        return
+    depth = _whole(part.path / "obs" / "n_counts").astype(np.float32)
+    for start, stop in _blocks(pointers):
+        local = pointers[start : stop + 1] - pointers[start]
+        columns, values = np.empty(int(local[-1]), indices.dtype), np.empty(int(local[-1]), data.dtype)
+        try:
+            indices.read(int(pointers[start]), int(pointers[stop]), columns)
+            data.read(int(pointers[start]), int(pointers[stop]), values)
+        except UserError as error:
+            content.problems.append(str(error))
+            continue
+        content.problems += _block_problems(store, matrix, start, local, columns, values, depth[start:stop])
+        if content.largest is not None and not content.problems:
+            factors = value_factors(depth[start:stop], store.target_sum, store.input_scale)
+            column_maximum(local, columns, values, factors, content.largest)
+
+
+def _whole(path: Path) -> np.ndarray:
+    array: Any = zarr.open_array(path, mode="r")
+    return np.asarray(array[:])
+
+
+def _blocks(pointers: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows of at most some 16 million values."""
+    start = 0
+    while start < len(pointers) - 1:
+        stop = int(np.searchsorted(pointers, pointers[start] + (1 << 24), "right")) - 1
+        stop = min(max(stop, start + 1), start + _ROWS, len(pointers) - 1)
+        yield start, stop
+        start = stop
+
+
+def _block_problems(
+    store: Store,
+    matrix: Path,
+    first: int,
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    data: np.ndarray,
+    depth: np.ndarray,
+) -> list[str]:
+    """Return what is wrong with the rows of a block that begins at row ``first`` of the part."""
+    problems = []
+    totals = np.empty(len(depth), np.float64)
+    column, value = row_faults(indptr, indices, data, store.n_genes, store.input_scale == "log1p", totals)
+    if column >= 0:
+        problems.append(
+            f"{matrix / 'indices'}: columns of row {first + column} do not ascend within 0 to {store.n_genes - 1}"
+        )
+    if value >= 0:
+        problems.append(f"{matrix / 'data'}: row {first + value} holds a value that is not positive")
+    low = np.flatnonzero(~(depth >= totals * (1 - 1e-4) - 1e-3))
+    if len(low):
+        problems.append(
+            f"{matrix.parent / 'obs/n_counts'}: row {first + low[0]} has a depth of {depth[low[0]]:g}, below the sum "
+            f"{totals[low[0]]:g} of its stored genes"
+        )
+    return problems
+
+
+@kernel
+def row_faults(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    data: np.ndarray,
+    num_genes: int,
+    log1p: bool,  # noqa: FBT001
+    totals: np.ndarray,
+) -> tuple[int, int]:
+    """Return the first rows with an unsorted or impossible column and with a value not above 0 (-1: none).
+
+    Each row's sum is written to ``totals``, in counts.
+    """
+    column, value = -1, -1
+    for i in range(len(indptr) - 1):
+        total, before = 0.0, -1
+        for k in range(indptr[i], indptr[i + 1]):
+            j = np.int64(indices[k])
+            if (j <= before or j >= num_genes) and column < 0:
+                column = i
+            before = j
+            x = np.float64(data[k])
+            if not (x > 0 and np.isfinite(x)) and value < 0:
+                value = i
+            total += np.expm1(x) if log1p else x
+        totals[i] = total
+    return column, value
+
+
+def _check_opens(store: Store, part: _Part, content: _Content) -> None:
+    """Open the part as any AnnData reader would, without loading its matrix."""
+    root: Any = zarr.open_group(part.path, mode="r")
+    if anndata.io.sparse_dataset(root["X"]).shape[1] != store.n_genes:
+        content.problems.append(f"{part.path / 'X'}: is not read by anndata as {store.n_genes} genes")
+    for name in ("var", "uns", "layers", "obsm", "obsp", "varm", "varp"):
+        anndata.io.read_elem(root[name])
+
+
+def _content_problems(store: Store, found: list[_Content]) -> list[str]:
+    """Join what the parts show and compare it with what is said of the whole."""
+    problems = [line for content in found for line in content.problems]
+    if problems:
+        return problems
+    if (values := sum(content.num_values for content in found)) != store.n_values:
+        problems.append(f"{store.path}: holds {values} values, the manifest says {store.n_values}")
+    largest = np.max([content.largest for content in found if content.largest is not None], axis=0)
+    maximum = np.asarray(largest) if store.input_scale == "log1p" else np.log1p(largest)
+    wrong = np.flatnonzero(~np.isclose(maximum, store.max_value(), rtol=1e-5, atol=1e-7))
+    if len(wrong):
+        gene = store.genes[wrong[0]]
+        problems.append(
+            f"{store.path / 'genes.parquet'}: max_log1p of '{gene}' is {store.max_value()[wrong[0]]:g}, its largest "
+            f"value {maximum[wrong[0]]:g}; {len(wrong)} such genes"
+        )
+    return problems
+
+
+def _label(categories: pd.Index, code: int) -> str:
+    return repr(str(categories[code])) if 0 <= code < len(categories) else "no label"
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
