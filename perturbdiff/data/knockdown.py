@@ -30,6 +30,7 @@ import pandas as pd
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import gene_kernels
+from perturbdiff.data.columns import Texts, row_ranges
 from perturbdiff.data.gene_sums import group_of_cells
 from perturbdiff.errors import UserError, listing
 
@@ -45,7 +46,6 @@ PASS = "knockdown"
 _NONE = -1
 _PER = 1e4
 _NOT_EXPRESSED = 1e-8
-_CELLS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -139,19 +139,17 @@ def read_targets(inputs: Inputs, conditions: pd.DataFrame, codes: np.ndarray) ->
         If the column is missing or gives a perturbation several targets.
     """
     key, control = str(inputs.config.knockdown_gene_key), inputs.config.control
-    labels = pd.Categorical(conditions["perturbation"])
+    labels, genes = pd.Categorical(conditions["perturbation"]), Texts()
     targets: dict[str, str] = {}
-    for file, offset in zip(inputs.files, inputs.offsets, strict=False):
-        genes = pd.Categorical(file.column(key, "data.knockdown_gene_key"))
-        for start in range(0, file.n_cells, _CELLS_AT_ONCE):
-            part = codes[offset + start : min(offset + start + _CELLS_AT_ONCE, offset + file.n_cells)]
-            gene = genes.codes[start : start + len(part)]
+    for file, offset in zip(inputs.files, inputs.offsets.tolist(), strict=False):
+        column = file.open_column(key, "data.knockdown_gene_key")
+        for start, stop in row_ranges(file.n_cells):
+            gene = file.codes(column, start, stop, genes)
+            part = codes[offset + start : offset + stop]
             known = (part >= 0) & (gene >= 0)
-            label = labels.codes[np.maximum(part, 0)].astype(np.int64)
-            pairs = np.unique(label[known] * len(genes.categories) + gene[known])
-            for pair in pairs.tolist():
-                name = str(labels.categories[pair // len(genes.categories)])
-                target = str(genes.categories[pair % len(genes.categories)])
+            pairs = np.stack([labels.codes[part[known]], gene[known]])
+            for label, number in np.unique(pairs, axis=1).T.tolist():
+                name, target = str(labels.categories[label]), genes.names[number]
                 if name != control and targets.setdefault(name, target) != target:
                     raise UserError(
                         f"{file.path}: obs column '{key}' (data.knockdown_gene_key) gives perturbation '{name}' two "
