@@ -1,4 +1,4 @@
-"""Opening the inputs: AnnData files of raw counts (h5ad, or Zarr v2 and v3), checked before anything is written."""
+"""Opening the inputs: files of raw counts (h5ad, Zarr v2 and v3, 10x h5), checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import anndata
 import h5py
 import numpy as np
 import pandas as pd
 import zarr
 
 from perturbdiff.config import DataConfig
-from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block, CscMatrix, CsrMatrix, DenseMatrix, RowMatrix
+from perturbdiff.data.columns import Column, Texts, joined
+from perturbdiff.data.gene_joins import join_genes
+from perturbdiff.data.layouts import find_layout
+from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
+from perturbdiff.data.obs_tables import JoinedTable, LabelTable, tables_for
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,25 @@ def explain_damage(path: Path) -> Iterator[None]:
         ) from error
 
 
+class _CheckedColumn:
+    """A column of a file; damage found while reading it is a `UserError`."""
+
+    def __init__(self, path: Path, column: Column) -> None:
+        self._path, self._column = path, column
+
+    @property
+    def dtype(self) -> Any:
+        return self._column.dtype
+
+    def codes(self, start: int, stop: int, texts: Texts) -> np.ndarray:
+        with explain_damage(self._path):
+            return self._column.codes(start, stop, texts)
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        with explain_damage(self._path):
+            return self._column.values(start, stop)
+
+
 class CountsFile:
     """One input: its matrix by row blocks, its gene names and its obs columns, read on demand.
 
@@ -50,122 +72,103 @@ class CountsFile:
     path
         The file or Zarr folder.
     genes
-        Names of the matrix's columns.
+        Names of the genes, the columns of the blocks.
     n_cells
         Number of rows.
     matrix
         The values; ``matrix.num_values`` of them are stored.
+    left_out
+        Number of features that are not genes, by their type (10x files).
     config, scratch
         As given: with ``path``, all that another process needs to open the file again.
     """
 
-    def __init__(self, path: Path, config: DataConfig, scratch: Path) -> None:
+    def __init__(self, path: Path, config: DataConfig, scratch: Path, table: LabelTable | None = None) -> None:
         self.path, self.config, self.scratch = path, config, scratch
-        layer = config.layer
         self._stack = contextlib.ExitStack()
-        with explain_damage(path):
-            self._root: Any = self._open()
-            self.genes = self._names("raw/var" if layer == "raw" else "var")
-            self._cells = self._index("obs")
-            self.n_cells = int(self._cells.shape[0])
-            self.matrix = self._matrix(layer, scratch)
-        if self.n_cells == 0 or not self.genes:
-            raise UserError(f"{path}: has {self.n_cells} cells and {len(self.genes)} genes; nothing to read")
-        shape = (self.n_cells, len(self.genes))
-        if self.matrix.shape != shape:
-            raise UserError(f"{path}: {layer} has shape {self.matrix.shape}, obs and var say {shape}")
-        self._check_gene_names()
+        try:
+            with explain_damage(path):
+                self._layout = find_layout(path, self._open(), config.layer)
+                self.n_cells, self.left_out = self._layout.n_cells, self._layout.left_out
+                self.genes = self._layout.gene_names(config.gene_key)
+                self.matrix = self._layout.matrix(scratch)
+            self._check()
+            self._table = None if table is None else JoinedTable(table, path, self.n_cells, self.cell_names)
+        except BaseException:
+            self.close()
+            raise
 
     def _open(self) -> Any:
         if not self.path.exists():
             raise UserError(f"input not found: {self.path}")
         if self.path.is_dir():
             try:
-                root: Any = zarr.open_group(self.path, mode="r")
+                return zarr.open_group(self.path, mode="r")
             except (FileNotFoundError, ValueError):
                 raise UserError(f"{self.path}: is not an AnnData Zarr store or h5ad file") from None
-        else:
-            if self.path.stat().st_size == 0:
-                raise UserError(f"{self.path}: is empty (0 bytes); copy or make the file again")
-            with self.path.open("rb") as handle:
-                if handle.read(8) != b"\x89HDF\r\n\x1a\n":
-                    raise UserError(f"{self.path}: is not an h5ad file (no HDF5 signature)")
-            root = self._stack.enter_context(h5py.File(self.path, "r", rdcc_nbytes=0))
-        if "obs" not in root or "var" not in root:
-            raise UserError(f"{self.path}: is not an AnnData file (no obs and var)")
-        if not hasattr(root["obs"], "keys"):
+        if self.path.stat().st_size == 0:
+            raise UserError(f"{self.path}: is empty (0 bytes); copy or make the file again")
+        with self.path.open("rb") as handle:
+            if handle.read(8) != b"\x89HDF\r\n\x1a\n":
+                raise UserError(f"{self.path}: is not an h5ad file (no HDF5 signature)")
+        # blocks are read onwards in large pieces: the library's cache of chunks would only copy them once more
+        return self._stack.enter_context(h5py.File(self.path, "r", rdcc_nbytes=0))
+
+    def _check(self) -> None:
+        if self.n_cells == 0 or not self.genes:
             raise UserError(
-                f"{self.path}: written by anndata older than 0.7; read and write it again with a newer one"
+                f"{self.path}: has {self.n_cells} cells and {len(self.genes)} genes; nothing to read"
             )
-        return root
-
-    def _index(self, frame: str) -> Any:
-        group = self._root[frame]
-        return group[group.attrs["_index"]]
-
-    def _names(self, frame: str) -> list[str]:
-        if frame not in self._root:
-            raise UserError(f"{self.path}: has no raw; set data.layer to X or to layers/NAME")
-        group = self._root[frame]
-        return [str(n) for n in np.asarray(anndata.io.read_elem(group[group.attrs["_index"]]), object)]
-
-    def _matrix(self, layer: str, scratch: Path) -> RowMatrix:
-        place = "raw/X" if layer == "raw" else layer
-        if place not in self._root:
-            have = [n for n in ("X", "raw") if n in self._root]
-            have += [f"layers/{n}" for n in self._root.get("layers", {})]
-            raise UserError(
-                f"{self.path}: has no '{layer}'{nearest(layer, have)} data.layer can be: {listing(have)}"
-            )
-        element = self._root[place]
-        if not hasattr(element, "keys"):
-            return DenseMatrix(element)
-        kind = element.attrs.get("encoding-type", element.attrs.get("h5sparse_format", "csr"))
-        shape = element.attrs.get("shape", element.attrs.get("h5sparse_shape"))
-        if shape is None:
-            raise UserError(f"{self.path}: {layer} is not a matrix")
-        size = (int(shape[0]), int(shape[1]))
-        return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
-
-    def _check_gene_names(self) -> None:
+        shape = (self.n_cells, len(self.genes))
+        if self.matrix.shape != shape:
+            layer = self.config.layer
+            raise UserError(f"{self.path}: {layer} has shape {self.matrix.shape}, obs and var say {shape}")
         names = pd.Index(self.genes)
         if not names.is_unique:
             twice = names[names.duplicated()].unique()
+            with explain_damage(self.path):
+                keys = self._layout.unique_keys()
+            other = f"set data.gene_key={keys[0]}, whose names are, or " if keys else ""
+            other = (
+                other.replace("names are", f"names are (or {listing(keys[1:])})") if len(keys) > 1 else other
+            )
             raise UserError(
-                f"{self.path}: gene names are not unique ({listing(twice, 4)}); "
+                f"{self.path}: gene names are not unique ({listing(twice, 4)}); {other}"
                 "make them so with AnnData.var_names_make_unique() or merge these genes"
             )
 
     @property
     def columns(self) -> list[str]:
-        """Names of the obs columns."""
-        obs = self._root["obs"]
-        order = obs.attrs.get("column-order")
-        return [str(c) for c in (obs.keys() if order is None else order) if c != obs.attrs["_index"]]
+        """Names of the obs columns, those of a table of labels among them."""
+        own = self._layout.obs_columns()
+        return own if self._table is None else list(dict.fromkeys([*own, *self._table.columns]))
 
-    def column(self, name: str, role: str) -> pd.Series:
-        """Return obs column ``name``; ``role`` names the setting that asked for it.
+    def open_column(self, name: str, role: str) -> Column:
+        """Return obs column ``name``, to be read in pieces; ``role`` names the setting that asked for it.
 
         Raises
         ------
         UserError
-            If there is no such column or it has missing values.
+            If there is no such column.
         """
+        if self._table is not None and name in self._table.columns:
+            return self._table.column(name)
         if name not in self.columns:
             hint = nearest(name, self.columns) or "; columns: " + listing(self.columns)
+            if not self.columns:
+                hint = "; the file has no labels of cells, give a table of them (--obs)"
             raise UserError(f"{self.path}: no obs column '{name}' ({role}){hint}")
         with explain_damage(self.path):
-            values = pd.Series(anndata.io.read_elem(self._root["obs"][name]))
-        return values
+            return _CheckedColumn(self.path, self._layout.obs_column(name))
+
+    def column(self, name: str, role: str) -> pd.Series:
+        """Return a whole obs column: numbers, or a categorical of texts with '' for missing ones."""
+        return joined([self.open_column(name, role)], [self.n_cells])
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
         """Return the obs names of rows ``start`` to ``stop`` as an object array of str."""
         with explain_damage(self.path):
-            index = self._cells
-            if hasattr(index, "keys"):  # a nullable or categorical index: rare, read whole
-                return np.asarray(anndata.io.read_elem(index), object)[start:stop]
-            names = index[start:stop]
-        return np.array([n.decode() if isinstance(n, bytes) else str(n) for n in names], object)
+            return self._layout.cell_names(start, stop)
 
     def prepare(self) -> None:
         """Do what must be done once before `blocks` in any process: turn a CSC matrix into row order."""
@@ -201,17 +204,30 @@ class CountsFile:
 class Inputs:
     """All input files of a store, with their genes aligned by name.
 
+    Parameters
+    ----------
+    paths
+        The files.
+    config
+        What their columns mean.
+    scratch
+        Folder for what `CountsFile.prepare` makes; file ``k`` has ``input-<k, 4 digits>`` there.
+    obs
+        Tables of cell labels: none, one for all files, or one each in their order.
+
     Attributes
     ----------
     files
         The opened files, in the order given.
     genes
-        Genes that every file has, in the order of the first file.
+        Their genes together, by ``config.join_genes``; see `perturbdiff.data.gene_joins`.
     offsets
         Global row of each file's first cell, and the number of cells at the end.
     """
 
-    def __init__(self, paths: Sequence[Path], config: DataConfig, scratch: Path) -> None:
+    def __init__(
+        self, paths: Sequence[Path], config: DataConfig, scratch: Path, obs: Sequence[Path] = ()
+    ) -> None:
         if not paths:
             raise UserError("no input file given")
         twice = [str(p) for p, n in Counter(Path(p).resolve() for p in paths).items() if n > 1]
@@ -219,14 +235,19 @@ class Inputs:
             raise UserError(f"{twice[0]}: given twice; give each input once")
         self.config = config
         self.files: list[CountsFile] = []
+        tables = tables_for(len(paths), obs)
         try:
-            for number, path in enumerate(paths):
-                self.files.append(CountsFile(Path(path), config, scratch / f"input-{number:04d}"))
+            for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
+                self.files.append(CountsFile(Path(path), config, scratch / f"input-{number:04d}", table))
+            self.genes = join_genes([(f.path.name, f.genes) for f in self.files], config.join_genes)
         except BaseException:
             self.close()
             raise
         self.offsets = np.cumsum([0, *(f.n_cells for f in self.files)])
-        self.genes = _shared_genes(self.files)
+        for file in self.files:
+            if file.left_out:
+                kinds = listing(f"{n} {kind}" for kind, n in file.left_out.items())
+                logger.warning("%s: features that are not genes are left out (%s)", file.path, kinds)
 
     @property
     def n_cells(self) -> int:
@@ -249,20 +270,3 @@ class Inputs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _shared_genes(files: Sequence[CountsFile]) -> list[str]:
-    first = files[0].genes
-    common = set(first).intersection(*(f.genes for f in files[1:]))
-    if not common:
-        names = listing([f.path.name for f in files], 3)
-        raise UserError(f"{names}: have no gene in common; give files with the same kind of gene names")
-    every = set(first).union(*(f.genes for f in files[1:]))
-    if len(every) > len(common):
-        logger.warning(
-            "the files differ in their genes: the %d that all have are used, %d are left out (%s)",
-            len(common),
-            len(every) - len(common),
-            listing(sorted(every - common), 4),
-        )
-    return [g for g in first if g in common]

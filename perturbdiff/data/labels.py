@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config import DataConfig
+from perturbdiff.data.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.data.schema import ALL, LABELS, RESERVED, dose_label, sort_conditions
 from perturbdiff.errors import UserError, listing, nearest
@@ -38,44 +39,150 @@ class Labels:
 
 
 def read_labels(inputs: Inputs) -> Labels:
-    """Return the condition of every cell of ``inputs``, reading obs only.
+    """Return the condition of every cell of ``inputs``, reading obs only, some rows at a time.
 
     Raises
     ------
     UserError
         If a column is missing or has missing values, a dose is not a number, or no cell is a control.
     """
-    config = inputs.config
-    tables, codes, doses = [], [], {}
-    for file in inputs.files:
-        frame = _label_frame(file, config, doses)
-        numbers = frame.groupby(list(LABELS), observed=True, sort=False).ngroup().to_numpy().astype(np.int32)
-        seen, first, counts = np.unique(numbers, return_index=True, return_counts=True)
-        table = frame.iloc[first].astype(str).reset_index(drop=True)
-        table["n_cells"] = counts
-        tables.append(table)
-        codes.append(numbers if len(seen) == numbers.max() + 1 else np.searchsorted(seen, numbers))
-    rows = pd.concat(tables, ignore_index=True)
-    total = rows.groupby(list(LABELS), sort=False)["n_cells"].sum().reset_index()
-    conditions = sort_conditions(total, config.control)
+    numbers = _Numbers()
+    codes = np.empty(inputs.n_cells, np.int32)
+    for file, offset in zip(inputs.files, inputs.offsets, strict=False):
+        reader = _LabelReader(file, inputs.config, numbers)
+        for start, stop in row_ranges(file.n_cells):
+            codes[offset + start : offset + stop] = reader.read(start, stop)
+        reader.check()
+    table = numbers.table(inputs.config)
+    labels = list(LABELS)
+    # several numbers can have one label: doses written in several ways
+    conditions = sort_conditions(pd.DataFrame(table[labels].drop_duplicates()), inputs.config.control)
+    index = pd.MultiIndex.from_frame(pd.DataFrame(conditions[labels]))
+    place = index.get_indexer(pd.MultiIndex.from_frame(pd.DataFrame(table[labels]))).astype(np.int32)
+    n_cells = np.zeros(len(conditions), np.int64)
+    for start, stop in row_ranges(len(codes)):
+        part = codes[start:stop] = place[codes[start:stop]]
+        n_cells += np.bincount(part, minlength=len(n_cells))
+    conditions["n_cells"] = n_cells
     _check_control(conditions, inputs)
-    place = pd.MultiIndex.from_frame(pd.DataFrame(conditions[list(LABELS)]))
-    for number, table in enumerate(tables):
-        to_global = place.get_indexer(pd.MultiIndex.from_frame(table[list(LABELS)])).astype(np.int32)
-        codes[number] = to_global[codes[number]]
-    every = codes[0] if len(codes) == 1 else np.concatenate(codes)
-    return Labels(conditions, every, _perturbations(conditions, doses))
+    return Labels(conditions, codes, _perturbations(table))
 
 
-def conditions_of(inputs: Sequence[Path], config: DataConfig) -> pd.DataFrame:
+class _Numbers:
+    """Numbers of texts and of their combinations, the same in all files."""
+
+    def __init__(self) -> None:
+        self.agent, self.dose, self.cell_type, self.batch = Texts(), Texts(), Texts(), Texts()
+        self.perturbations, self.contexts, self.conditions = Numbering(), Numbering(), Numbering()
+
+    def table(self, config: DataConfig) -> pd.DataFrame:
+        """Return the labels of each combination, by its number, with ``agent`` and ``dose``."""
+        context, perturbation = self.conditions.pairs()
+        agents, doses = self.perturbations.pairs()
+        types, batches = self.contexts.pairs()
+        labels, numbers = [], []
+        for agent, dose in zip((self.agent.names[k] for k in agents), doses, strict=True):
+            with_dose = config.dose_key is not None and agent != config.control
+            numbers.append(float(self.dose.names[dose]) if with_dose else np.nan)
+            labels.append(dose_label(agent, numbers[-1]) if with_dose else agent)
+        names = {
+            "cell_type": np.array(self.cell_type.names, object)[types[context]],
+            "batch": np.array(self.batch.names, object)[batches[context]],
+            "perturbation": np.array(labels, object)[perturbation],
+            "agent": np.array(self.agent.names, object)[agents[perturbation]],
+            "dose": np.array(numbers)[perturbation],
+        }
+        return pd.DataFrame(names)
+
+
+class _LabelReader:
+    """Reads the labels of one file, and what is wrong with them."""
+
+    def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers) -> None:
+        self._file, self._config, self._numbers = file, config, numbers
+        self._columns: dict[str, Column] = {}
+        self._missing: dict[str, tuple[int, int]] = {}
+        self._wrong_doses, self._first_wrong = 0, ("", 0)
+        roles = {"perturbation": "", "cell_type": "; null if the data has none"}
+        roles["batch"] = roles["cell_type"]
+        for label, hint in roles.items():
+            key = getattr(config, f"{label}_key")
+            if key is not None:
+                self._columns[label] = file.open_column(key, f"data.{label}_key{hint}")
+        if config.dose_key is not None and config.perturbation_key is not None:
+            self._columns["dose"] = file.open_column(config.dose_key, "data.dose_key")
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the number of each cell's combination of labels, int32; `MISSING` where one is missing."""
+        numbers = self._numbers
+        agent = self._label("perturbation", numbers.agent, self._config.control, start, stop)
+        dose = self._doses(agent, start, stop)
+        cell_type = self._label("cell_type", numbers.cell_type, ALL, start, stop)
+        batch = self._label("batch", numbers.batch, ALL, start, stop)
+        return numbers.conditions(numbers.contexts(cell_type, batch), numbers.perturbations(agent, dose))
+
+    def _label(self, label: str, texts: Texts, constant: str, start: int, stop: int) -> np.ndarray:
+        column = self._columns.get(label)
+        if column is None:
+            return np.full(stop - start, texts.number(constant), np.int32)
+        codes = column.codes(start, stop, texts)
+        missing = codes == MISSING
+        if missing.any():
+            count, first = self._missing.get(label, (0, start + int(np.argmax(missing))))
+            self._missing[label] = count + int(missing.sum()), first
+        return codes
+
+    def _doses(self, agent: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the number of each cell's dose; that of a control is 0, whatever it says."""
+        column, texts = self._columns.get("dose"), self._numbers.dose
+        if column is None:
+            return np.zeros(len(agent), np.int32)
+        codes = column.codes(start, stop, texts)
+        control = agent == self._numbers.agent.number(self._config.control)
+        number = np.array([*(_number(t) for t in texts.names), np.nan])
+        wrong = ~np.isfinite(number[codes]) & ~control & (agent != MISSING)
+        if wrong.any():
+            if not self._wrong_doses:
+                row = int(np.argmax(wrong))
+                said = texts.names[codes[row]] if codes[row] != MISSING else ""
+                self._first_wrong = said, start + row
+            self._wrong_doses += int(wrong.sum())
+        return np.where(control | wrong, 0, codes).astype(np.int32)
+
+    def check(self) -> None:
+        """Raise a `UserError` if a label was missing or a dose was no number."""
+        file, config = self._file, self._config
+        for label, (count, row) in self._missing.items():
+            raise UserError(
+                f"{file.path}: obs column '{getattr(config, f'{label}_key')}' has {count} missing values (first: cell "
+                f"'{file.cell_names(row, row + 1)[0]}'); give these cells a label or drop them"
+            )
+        if self._wrong_doses:
+            said, row = self._first_wrong
+            raise UserError(
+                f"{file.path}: obs column '{config.dose_key}' is not a number for {self._wrong_doses} treated cells "
+                f"(first: {said!r}, cell '{file.cell_names(row, row + 1)[0]}'); give doses as numbers"
+            )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path] = ()) -> pd.DataFrame:
     """Return the conditions of raw inputs before a store exists, reading obs only.
 
     Parameters
     ----------
     inputs
-        h5ad files or Zarr stores.
+        h5ad files, Zarr stores or 10x h5 files.
     config
         Names of the columns.
+    obs
+        Tables of cell labels: none, one for all inputs or one for each.
 
     Returns
     -------
@@ -83,19 +190,31 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig) -> pd.DataFrame:
         Columns ``cell_type, batch, perturbation``, the configured ``extra_obs`` (str) and ``n_cells``: one
         row per condition, and several where an extra column has several values within it.
     """
-    with Inputs(inputs, config, Path()) as opened:
+    with Inputs(inputs, config, Path(), obs) as opened:
         labels = read_labels(opened)
         names = extra_names(config)
         if not names:
             return labels.conditions
-        columns = [pd.Categorical(extra_column(opened, name)) for name in names]
-    frame = pd.DataFrame(dict(enumerate([labels.codes, *columns]))).assign(n_cells=1)
-    keys = list(range(len(names) + 1))
-    grouped = pd.DataFrame(frame.groupby(keys, observed=True, sort=False, dropna=False).sum().reset_index())
-    table = pd.DataFrame(labels.conditions.loc[grouped[0], list(LABELS)]).reset_index(drop=True)
-    for number, name in enumerate(names, 1):
-        table[name] = grouped[number].astype(str)
-    return sort_conditions(table.assign(n_cells=grouped["n_cells"]), config.control)
+        columns = [extra_column(opened, name) for name in names]
+    texts, pairs, n_cells = [Texts() for _ in names], [Numbering() for _ in names], np.zeros(0, np.int64)
+    for start, stop in row_ranges(len(labels.codes)):
+        number = labels.codes[start:stop]
+        for column, text, pair in zip(columns, texts, pairs, strict=True):
+            number = pair(number, _codes(column.iloc[start:stop], text))
+        counts = np.bincount(number, minlength=len(n_cells))
+        counts[: len(n_cells)] += n_cells
+        n_cells = counts
+    number, values = np.arange(len(n_cells)), {}
+    for name, text, pair in zip(reversed(names), reversed(texts), reversed(pairs), strict=True):
+        before, own = pair.pairs()
+        labelled = isinstance(columns[names.index(name)].dtype, pd.CategoricalDtype)
+        known = columns[names.index(name)].cat.categories if labelled else text.names
+        values[name] = [str(known[k]) for k in own[number]]
+        number = before[number]
+    table = pd.DataFrame(labels.conditions.loc[number, list(LABELS)]).reset_index(drop=True)
+    for name in names:
+        table[name] = values[name]
+    return sort_conditions(table.assign(n_cells=n_cells), config.control)
 
 
 def extra_names(config: DataConfig) -> tuple[str, ...]:
@@ -120,97 +239,18 @@ def extra_names(config: DataConfig) -> tuple[str, ...]:
 def extra_column(inputs: Inputs, name: str) -> pd.Series:
     """Return a further obs column of all files: numbers stay numbers, anything else is categorical text.
 
-    A missing text is the empty string.
+    Both in the smallest type that holds them exactly. A missing text is the empty string.
     """
-    parts = [file.column(name, "data.extra_obs") for file in inputs.files]
-    if all(pd.api.types.is_numeric_dtype(p) and not pd.api.types.is_bool_dtype(p) for p in parts):
-        return pd.concat(parts, ignore_index=True)
-    texts = [_as_text(p) for p in parts]
-    categories = sorted({""}.union(*(t.categories for t in texts)))
-    codes = [
-        pd.Index(categories).get_indexer(pd.Index([*t.categories, ""])).astype(np.int32)[t.codes]
-        for t in texts
-    ]
-    return pd.Series(pd.Categorical.from_codes(np.concatenate(codes), categories))
+    columns = [file.open_column(name, "data.extra_obs") for file in inputs.files]
+    return joined(columns, [file.n_cells for file in inputs.files])
 
 
-def _as_text(values: pd.Series) -> pd.Categorical:
-    """Return a column as a categorical of text, with missing values where it has them.
-
-    A whole number stored as a float loses its '.0'.
-    """
-    found = pd.Categorical(values)
-    names = [
-        str(int(c)) if isinstance(c, float) and c.is_integer() else str(c) for c in found.categories.tolist()
-    ]
-    unique = sorted(set(names))
-    place = np.append(pd.Index(unique).get_indexer(pd.Index(names)), -1).astype(np.int32)
-    return pd.Categorical.from_codes(place[found.codes], unique)
-
-
-def _label_frame(file: CountsFile, config: DataConfig, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
-    """Return the three labels of a file's cells as categoricals, noting agents and doses in ``doses``."""
-    if config.perturbation_key is None:
-        perturbation = _constant(file, config.control)
-    else:
-        perturbation = _categorical(file, config.perturbation_key, "data.perturbation_key")
-    if config.dose_key is not None and config.perturbation_key is not None:
-        perturbation = _with_dose(file, perturbation, config, doses)
-    columns = {"perturbation": perturbation}
-    keys = {"cell_type": config.cell_type_key, "batch": config.batch_key}
-    for label, key in keys.items():
-        if key is None:
-            columns[label] = _constant(file, ALL)
-        else:
-            columns[label] = _categorical(file, key, f"data.{label}_key; null if the data has none")
-    return pd.DataFrame({label: columns[label] for label in LABELS})
-
-
-def _constant(file: CountsFile, label: str) -> pd.Categorical:
-    return pd.Categorical.from_codes(np.zeros(file.n_cells, np.int8), [label])
-
-
-def _categorical(file: CountsFile, name: str, role: str) -> pd.Categorical:
-    found = _as_text(file.column(name, role))
-    empty = found.categories.get_loc("") if "" in found.categories else -1
-    missing = (found.codes == -1) | (found.codes == empty)
-    if missing.any():
-        row = int(np.flatnonzero(missing)[0])
-        cell = file.cell_names(row, row + 1)[0]
-        raise UserError(
-            f"{file.path}: obs column '{name}' has {int(missing.sum())} missing values (first: cell '{cell}'); "
-            "give these cells a label or drop them"
-        )
-    return found
-
-
-def _with_dose(
-    file: CountsFile, agents: pd.Categorical, config: DataConfig, doses: dict[str, tuple[str, float]]
-) -> pd.Categorical:
-    name = str(config.dose_key)
-    raw = file.column(name, "data.dose_key")
-    plain = raw.astype(object) if isinstance(raw.dtype, pd.CategoricalDtype) else raw
-    values = np.asarray(pd.to_numeric(plain, errors="coerce"), np.float64)
-    control = np.asarray(agents == config.control)
-    wrong = ~np.isfinite(values) & ~control
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise UserError(
-            f"{file.path}: obs column '{name}' is not a number for {int(wrong.sum())} treated cells "
-            f"(first: {plain.iloc[row]!r}, cell '{file.cell_names(row, row + 1)[0]}'); give doses as numbers"
-        )
-    levels, level = np.unique(np.where(control, 0.0, values), return_inverse=True)
-    pair = agents.codes.astype(np.int64) * len(levels) + level
-    seen, codes = np.unique(pair, return_inverse=True)
-    labels = []
-    for number in seen:
-        agent, dose = str(agents.categories[number // len(levels)]), float(levels[number % len(levels)])
-        label = agent if agent == config.control else dose_label(agent, dose)
-        doses.setdefault(label, (agent, np.nan if agent == config.control else dose))
-        labels.append(label)
-    unique = sorted(set(labels))
-    place = np.array([unique.index(label) for label in labels])
-    return pd.Categorical.from_codes(place[codes], unique)
+def _codes(values: pd.Series, texts: Texts) -> np.ndarray:
+    """Return the codes of a categorical, or of numbers as ``texts`` numbers them (a missing one is 'nan')."""
+    if isinstance(values.dtype, pd.CategoricalDtype):
+        return values.cat.codes.to_numpy()
+    codes, distinct = pd.factorize(values.to_numpy(), use_na_sentinel=False)
+    return np.array([texts.number(str(v)) for v in distinct.tolist()], np.int32)[codes]
 
 
 def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
@@ -236,13 +276,7 @@ def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
         )
 
 
-def _perturbations(conditions: pd.DataFrame, doses: dict[str, tuple[str, float]]) -> pd.DataFrame:
-    labels = sorted(conditions["perturbation"].unique())
-    pairs = [doses.get(label, (label, np.nan)) for label in labels]
-    return pd.DataFrame(
-        {
-            "perturbation": labels,
-            "agent": [p[0] for p in pairs],
-            "dose": np.array([p[1] for p in pairs], float),
-        }
-    )
+def _perturbations(table: pd.DataFrame) -> pd.DataFrame:
+    """Return agent and dose of each perturbation, sorted by label."""
+    first = table.drop_duplicates("perturbation").sort_values("perturbation")
+    return pd.DataFrame(first[["perturbation", "agent", "dose"]].reset_index(drop=True))

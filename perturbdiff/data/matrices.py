@@ -137,6 +137,36 @@ class CsrMatrix:
             row += len(indptr) - 1
 
 
+class SomeColumns:
+    """A matrix without some of its columns; the others close ranks."""
+
+    def __init__(self, matrix: RowMatrix, keep: np.ndarray) -> None:
+        self._matrix = matrix
+        if len(keep) != matrix.shape[1]:
+            raise ValueError(f"the matrix has {matrix.shape[1]} columns, but {len(keep)} are named")
+        self.shape = (matrix.shape[0], int(keep.sum()))
+        self._place = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
+
+    @property
+    def num_values(self) -> int:
+        """Number of stored values, of the columns left out as well."""
+        return self._matrix.num_values
+
+    def prepare(self) -> None:
+        """Prepare the whole matrix."""
+        self._matrix.prepare()
+
+    def blocks(
+        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
+    ) -> Iterator[Block]:
+        """Yield consecutive row blocks of the kept columns."""
+        for block in self._matrix.blocks(start, stop, limit):
+            place = self._place[block.indices]
+            kept = place >= 0
+            before = np.concatenate([[0], np.cumsum(kept)])
+            yield Block(block.start, block.stop, before[block.indptr], place[kept], block.data[kept])
+
+
 def _in_whole_chunks(array: Any, limit: int) -> Any:
     """Return a view for reading onwards that decodes each chunk once, where chunks are large for ``limit``."""
     chunk = (getattr(array, "chunks", None) or (1,))[0]
@@ -306,13 +336,13 @@ class _SavedArray:
         self._path = path
         with path.open("rb") as handle:
             npy.read_magic(handle)
-            self.shape, _, self._dtype = npy.read_array_header_1_0(handle)
+            self.shape, _, self.dtype = npy.read_array_header_1_0(handle)
             self._offset = handle.tell()
 
     def __getitem__(self, span: slice) -> np.ndarray:
         start, stop, _ = span.indices(self.shape[0])
-        offset = self._offset + start * self._dtype.itemsize
-        return np.fromfile(self._path, self._dtype, max(0, stop - start), offset=offset)
+        offset = self._offset + start * self.dtype.itemsize
+        return np.fromfile(self._path, self.dtype, max(0, stop - start), offset=offset)
 
 
 def _header(handle: Any, dtype: np.dtype, length: int) -> None:

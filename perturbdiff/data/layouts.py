@@ -1,0 +1,237 @@
+"""Where things are in an input: AnnData (h5ad, Zarr v2 and v3) and the h5 files of 10x Genomics' Cell Ranger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import anndata
+import numpy as np
+import pandas as pd
+
+from perturbdiff.data.columns import Column, open_column
+from perturbdiff.data.matrices import CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns
+from perturbdiff.errors import UserError, listing, nearest
+
+_GENES = "Gene Expression"
+
+
+class Layout(Protocol):
+    """How an opened file is read."""
+
+    n_cells: int
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Number of features that are not genes, by their type."""
+        ...
+
+    def gene_names(self, key: str | None) -> list[str]:
+        """Return the names of the genes by the var column ``key``, or as the file has them."""
+        ...
+
+    def unique_keys(self) -> list[str]:
+        """Return the values of ``key`` that give every gene a name of its own."""
+        ...
+
+    def cell_names(self, start: int, stop: int) -> np.ndarray:
+        """Return the names of cells as an object array of str."""
+        ...
+
+    def obs_columns(self) -> list[str]:
+        """Return the names of the columns of obs."""
+        ...
+
+    def obs_column(self, name: str) -> Column:
+        """Return one of them."""
+        ...
+
+    def matrix(self, scratch: Path) -> RowMatrix:
+        """Return the values, cells in rows."""
+        ...
+
+
+def find_layout(path: Path, root: Any, layer: str) -> Layout:
+    """Return the layout of an opened file.
+
+    Raises
+    ------
+    UserError
+        If it is neither, or has no such ``layer``.
+    """
+    if "obs" in root and "var" in root:
+        return _AnnData(path, root, layer)
+    groups = {name: root[name] for name in root if hasattr(root[name], "keys")}
+    tenx = {
+        name: g for name, g in groups.items() if {"barcodes", "data", "indices", "indptr", "shape"} <= set(g)
+    }
+    if not tenx:
+        raise UserError(f"{path}: is not an AnnData file (no obs and var), nor an h5 file of 10x Genomics")
+    if len(tenx) > 1:
+        raise UserError(
+            f"{path}: has several genomes ({listing(tenx, 4)}); keep one of them and write the file again"
+        )
+    if layer != "X":
+        raise UserError(f"{path}: a 10x file has one matrix, not '{layer}'; set data.layer=X")
+    return _TenX(path, *tenx.values())
+
+
+def _texts(values: Any) -> list[str]:
+    return [v.decode() if isinstance(v, bytes) else str(v) for v in np.asarray(values, object).tolist()]
+
+
+class _AnnData:
+    """AnnData in HDF5 or Zarr."""
+
+    left_out: Mapping[str, int] = {}
+
+    def __init__(self, path: Path, root: Any, layer: str) -> None:
+        self._path, self._root, self._layer = path, root, layer
+        for frame in ("obs", "var"):
+            if not hasattr(root[frame], "keys"):
+                raise UserError(
+                    f"{path}: written by anndata older than 0.7; read and write it again with a newer one"
+                )
+        if layer == "raw" and "raw" not in root:
+            raise UserError(f"{path}: has no raw; set data.layer to X or to layers/NAME")
+        self._var = root["raw/var" if layer == "raw" else "var"]
+        self._cells = _index(root["obs"])
+        self.n_cells = int(
+            (self._cells["codes"] if "codes" in _keys(self._cells) else _plain(self._cells)).shape[0]
+        )
+
+    def gene_names(self, key: str | None) -> list[str]:
+        index = str(self._var.attrs["_index"])
+        if key is not None and key != index and key not in self._var:
+            columns = _columns(self._var)
+            hint = (
+                nearest(key, columns) or "; columns: " + listing(columns)
+                if columns
+                else "; it has no columns"
+            )
+            raise UserError(f"{self._path}: no var column '{key}' (data.gene_key){hint}")
+        values = pd.Series(anndata.io.read_elem(self._var[index if key is None else key])).astype(object)
+        missing = values.isna() | (values == "")
+        if key is not None and missing.any():
+            row = int(np.flatnonzero(missing)[0])
+            raise UserError(
+                f"{self._path}: var column '{key}' (data.gene_key) has no name for {int(missing.sum())} genes (first: "
+                f"gene '{self.gene_names(None)[row]}'); fill it in or choose another column"
+            )
+        return _texts(values)
+
+    def unique_keys(self) -> list[str]:
+        found = []
+        for name in _columns(self._var):
+            values = pd.Series(anndata.io.read_elem(self._var[name]))
+            text = not pd.api.types.is_numeric_dtype(values.dtype)
+            if text and values.is_unique and not values.isna().any():
+                found.append(name)
+        return found
+
+    def cell_names(self, start: int, stop: int) -> np.ndarray:
+        if hasattr(self._cells, "keys"):  # nullable or categorical
+            return np.array(_texts(open_column(self._cells).values(start, stop)), object)
+        return np.array(_texts(self._cells[start:stop]), object)
+
+    def obs_columns(self) -> list[str]:
+        return _columns(self._root["obs"])
+
+    def obs_column(self, name: str) -> Column:
+        return open_column(self._root["obs"][name])
+
+    def matrix(self, scratch: Path) -> RowMatrix:
+        place = "raw/X" if self._layer == "raw" else self._layer
+        if place not in self._root:
+            have = [n for n in ("X", "raw") if n in self._root]
+            have += [f"layers/{n}" for n in self._root.get("layers", {})]
+            hint = nearest(self._layer, have)
+            raise UserError(f"{self._path}: has no '{self._layer}'{hint} data.layer can be: {listing(have)}")
+        element = self._root[place]
+        if not hasattr(element, "keys"):
+            return DenseMatrix(element)
+        kind = element.attrs.get("encoding-type", element.attrs.get("h5sparse_format", "csr"))
+        shape = element.attrs.get("shape", element.attrs.get("h5sparse_shape"))
+        if shape is None:
+            raise UserError(f"{self._path}: {self._layer} is not a matrix")
+        size = (int(shape[0]), int(shape[1]))
+        return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
+
+
+def _keys(element: Any) -> list[str]:
+    return list(element.keys()) if hasattr(element, "keys") else []
+
+
+def _plain(element: Any) -> Any:
+    return element["values"] if hasattr(element, "keys") else element
+
+
+def _index(frame: Any) -> Any:
+    return frame[frame.attrs["_index"]]
+
+
+def _columns(frame: Any) -> list[str]:
+    order = frame.attrs.get("column-order")
+    hidden = (frame.attrs["_index"], "__categories")
+    return [str(c) for c in (frame.keys() if order is None else order) if c not in hidden]
+
+
+class _TenX:
+    """Cell Ranger's h5: features x barcodes by columns, which is cells x genes by rows.
+
+    Version 3 has a group ``features`` with ``id``, ``name``, ``feature_type``; before, each genome was a group
+    with ``genes`` (ids) and ``gene_names``.
+    """
+
+    _OLD = {"id": "genes", "name": "gene_names"}  # noqa: RUF012
+
+    def __init__(self, path: Path, group: Any) -> None:
+        self._path, self._group = path, group
+        self.n_cells = int(group["barcodes"].shape[0])
+        types = self._feature("feature_type") if self._new and "feature_type" in group["features"] else None
+        self._is_gene = None if types is None else np.array([t == _GENES for t in types])
+        self.left_out = Counter(t for t in types or () if t != _GENES)
+
+    @property
+    def _new(self) -> bool:
+        return "features" in self._group
+
+    def _feature(self, key: str) -> list[str]:
+        place = self._group["features"] if self._new else self._group
+        name = key if self._new else self._OLD.get(key, key)
+        if name not in place:
+            have = _keys(place) if self._new else self._OLD
+            have = [k for k in have if not self._new or place[k].shape == place["id"].shape]
+            hint = nearest(key, have) or "; it can be " + listing(have)
+            raise UserError(f"{self._path}: a 10x file has no '{key}' of genes (data.gene_key){hint}")
+        return _texts(place[name][:])
+
+    def gene_names(self, key: str | None) -> list[str]:
+        names = self._feature(key or "name")
+        return (
+            names
+            if self._is_gene is None
+            else [n for n, kept in zip(names, self._is_gene, strict=True) if kept]
+        )
+
+    def unique_keys(self) -> list[str]:
+        return [key for key in ("id", "name") if len(set(names := self.gene_names(key))) == len(names)]
+
+    def cell_names(self, start: int, stop: int) -> np.ndarray:
+        return np.array(_texts(self._group["barcodes"][start:stop]), object)
+
+    def obs_columns(self) -> list[str]:
+        return []
+
+    def obs_column(self, name: str) -> Column:
+        raise KeyError(name)
+
+    def matrix(self, scratch: Path) -> RowMatrix:
+        del scratch
+        features, cells = (int(n) for n in self._group["shape"][:])
+        matrix = CsrMatrix(self._group, (cells, features))
+        if self._is_gene is None or self._is_gene.all():
+            return matrix
+        return SomeColumns(matrix, self._is_gene)
