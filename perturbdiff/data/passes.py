@@ -48,6 +48,8 @@ class PieceReader:
         Which rows.
     file
         The opened input, for messages and names of cells.
+    scratch
+        Folder of all results.
     num_genes
         Genes that the inputs have together.
     columns
@@ -57,11 +59,14 @@ class PieceReader:
     """
 
     def __init__(self, task: _Task, file: CountsFile) -> None:
-        self.piece, self.file, self._scratch = task.piece, file, task.scratch
+        self.piece, self.file, self.scratch = task.piece, file, task.scratch
         self.columns = np.load(task.scratch / f"columns-{task.piece.file:04d}.npy")
         self.num_genes = task.num_genes
-        every = np.load(task.scratch / "codes.npy", mmap_mode="r")
-        self.codes = np.array(every[task.piece.first : task.piece.first + self.num_cells])
+        if task.filtered is None:
+            every = np.load(task.scratch / "codes.npy", mmap_mode="r")
+            self.codes = np.array(every[task.piece.first : task.piece.first + self.num_cells])
+        else:
+            self.codes = self.saved(task.filtered)["codes"]
 
     @property
     def num_cells(self) -> int:
@@ -74,7 +79,7 @@ class PieceReader:
 
     def saved(self, name: str) -> dict[str, np.ndarray]:
         """Return what an earlier pass saved of this piece."""
-        return _load(_result(self._scratch, name, self.piece))
+        return load(_result(self.scratch, name, self.piece))
 
 
 Body = Callable[[PieceReader, Any], dict[str, np.ndarray]]
@@ -93,6 +98,7 @@ class _Task:
     name: str
     body: Body
     argument: Any
+    filtered: str | None
 
 
 class Passes:
@@ -106,11 +112,19 @@ class Passes:
         Who does the work.
     scratch
         Folder of results, seen by all workers.
+
+    Attributes
+    ----------
+    pieces
+        All of them, in order.
+    filtered
+        Name of a pass whose ``codes`` say which cells are left; None before any filter.
     """
 
     def __init__(self, inputs: Inputs, crew: Crew, scratch: Path) -> None:
         self.inputs, self.crew, self.scratch = inputs, crew, scratch.absolute()
         self.pieces = plan_pieces(inputs)
+        self.filtered: str | None = None
         self.scratch.mkdir(exist_ok=True)
         for number, file in enumerate(inputs.files):
             columns = inputs.columns_of(file, inputs.genes)
@@ -126,7 +140,7 @@ class Passes:
         return self.scratch / f"input-{file:04d}"
 
     def set_codes(self, codes: np.ndarray) -> None:
-        """Tell all later passes the condition of every cell, int32 [cells]."""
+        """Tell all passes the condition of every cell, int32 [cells]."""
         save(self.scratch / "codes.npy", codes)
 
     def run(self, name: str, body: Body, argument: Any = None, *, label: str) -> None:
@@ -134,7 +148,10 @@ class Passes:
         left = [piece for piece in self.pieces if not _result(self.scratch, name, piece).exists()]
         files, genes = self.inputs.files, len(self.inputs.genes)
         tasks = [
-            _Task(p, files[p.file].path.absolute(), self.inputs.config, self.scratch, genes, name, body, argument)
+            _Task(
+                p, files[p.file].path.absolute(), self.inputs.config, self.scratch, genes, name, body, argument,
+                self.filtered,
+            )
             for p in left
         ]  # fmt: skip
         self.crew.run(_run, tasks, weights=[p.stop - p.start for p in left], label=label)
@@ -142,7 +159,7 @@ class Passes:
     def results(self, name: str) -> Iterator[dict[str, np.ndarray]]:
         """Yield the results of a finished pass in the order of pieces, one at a time."""
         for piece in self.pieces:
-            yield _load(_result(self.scratch, name, piece))
+            yield load(_result(self.scratch, name, piece))
 
 
 def plan_pieces(inputs: Inputs) -> list[Piece]:
@@ -161,7 +178,7 @@ def save(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with partial.open("wb") as sink:
         if isinstance(arrays, dict):
-            np.savez(sink, allow_pickle=False, **arrays)
+            np.savez(sink, **arrays)  # type: ignore[arg-type]
         else:
             np.save(sink, arrays)
         sink.flush()
@@ -173,7 +190,8 @@ def _result(scratch: Path, name: str, piece: Piece) -> Path:
     return scratch / f"{name}-{piece.number:05d}.npz"
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file that `save` wrote."""
     with np.load(path) as found:
         return dict(found)
 

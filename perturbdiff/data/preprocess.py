@@ -1,13 +1,15 @@
-"""From counts to a store: three streaming passes in memory that does not grow with the number of cells.
+"""From counts to a store: streaming passes in memory that does not grow with the number of cells.
 
-1. read every cell once: check values, filter cells, sum what gene selection needs (`scan`);
-2. send the kept cells' values of the chosen genes to spill files (`spill.scatter`);
-3. put each spill file in order and append it to its part of the store (`spill.gather`, `store_writer`).
+1. read every cell once: check values, filter cells, sum what gene selection needs (`scan`); some recipes of gene
+   selection and the knock-down filter need a further pass (`genes`, `knockdown`);
+2. send the kept cells' values of the chosen genes to spill files (`spill`);
+3. put each part's cells in order and write it (`gather`, `store_writer`).
+
+Each is a set of coarse tasks (`crew`), whose results stay in a scratch folder until the store is finished.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,37 +21,87 @@ import pandas as pd
 
 from perturbdiff import files, provenance
 from perturbdiff.config import DataConfig
-from perturbdiff.data import kernels, spill
+from perturbdiff.data import spill
 from perturbdiff.data.counts import Inputs
-from perturbdiff.data.genes import choose_genes, read_gene_list
-from perturbdiff.data.labels import Labels, extra_column, extra_names, read_labels
-from perturbdiff.data.scan import Scan, median_depth, quality_table, scan_cells
-from perturbdiff.data.schema import FORMAT, LABELS, complete
-from perturbdiff.data.store import value_factors
-from perturbdiff.data.store_writer import PartWriter, rows_per_shard
+from perturbdiff.data.crew import Crew
+from perturbdiff.data.gather import ObsColumns, Part, PartTask, gather, label_columns
+from perturbdiff.data.gene_sums import gene_groups
+from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values
+from perturbdiff.data.labels import extra_column, extra_names, read_labels
+from perturbdiff.data.passes import VALUES_PER_PIECE, Passes, save
+from perturbdiff.data.scan import Scan, scan_cells
+from perturbdiff.data.schema import FORMAT, complete
 from perturbdiff.errors import UserError
-from perturbdiff.progress import track
 
 logger = logging.getLogger(__name__)
 
-BUCKET_VALUES = 24_000_000
-"""Stored values of a bucket: about 100 MB, three times that while it is put in order."""
-
-PART_CELLS = 2_000_000
-
 _SCRATCH = ".scratch"
+_PARTS = 16
+CELLS_PER_PART = (524_288, 2_097_152)
+"""Least and most cells of a part that is full; a store has about 16 parts or more, which are written side by side."""
+
+BUCKET_VALUES = 16_000_000
+"""Stored values that are held at once while cells are sorted: 64 MB of counts, twice that while put in order."""
+
+_BYTES_PER_PROCESS = 300 << 20
+_BYTES_PER_VALUE = 12
+_FEWEST_VALUES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the work is done; none of it changes the result.
+
+    Attributes
+    ----------
+    jobs
+        Worker processes; None: one per CPU for inputs that are worth it, else none.
+    scheduler
+        Address of a running dask scheduler to use instead.
+    memory_limit
+        Bytes that all processes together should stay below; None: about 0.5 GiB each.
+    """
+
+    jobs: int | None = None
+    scheduler: str | None = None
+    memory_limit: int | None = None
+
+    def crew(self, inputs: Inputs) -> Crew:
+        """Return who does the work for these inputs."""
+        small = sum(file.matrix.num_values for file in inputs.files) < 2 * VALUES_PER_PIECE
+        return Crew(1 if self.jobs is None and small else self.jobs, self.scheduler)
+
+    def bucket_values(self, jobs: int) -> int:
+        """Return how many stored values a process may hold while cells are sorted.
+
+        Raises
+        ------
+        UserError
+            If the memory is too little for so many processes.
+        """
+        if self.memory_limit is None:
+            return BUCKET_VALUES
+        processes = jobs + (jobs > 1)
+        values = (self.memory_limit - processes * _BYTES_PER_PROCESS) // jobs // _BYTES_PER_VALUE
+        if values < _FEWEST_VALUES:
+            least = processes * _BYTES_PER_PROCESS + jobs * _FEWEST_VALUES * _BYTES_PER_VALUE
+            raise UserError(
+                f"--memory-limit {self.memory_limit / 2**20:.0f} MiB is too little for {jobs} jobs, which need "
+                f"{least / 2**20:.0f} MiB; give more memory or fewer --jobs"
+            )
+        return min(values, BUCKET_VALUES)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Everything that is decided before the second pass."""
+    """Everything that is decided before cells are sorted."""
 
     conditions: pd.DataFrame
-    plan: spill.Plan
     genes: list[str]
     var: pd.DataFrame
     target_sum: float
     dtype: np.dtype
+    scatter: spill.ScatterSettings
 
 
 def preprocess(
@@ -59,15 +111,20 @@ def preprocess(
     *,
     split: Path | None = None,
     genes: Path | None = None,
+    obs: Sequence[Path] = (),
     seed: int = 0,
     force: bool = False,
+    machine: Machine | None = None,
 ) -> Path:
     """Turn counts into a store.
+
+    A run that was interrupted goes on where it stopped when it is started again with the same arguments, and
+    gives the same bytes.
 
     Parameters
     ----------
     inputs
-        One or more h5ad files or AnnData Zarr folders; genes are aligned by name.
+        One or more h5ad files, Zarr folders or 10x h5 files; genes are aligned by name.
     out
         Folder of the store.
     config
@@ -77,10 +134,14 @@ def preprocess(
         chosen from training cells alone.
     genes
         Text file of genes to keep, one per line, in this order, instead of selecting any.
+    obs
+        Tables of cell labels by cell name: one for all inputs, or one for each.
     seed
         Of the order of cells within each condition.
     force
         Run even if an equal store is there.
+    machine
+        Processes and memory to use; the store does not depend on it.
 
     Returns
     -------
@@ -92,50 +153,180 @@ def preprocess(
     UserError
         If an input cannot be read, is not what ``config`` says, or the store cannot be written.
     """
+    check_flavor(config)
     if config.hvg_cells == "train" and split is None and genes is None:
         raise UserError("data.hvg_cells=train needs a split: give --split, or set data.hvg_cells=all")
     if config.input_scale == "log1p" and config.min_counts:
         raise UserError("data.min_counts needs counts, but data.input_scale is log1p; set data.min_counts=0")
     roles = {f"input {k}": Path(path) for k, path in enumerate(inputs)}
+    roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
     settings = {"data": config.model_dump(mode="json"), "format": FORMAT}
+    before = {path: files.signature(path) for path in roles.values() if path.exists()}
     with provenance.stage(
-        "preprocess", out, config=settings, inputs=roles, seed=seed, folder=True, force=force
+        "preprocess",
+        out,
+        config=settings,
+        inputs=roles,
+        seed=seed,
+        folder=True,
+        force=force,
+        keep_partial=True,
     ) as run:
         if not run.skip:
-            run.results["store"] = _make(inputs, run.path, config, split, genes, seed)
+            scratch = run.path / _SCRATCH
+            where = machine or Machine()
+            with Inputs(inputs, config, scratch) as opened, where.crew(opened) as crew:
+                made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
+                run.results["store"] = made.run(split, genes, seed)
+            files.remove(scratch)
     return out
 
 
-def _make(
-    inputs: Sequence[Path],
-    folder: Path,
-    config: DataConfig,
-    split: Path | None,
-    genes: Path | None,
-    seed: int,
-) -> dict[str, Any]:
-    """Run the three passes; return the facts of the store for its manifest."""
-    scratch = folder / _SCRATCH
-    with Inputs(inputs, config, scratch) as opened:
-        labels = read_labels(opened)
-        for file in opened.files:
-            file.prepare()
-        look = _visible(labels.conditions, config, split)
-        scan = scan_cells(opened, labels, look)
-        quality_table(scan, labels.conditions).to_csv(folder / "qc.csv", index=False)
-        layout = _lay_out(opened, labels, scan, look, genes)
-        stored = spill.scatter(opened, scan, layout.plan, layout.genes, layout.dtype, seed, scratch)
-        facts = _facts(layout, config, int(stored.sum()), seed)
-        make_obs = _ObsMaker(opened, scan, layout.conditions, labels.perturbations)
-        largest, parts = _write_parts(layout, facts, make_obs, stored, folder, scratch)
-    files.remove(scratch)
-    maximum = largest if config.input_scale == "log1p" else np.log1p(largest)
-    layout.var.assign(max_log1p=maximum).to_parquet(folder / "genes.parquet")
-    layout.conditions.to_parquet(folder / "conditions.parquet")
-    left = labels.perturbations["perturbation"].isin(layout.conditions["perturbation"])
-    labels.perturbations.loc[left].reset_index(drop=True).to_parquet(folder / "perturbations.parquet")
-    return {**facts, "parts": parts}
+class _Preprocessing:
+    """One run: its inputs, who does the work, and the unfinished store."""
+
+    def __init__(
+        self, inputs: Inputs, crew: Crew, folder: Path, before: dict[Path, tuple[int, int]], values: int
+    ) -> None:
+        self.inputs, self.config, self.crew, self.folder = inputs, inputs.config, crew, folder.absolute()
+        self.scratch, self._before, self._values = self.folder / _SCRATCH, before, values
+
+    def run(self, split: Path | None, genes: Path | None, seed: int) -> dict[str, Any]:
+        """Run the passes; return the facts of the store for its manifest."""
+        labels = read_labels(self.inputs)
+        look = _visible(labels.conditions, self.config, split)
+        passes = Passes(self.inputs, self.crew, self.scratch)
+        passes.set_codes(labels.codes)
+        conditions, perturbations = labels.conditions, labels.perturbations
+        del labels  # 4 bytes per cell
+        extra = self._save_extra()
+        scan = scan_cells(passes, conditions, look)
+        scan.quality.to_csv(self.folder / "qc.csv", index=False)
+        layout = self._lay_out(passes, conditions, scan, look, genes, seed)
+        segments = spill.scatter(passes, layout.scatter)
+        self._check_unchanged()
+        facts = _facts(layout, self.config, int(segments["values"].sum()), seed)
+        obs = self._obs_columns(layout.conditions, perturbations, extra)
+        parts = gather(self.crew, self._part_tasks(layout, segments, obs, facts))
+        self._write_tables(layout, perturbations, parts)
+        return {**facts, "parts": [{"name": p.name, "n_cells": p.num_cells} for p in parts]}
+
+    def _lay_out(
+        self,
+        passes: Passes,
+        conditions: pd.DataFrame,
+        scan: Scan,
+        look: np.ndarray,
+        genes: Path | None,
+        seed: int,
+    ) -> _Layout:
+        """Choose target depth and genes, renumber the conditions that have cells left, plan parts and buckets."""
+        config, every = self.config, self.inputs.genes
+        target_sum = self._target_sum(scan)
+        var = self._gene_table(passes, conditions, scan, look, target_sum, genes)
+        chosen = list(var.index)
+        left = scan.left > 0
+        kept = conditions.assign(n_cells=scan.left).loc[left].reset_index(drop=True)
+        column = pd.Index(chosen).get_indexer(pd.Index(every)).astype(np.int32)
+        density = scan.sums.positive.sum(axis=0)[column >= 0].sum() / max(1, scan.sums.cells.sum())
+        part_cells = int(np.clip(scan.left.sum() // _PARTS, *CELLS_PER_PART))
+        plan = spill.plan_buckets(kept, max(1, int(self._values / max(1.0, density))), part_cells)
+        small = scan.largest <= np.iinfo(np.uint16).max
+        log = config.input_scale == "log1p"
+        dtype = np.dtype(np.float32 if log else np.uint16 if small else np.uint32)
+        number = np.where(left, np.cumsum(left) - 1, -1).astype(np.int32)
+        settings = spill.ScatterSettings(plan, number, column, dtype, seed, self._values)
+        kept = complete(kept, config.control).assign(part=plan.part)
+        return _Layout(kept, chosen, var, target_sum, dtype, settings)
+
+    def _target_sum(self, scan: Scan) -> float:
+        if self.config.target_sum != "median":
+            return float(self.config.target_sum)
+        if self.config.input_scale == "log1p":
+            return float("nan")
+        if np.isnan(scan.median_depth):
+            raise UserError("no cell that gene selection may look at has any counts")
+        return scan.median_depth
+
+    def _gene_table(
+        self,
+        passes: Passes,
+        conditions: pd.DataFrame,
+        scan: Scan,
+        look: np.ndarray,
+        target_sum: float,
+        genes: Path | None,
+    ) -> pd.DataFrame:
+        """Return the statistics of the genes to keep, in the order of the store's columns."""
+        config, every = self.config, self.inputs.genes
+        group, _ = gene_groups(conditions, look, by_batch=config.hvg_by_batch)
+        more = None if genes else second_pass(config, scan.sums, group, target_sum, self.scratch)
+        if more is not None:
+            passes.run(more.name, more.body, more.request, label="choosing genes")
+        stored = config.input_scale == "log1p" or sums_stored_values(config)
+        table = choose_genes(
+            scan.sums, every, 1.0 if stored else target_sum, config.num_hvgs if genes is None else None,
+            by_batch=config.hvg_by_batch, flavor=config.hvg_flavor,
+            second=None if more is None else passes.results(more.name),
+        )  # fmt: skip
+        if genes is None:
+            chosen = [g for g, kept in zip(every, table["highly_variable"], strict=True) if kept]
+        else:
+            chosen = read_gene_list(genes, every)
+        return pd.DataFrame(table.loc[chosen]).drop(columns="highly_variable")
+
+    def _save_extra(self) -> dict[str, tuple[Path, pd.Index | None]]:
+        """Put each further obs column in a file that workers can map; return the files with their categories."""
+        found: dict[str, tuple[Path, pd.Index | None]] = {}
+        for number, name in enumerate(extra_names(self.config)):
+            path, values = self.scratch / f"extra-{number:03d}.npy", extra_column(self.inputs, name)
+            labelled = isinstance(values.dtype, pd.CategoricalDtype)
+            save(path, (values.cat.codes if labelled else values).to_numpy())
+            found[name] = path, values.cat.categories if labelled else None
+        return found
+
+    def _obs_columns(
+        self,
+        conditions: pd.DataFrame,
+        perturbations: pd.DataFrame,
+        extra: dict[str, tuple[Path, pd.Index | None]],
+    ) -> ObsColumns:
+        dose = None
+        if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
+            table = perturbations.set_index("perturbation")["dose"]
+            dose = table.loc[conditions["perturbation"]].to_numpy()
+        names = [f.path.name for f in self.inputs.files]
+        return ObsColumns(label_columns(conditions), dose, names, self.inputs.offsets, extra)
+
+    def _part_tasks(
+        self, layout: _Layout, segments: np.ndarray, obs: ObsColumns, facts: dict[str, Any]
+    ) -> list[PartTask]:
+        of_segment = layout.scatter.plan.bucket_part[segments["bucket"]]
+        part = layout.conditions["part"]
+        return [
+            PartTask(
+                number, self.folder, self.scratch, layout.conditions.loc[part == number],
+                segments[of_segment == number], obs, layout.var, layout.dtype, facts,
+            )
+            for number in range(int(part.max()) + 1)
+        ]  # fmt: skip
+
+    def _check_unchanged(self) -> None:
+        """Refuse to go on with an input that is not what it was when it was hashed."""
+        for path, was in self._before.items():
+            if files.signature(path) != was:
+                raise UserError(
+                    f"{path}: changed while it was read; run again when nothing writes to it any more"
+                )
+
+    def _write_tables(self, layout: _Layout, perturbations: pd.DataFrame, parts: Sequence[Part]) -> None:
+        largest = np.max([part.largest for part in parts], axis=0)
+        maximum = largest if self.config.input_scale == "log1p" else np.log1p(largest)
+        layout.var.assign(max_log1p=maximum).to_parquet(self.folder / "genes.parquet")
+        layout.conditions.to_parquet(self.folder / "conditions.parquet")
+        left = perturbations["perturbation"].isin(layout.conditions["perturbation"])
+        perturbations.loc[left].reset_index(drop=True).to_parquet(self.folder / "perturbations.parquet")
 
 
 def _visible(conditions: pd.DataFrame, config: DataConfig, split: Path | None) -> np.ndarray:
@@ -145,38 +336,6 @@ def _visible(conditions: pd.DataFrame, config: DataConfig, split: Path | None) -
     from perturbdiff.data import splits
 
     return np.asarray(splits.parts(conditions, splits.read_split(split)) == "train")
-
-
-def _lay_out(inputs: Inputs, labels: Labels, scan: Scan, look: np.ndarray, genes: Path | None) -> _Layout:
-    """Choose the target depth and the genes, renumber the conditions that have cells left, plan the buckets."""
-    config = inputs.config
-    log = config.input_scale == "log1p"
-    if config.target_sum != "median":
-        target_sum = float(config.target_sum)
-    else:
-        target_sum = float("nan") if log else median_depth(scan, look)
-    num = config.num_hvgs if genes is None else None
-    scale = 1.0 if log else target_sum
-    table = choose_genes(scan.sums, inputs.genes, scale, num, by_batch=config.hvg_by_batch)
-    if genes is not None:
-        chosen = read_gene_list(genes, inputs.genes)
-    else:
-        chosen = [g for g, kept in zip(inputs.genes, table["highly_variable"], strict=True) if kept]
-    var = pd.DataFrame(table.loc[chosen]).drop(columns="highly_variable")
-    left = np.bincount(scan.codes[scan.codes >= 0], minlength=len(labels.conditions))
-    conditions = labels.conditions.assign(n_cells=left).loc[left > 0].reset_index(drop=True)
-    number = np.where(left > 0, np.cumsum(left > 0) - 1, -1).astype(np.int32)
-    kept = scan.codes >= 0
-    scan.codes[kept] = number[scan.codes[kept]]
-    positive = scan.sums.positive.sum(axis=0)
-    density = positive[pd.Index(inputs.genes).get_indexer(pd.Index(chosen))].sum() / max(
-        1, scan.sums.cells.sum()
-    )
-    plan = spill.plan_buckets(conditions, int(BUCKET_VALUES / max(1.0, density)), PART_CELLS)
-    conditions = complete(conditions, config.control).assign(part=plan.part)
-    small = scan.largest <= np.iinfo(np.uint16).max
-    dtype = np.dtype(np.float32 if log else np.uint16 if small else np.uint32)
-    return _Layout(conditions, plan, chosen, var, target_sum, dtype)
 
 
 def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> dict[str, Any]:
@@ -200,84 +359,3 @@ def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> d
         "seed": seed,
         "hvg": recipe,
     }
-
-
-def _write_parts(
-    layout: _Layout,
-    facts: dict[str, Any],
-    make_obs: _ObsMaker,
-    stored: np.ndarray,
-    folder: Path,
-    scratch: Path,
-) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Run the third pass; return each gene's largest normalised value and the names and sizes of the parts."""
-    conditions, plan, num_cells = layout.conditions, layout.plan, facts["n_cells"]
-    largest = np.zeros(len(layout.genes), np.float32)
-    parts = []
-    with track("writing cells", num_cells) as progress:
-        for part in range(int(plan.part.max()) + 1):
-            own = conditions[conditions["part"] == part]
-            buckets = np.flatnonzero(plan.bucket_part == part)
-            writer = PartWriter(
-                folder / f"part-{part:04d}.zarr",
-                num_cells=int(own["n_cells"].sum()),
-                num_values=int(stored[buckets].sum()),
-                num_genes=len(layout.genes),
-                mean_values=facts["n_values"] / num_cells,
-                rows_per_shard=rows_per_shard(num_cells),
-                dtype=layout.dtype,
-                index_dtype=spill.index_dtype(len(layout.genes)),
-            )
-            for path in (spill.spill_file(scratch, int(number)) for number in buckets):
-                if path.exists():  # a share of a large condition may happen to be empty
-                    bucket = spill.gather(path)
-                    path.unlink()
-                    obs = make_obs(bucket)
-                    factors = value_factors(
-                        obs["n_counts"].to_numpy(), layout.target_sum, facts["input_scale"]
-                    )
-                    kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
-                    writer.append(obs, bucket.indptr, bucket.indices, bucket.data)
-                    progress.advance(len(obs))
-            local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
-            writer.close(layout.var, {"perturbdiff": {**_unstructured(facts), "conditions": local}})
-            parts.append({"name": writer.path.name, "n_cells": writer.num_cells})
-    return largest, parts
-
-
-def _unstructured(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts a part carries in its uns, where nothing can be None."""
-    names = ("format", "target_sum", "scale", "input_scale", "control", "seed")
-    recipe = json.dumps(facts["hvg"], sort_keys=True)
-    return {**{n: facts[n] for n in names if facts[n] is not None}, "hvg": recipe}
-
-
-class _ObsMaker:
-    """Makes the obs of a bucket, with the same categories in every part."""
-
-    def __init__(
-        self, inputs: Inputs, scan: Scan, conditions: pd.DataFrame, perturbations: pd.DataFrame
-    ) -> None:
-        self._inputs, self._scan = inputs, scan
-        self._labels = {n: pd.Categorical(conditions[n]) for n in LABELS}
-        self._dose: np.ndarray | None = None
-        if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
-            dose = perturbations.set_index("perturbation")["dose"]
-            self._dose = dose.loc[conditions["perturbation"]].to_numpy()
-        self._extra = {name: extra_column(inputs, name) for name in extra_names(inputs.config)}
-
-    def __call__(self, bucket: spill.Bucket) -> pd.DataFrame:
-        """Return obs of the bucket's cells."""
-        columns: dict[str, Any] = {n: labels[bucket.condition] for n, labels in self._labels.items()}
-        if self._dose is not None:
-            columns["dose"] = self._dose[bucket.condition]
-        columns["n_counts"] = self._scan.depth[bucket.row]
-        columns["n_genes"] = self._scan.detected[bucket.row]
-        offsets = self._inputs.offsets
-        source = np.searchsorted(offsets, bucket.row, "right") - 1
-        names = [f.path.name for f in self._inputs.files]
-        columns["source_row"] = bucket.row - offsets[source]
-        columns["source_file"] = pd.Categorical(np.asarray(names, object)[source], sorted(set(names)))
-        for name, values in self._extra.items():
-            columns[name] = values.iloc[bucket.row].array
-        return pd.DataFrame(columns, index=pd.Index(bucket.cell.astype(str), dtype=object))

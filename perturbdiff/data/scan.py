@@ -3,126 +3,168 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import kernels
-from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.genes import GeneSums
-from perturbdiff.data.labels import Labels
+from perturbdiff.data.counts import CountsFile
+from perturbdiff.data.gene_sums import GeneSums, gene_groups, group_of_cells
+from perturbdiff.data.genes import sums_stored_values
 from perturbdiff.data.matrices import Block
+from perturbdiff.data.passes import DROPPED, Passes, PieceReader
+from perturbdiff.data.tally import Tally
 from perturbdiff.errors import UserError
-from perturbdiff.progress import track
 
-DROPPED = -1
 _LARGEST_LOG1P = 20.0
-_CELLS_PER_MEDIAN = 8_000_000
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """What the pass needs to know.
+
+    Attributes
+    ----------
+    config
+        Of the data.
+    group
+        Group of the gene sums for each condition, -1 for one that gene selection must not look at, int32.
+    num_groups
+        Groups of the gene sums.
+    """
+
+    config: DataConfig
+    group: np.ndarray
+    num_groups: int
 
 
 @dataclass
 class Scan:
-    """What one pass over the cells found; 12 bytes per cell.
+    """What the pass over all cells found.
 
     Attributes
     ----------
-    codes
-        Condition of each cell, int32, `DROPPED` for cells that a filter removed.
-    depth
-        Sum of each cell's counts over all genes, float32 (of expm1 for log1p input).
-    detected
-        Number of genes each cell expresses, int32.
     sums
         Sums by batch and gene of the cells that gene selection may look at.
     largest
         Largest stored value.
-    low_counts, low_genes
-        Cells each filter dropped, by condition; one that both would drop counts for the first.
+    left
+        Cells of each condition that passed the filters.
+    quality
+        Table ``cell_type, batch, cells_read, dropped_min_counts, dropped_min_genes, cells_kept, median_counts``
+        (over all genes) and ``median_genes`` (detected), the medians of kept cells.
+    median_depth
+        Median depth of the cells that gene selection may look at and that have any counts, nan without any:
+        the default target of scanpy's normalize_total.
     """
 
-    codes: np.ndarray
-    depth: np.ndarray
-    detected: np.ndarray
     sums: GeneSums
     largest: float
-    low_counts: np.ndarray
-    low_genes: np.ndarray
+    left: np.ndarray
+    quality: pd.DataFrame
+    median_depth: float
 
 
-def scan_cells(inputs: Inputs, labels: Labels, look: np.ndarray) -> Scan:
+def scan_cells(passes: Passes, conditions: pd.DataFrame, look: np.ndarray) -> Scan:
     """Read all cells once.
 
     Parameters
     ----------
-    inputs
-        The opened files.
-    labels
-        Their conditions; the codes become those of the result, so that they are held once.
+    passes
+        Over the inputs, told the condition of every cell.
+    conditions
+        ``cell_type, batch, perturbation, n_cells`` (read).
     look
         Whether gene selection may look at each condition, bool.
 
     Raises
     ------
     UserError
-        If a value is negative, not finite or not what ``input_scale`` declares.
+        If a value is negative, not finite or not what ``input_scale`` declares, or no cell passes the filters.
     """
-    config, conditions = inputs.config, labels.conditions
-    by_batch = conditions["batch"] if config.hvg_by_batch else pd.Series("all", index=conditions.index)
-    batch_of = np.where(look, pd.Categorical(by_batch).codes, DROPPED).astype(np.int32)
-    n, num = inputs.n_cells, len(conditions)
-    scan = Scan(
-        codes=labels.codes,
-        depth=np.zeros(n, np.float32),
-        detected=np.zeros(n, np.int32),
-        sums=GeneSums(int(by_batch.nunique()), len(inputs.genes)),
-        largest=0.0,
-        low_counts=np.zeros(num, np.int64),
-        low_genes=np.zeros(num, np.int64),
-    )
-    whole = True
-    with track("reading cells", n) as progress:
-        for file, offset in zip(inputs.files, inputs.offsets, strict=False):
-            columns = inputs.columns_of(file, inputs.genes)
-            for block in file.blocks():
-                whole &= _check(file, block, config, scan)
-                _add(scan, block, int(offset), columns, batch_of, config)
-                progress.advance(block.stop - block.start)
-    if config.input_scale == "log1p" and whole and scan.largest > _LARGEST_LOG1P:
+    config = passes.inputs.config
+    settings = ScanSettings(config, *gene_groups(conditions, look, by_batch=config.hvg_by_batch))
+    passes.run("scan", scan_piece, settings, label="reading cells")
+    passes.filtered = "scan"
+    return _merge(passes, conditions, look, settings)
+
+
+def scan_piece(reader: PieceReader, given: ScanSettings) -> dict[str, np.ndarray]:
+    """Return what is found in one piece.
+
+    ``depth`` (sum of a cell's counts over all genes, of expm1 for log1p input, float64), ``detected`` (genes with
+    counts, int32) and ``codes`` (int32) of each cell; the gene sums; ``largest``, ``whole``; cells each filter
+    dropped by condition, one that both would drop counting for the first.
+    """
+    config, num = given.config, reader.num_cells
+    log = config.input_scale == "log1p"
+    stored = sums_stored_values(config)
+    codes, depth, detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
+    sums = GeneSums(given.num_groups, reader.num_genes)
+    dropped = {n: np.zeros(len(given.group), np.int64) for n in ("low_counts", "low_genes")}
+    largest, whole = 0.0, True
+    for block in reader.blocks():
+        are_whole, most = _check(reader.file, block, config)
+        whole, largest = whole and are_whole, max(largest, most)
+        own = slice(block.start - reader.piece.start, block.stop - reader.piece.start)
+        # the depths, and most recipes' sums, are those of the values before the logarithm
+        plain = replace(block, data=np.expm1(block.data, dtype=np.float64)) if log else block
+        kernels.row_totals(plain.indptr, plain.indices, plain.data, reader.columns, depth[own], detected[own])
+        _filter(codes[own], depth[own], detected[own], config, dropped)
+        group = group_of_cells(codes[own], given.group)
+        sums.add(block if stored else plain, reader.columns, group, None if log or stored else depth[own])
+    counted: dict[str, Any] = {"largest": largest, "whole": whole, **dropped}
+    return {"codes": codes, "depth": depth, "detected": detected, **counted, **sums.arrays()}
+
+
+def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: ScanSettings) -> Scan:
+    """Put the results of all pieces together, in their order."""
+    config, num = given.config, len(conditions)
+    sums = GeneSums(given.num_groups, len(passes.inputs.genes))
+    group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
+    depths, genes, visible = Tally(), Tally(), Tally()
+    left, low_counts, low_genes = (np.zeros(num, np.int64) for _ in range(3))
+    largest, whole = 0.0, True
+    for found in passes.results("scan"):
+        sums.add_arrays(found)
+        largest, whole = max(largest, float(found["largest"])), whole and bool(found["whole"])
+        low_counts += found["low_counts"]
+        low_genes += found["low_genes"]
+        kept = found["codes"] >= 0
+        codes, depth = found["codes"][kept], found["depth"][kept].astype(np.float32)
+        left += np.bincount(codes, minlength=num)
+        depths.add(group[codes], depth)
+        genes.add(group[codes], found["detected"][kept].astype(np.float32))
+        seen = look[codes] & (depth > 0)
+        visible.add(np.zeros(int(seen.sum()), np.int64), depth[seen])
+    if config.input_scale == "log1p" and whole and largest > _LARGEST_LOG1P:
         raise UserError(
-            f"{inputs.files[0].path}: declared log1p, but every value is a whole number and the largest is "
-            f"{scan.largest:g}: these are counts; set data.input_scale=counts"
+            f"{passes.inputs.files[0].path}: declared log1p, but every value is a whole number and the largest is "
+            f"{largest:g}: these are counts; set data.input_scale=counts"
         )
-    if not (scan.codes >= 0).any():
+    if not left.any():
         raise UserError(
             f"no cell passes data.min_counts={config.min_counts} and data.min_genes={config.min_genes}; lower them"
         )
-    return scan
+    table = conditions[["cell_type", "batch"]].assign(
+        cells_read=conditions["n_cells"], dropped_min_counts=low_counts, dropped_min_genes=low_genes,
+        cells_kept=left,
+    )  # fmt: skip
+    quality = table.groupby(["cell_type", "batch"], sort=False).sum().reset_index()
+    medians = {
+        "median_counts": depths.medians(len(quality)),
+        "median_genes": genes.medians(len(quality)),
+    }
+    return Scan(sums, largest, left, quality.assign(**medians), float(visible.medians(1)[0]))
 
 
-def _add(
-    scan: Scan, block: Block, offset: int, columns: np.ndarray, batch_of: np.ndarray, config: DataConfig
-) -> None:
-    """Note depth and detected genes of a block's cells, filter them and add the rest to the gene sums."""
-    log = config.input_scale == "log1p"
-    if log:  # the depths and sums are those of the values before the logarithm
-        block = replace(block, data=np.expm1(block.data, dtype=np.float64))
-    rows = slice(offset + block.start, offset + block.stop)
-    codes, detected = scan.codes[rows], scan.detected[rows]
-    depth = np.zeros(len(codes))
-    kernels.row_totals(block.indptr, block.indices, block.data, columns, depth, detected)
-    scan.depth[rows] = depth
-    _filter(codes, depth, detected, config, scan)
-    group = np.where(codes >= 0, batch_of[np.maximum(codes, 0)], DROPPED).astype(np.int32)
-    scan.sums.add(block, columns, group, np.ones_like(depth) if log else depth)
-
-
-def _check(file: CountsFile, block: Block, config: DataConfig, scan: Scan) -> bool:
-    """Check a block's values, note the largest; return whether all are whole numbers."""
+def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, float]:
+    """Check a block's values; return whether all are whole numbers, and the largest."""
     whole, largest = kernels.are_counts(block.data)
-    scan.largest = max(scan.largest, float(largest))
     if whole and np.isfinite(largest) and largest <= np.iinfo(np.uint32).max:
-        return True
+        return True, float(largest)
     negative, broken, fraction = kernels.find_faults(block.data)
     at = f"{file.path}: {config.layer}"
     if broken >= 0:
@@ -147,7 +189,7 @@ def _check(file: CountsFile, block: Block, config: DataConfig, scan: Scan) -> bo
         )
     if config.input_scale == "counts" and largest > np.iinfo(np.uint32).max:
         raise UserError(f"{at} has a count of {largest:g}, more than 2^32; these are no counts")
-    return fraction < 0
+    return fraction < 0, float(largest)
 
 
 def _where(file: CountsFile, block: Block, k: int) -> str:
@@ -156,58 +198,16 @@ def _where(file: CountsFile, block: Block, k: int) -> str:
 
 
 def _filter(
-    codes: np.ndarray, depth: np.ndarray, detected: np.ndarray, config: DataConfig, scan: Scan
+    codes: np.ndarray,
+    depth: np.ndarray,
+    detected: np.ndarray,
+    config: DataConfig,
+    dropped: dict[str, np.ndarray],
 ) -> None:
     """Mark the dropped cells of a block in ``codes`` and count them by condition."""
-    shallow = depth < config.min_counts
-    few = ~shallow & (detected < config.min_genes)
-    scan.low_counts += np.bincount(codes[shallow], minlength=len(scan.low_counts))
-    scan.low_genes += np.bincount(codes[few], minlength=len(scan.low_genes))
+    known = codes >= 0
+    shallow = known & (depth < config.min_counts)
+    few = known & ~shallow & (detected < config.min_genes)
+    for name, which in (("low_counts", shallow), ("low_genes", few)):
+        dropped[name] += np.bincount(codes[which], minlength=len(dropped[name]))
     codes[shallow | few] = DROPPED
-
-
-def median_depth(scan: Scan, look: np.ndarray) -> float:
-    """Return the median depth of the kept cells of the conditions in ``look`` that have any counts.
-
-    The default target of scanpy's normalize_total.
-    """
-    chosen = (scan.codes >= 0) & (scan.depth > 0)
-    if not look.all():
-        chosen &= look[np.maximum(scan.codes, 0)]
-    if not chosen.any():
-        raise UserError("no cell that gene selection may look at has any counts")
-    return float(np.median(scan.depth[chosen]))
-
-
-def quality_table(scan: Scan, conditions: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells read, dropped and kept of each batch and cell type, with their medians.
-
-    Returns
-    -------
-    pd.DataFrame
-        Columns ``cell_type, batch, cells_read, dropped_min_counts, dropped_min_genes, cells_kept,
-        median_counts`` (over all genes) and ``median_genes`` (detected), the medians of kept cells.
-    """
-    table = conditions[["cell_type", "batch"]].assign(
-        cells_read=conditions["n_cells"], dropped_min_counts=scan.low_counts, dropped_min_genes=scan.low_genes
-    )
-    group = table.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
-    result = table.groupby(["cell_type", "batch"], sort=False).sum().reset_index()
-    result["cells_kept"] = result["cells_read"] - result["dropped_min_counts"] - result["dropped_min_genes"]
-    medians = _medians(scan, group, result["cells_read"].to_numpy())
-    return result.assign(median_counts=medians[:, 0], median_genes=medians[:, 1])
-
-
-def _medians(scan: Scan, group: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return median depth and detected genes by group, sorting a few million cells at a time."""
-    medians = np.full((len(sizes), 2), np.nan)
-    batch = np.cumsum(sizes) // _CELLS_PER_MEDIAN
-    for number in np.unique(batch):
-        members = np.flatnonzero(batch == number)
-        wanted = np.isin(group, members)
-        cells = np.flatnonzero((scan.codes >= 0) & wanted[np.maximum(scan.codes, 0)])
-        own = group[scan.codes[cells]]
-        frame = pd.DataFrame({"depth": scan.depth[cells], "genes": scan.detected[cells]})
-        found = frame.groupby(own).median()
-        medians[found.index.to_numpy()] = found[["depth", "genes"]].to_numpy()
-    return medians

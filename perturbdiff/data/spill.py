@@ -1,28 +1,30 @@
-"""The second pass: rows go to one spill file per bucket, from which each bucket is later put in order.
+"""The second pass: the kept cells of each piece go to a spill file, from which buckets are later gathered.
 
 A bucket holds whole conditions, or a share of a large one. Every cell has a random 64-bit key from the seed and
 its row number; cells are ordered by condition and key, and buckets are ranges of that order. So the order does
-not depend on the size of blocks or buckets, and nothing has to be kept per cell.
+not depend on the size of blocks, pieces or buckets, and nothing has to be kept per cell.
+
+A piece has one spill file, cut into segments of one bucket each, so that the number of files does not grow with
+the number of buckets.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from perturbdiff.data import kernels
-from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.matrices import Block
-from perturbdiff.data.scan import Scan
-from perturbdiff.progress import track
+from perturbdiff.data.passes import Passes, PieceReader
 
-_MOST_BUCKETS = 400  # each is an open file while rows are scattered
+_SEGMENT = np.dtype(
+    [("piece", "i4"), ("bucket", "i4"), ("offset", "i8"), ("size", "i8"), ("cells", "i8"), ("values", "i8")]
+)
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,43 @@ class Plan:
     bucket_part: np.ndarray
 
 
+@dataclass(frozen=True)
+class ScatterSettings:
+    """What the pass needs to know.
+
+    Attributes
+    ----------
+    plan
+        Buckets of the store's conditions.
+    condition
+        For each condition of the inputs its number in the store, -1 for one without cells, int32.
+    column
+        For each gene of the inputs its column in the store, -1 for one that is not kept, int32.
+    dtype
+        Of the stored values, into which all values fit exactly.
+    seed
+        Of the cells' keys.
+    most
+        Stored values to hold before they are written.
+    """
+
+    plan: Plan
+    condition: np.ndarray
+    column: np.ndarray
+    dtype: np.dtype
+    seed: int
+    most: int
+
+
 @dataclass
 class Bucket:
     """Cells of one bucket in store order: CSR rows and what is known of each cell."""
 
     condition: np.ndarray
     row: np.ndarray
-    cell: np.ndarray
+    depth: np.ndarray
+    detected: np.ndarray
+    cell: pa.Array
     indptr: np.ndarray
     indices: np.ndarray
     data: np.ndarray
@@ -67,7 +99,6 @@ def plan_buckets(conditions: pd.DataFrame, bucket_cells: int, part_cells: int) -
     sizes = conditions["n_cells"].to_numpy(np.int64)
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     group_size = np.bincount(group, weights=sizes).astype(np.int64)
-    bucket_cells = max(bucket_cells, int(sizes.sum()) // _MOST_BUCKETS)
     part = np.zeros(len(sizes), np.int64)
     number, filled = 0, 0
     for c in range(len(sizes)):
@@ -90,40 +121,116 @@ def plan_buckets(conditions: pd.DataFrame, bucket_cells: int, part_cells: int) -
     return Plan(first, num, part, np.array(bucket_part, np.int64))
 
 
-def scatter(
-    inputs: Inputs, scan: Scan, plan: Plan, genes: list[str], dtype: np.dtype, seed: int, folder: Path
-) -> np.ndarray:
-    """Write the kept cells' values of the chosen genes to spill files; return the values in each bucket.
+def scatter(passes: Passes, settings: ScatterSettings) -> np.ndarray:
+    """Run the pass; return its segments ordered by bucket and piece, a structured array (`read_bucket`)."""
+    passes.run("spill", scatter_piece, settings, label="sorting cells")
+    found = []
+    for piece, result in zip(passes.pieces, passes.results("spill"), strict=True):
+        segments = result["segments"]
+        segments["piece"] = piece.number
+        found.append(segments)
+    every = np.concatenate(found)
+    return every[np.lexsort((every["offset"], every["piece"], every["bucket"]))]
 
-    Parameters
-    ----------
-    scan
-        With ``codes`` numbering the planned conditions.
-    genes
-        Chosen genes, the columns of the store.
-    dtype
-        Of the stored values, into which all values fit exactly.
-    folder
-        Where ``bucket-NNNN.arrow`` files are written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    num = len(plan.bucket_part)
-    stored = np.zeros(num, np.int64)
-    with contextlib.ExitStack() as stack, track("sorting cells", inputs.n_cells) as progress:
-        writers = [_Writer(spill_file(folder, b), stack) for b in range(num)]
-        for file, offset in zip(inputs.files, inputs.offsets, strict=False):
-            columns = inputs.columns_of(file, genes)
-            for block in file.blocks():
-                row = np.arange(offset + block.start, offset + block.stop)
-                code = scan.codes[row[0] : row[-1] + 1]
-                key = np.empty(len(row), np.uint64)
-                kernels.shuffle_keys(seed, int(row[0]), key)
-                bucket = _buckets(code, key, plan)
-                for b, batch in _batches(file, block, columns, dtype, code, key, row, bucket, len(genes)):
-                    writers[b].write(batch)
-                    stored[b] += len(batch.column("data").values)
-                progress.advance(len(row))
-    return stored
+
+def scatter_piece(reader: PieceReader, given: ScatterSettings) -> dict[str, np.ndarray]:
+    """Write a piece's kept cells, with the chosen genes, to its spill file; return where each bucket lies in it."""
+    path = spill_file(reader.scratch, reader.piece.number)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("wb") as sink:
+        buffer = _Buffer(reader, given, sink)
+        for block in reader.blocks():
+            buffer.add(block)
+        buffer.flush()
+        sink.flush()
+        os.fsync(sink.fileno())
+    partial.replace(path)
+    return {"segments": np.array(buffer.segments, _SEGMENT)}
+
+
+class _Buffer:
+    """Rows of a piece that wait for being written."""
+
+    def __init__(self, reader: PieceReader, given: ScatterSettings, sink: IO[bytes]) -> None:
+        self._reader, self._given, self._sink = reader, given, sink
+        place = reader.columns
+        self._columns = np.where(place >= 0, given.column[np.maximum(place, 0)], -1).astype(np.int32)
+        scan, codes = reader.saved("scan"), reader.codes
+        self._code = np.where(codes >= 0, given.condition[np.maximum(codes, 0)], -1).astype(np.int32)
+        self._depth, self._detected = scan["depth"].astype(np.float32), scan["detected"]
+        num_genes = int(given.column.max()) + 1
+        self._indices = np.empty(0, index_dtype(num_genes))
+        self._data = np.empty(0, given.dtype)
+        self._schema = _schema(self._indices.dtype, self._data.dtype)
+        self._lengths = np.zeros(reader.num_cells, np.int64)
+        self._first = self._next = self._end = 0  # rows first..next of the piece wait, with `end` values
+        self.segments: list[tuple[int, int, int, int, int, int]] = []
+
+    def add(self, block: Any) -> None:
+        """Take the block's rows, the positive values of the chosen genes."""
+        most = len(block.data)
+        if self._end + most > len(self._data):
+            self.flush()
+            if most > len(self._data):
+                size = max(most, min(self._given.most, self._likely(most, block.stop - block.start)))
+                self._indices, self._data = (
+                    np.empty(size, self._indices.dtype),
+                    np.empty(size, self._data.dtype),
+                )
+        rows = slice(self._next, self._next + block.stop - block.start)
+        keep = self._code[rows] >= 0
+        self._end += kernels.select_columns(
+            block.indptr, block.indices, block.data, self._columns, keep,
+            self._indices[self._end :], self._data[self._end :], self._lengths[rows],
+        )  # fmt: skip
+        self._next = rows.stop
+
+    def _likely(self, values: int, rows: int) -> int:
+        """Return about how many values the whole piece has, of which the first block has so many."""
+        return values * -(-self._reader.num_cells // rows)
+
+    def flush(self) -> None:
+        """Write the waiting rows as one segment for each bucket that they have."""
+        if self._first == self._next:
+            return
+        rows = slice(self._first, self._next)
+        first, piece = self._first, self._reader.piece
+        code, lengths = self._code[rows], self._lengths[rows]
+        key = np.empty(len(code), np.uint64)
+        kernels.shuffle_keys(self._given.seed, piece.first + first, key)
+        bucket = _buckets(code, key, self._given.plan)
+        names = self._reader.file.cell_names(piece.start + rows.start, piece.start + rows.stop)
+        starts = np.cumsum(lengths) - lengths
+        order = np.argsort(bucket, kind="stable")
+        present, at = np.unique(bucket[order], return_index=True)
+        for number, own in zip(present.tolist(), np.split(order, at[1:]), strict=True):
+            if number < 0:
+                continue
+            values = self._take(starts[own], lengths[own])
+            known = {
+                "condition": code[own],
+                "key": key[own],
+                "row": piece.first + first + own,
+                "depth": self._depth[rows][own],
+                "detected": self._detected[rows][own],
+                "cell": pa.array(names[own], pa.large_string()),
+            }
+            packed = pa.record_batch({**known, **values}, self._schema).serialize()
+            num = len(values["data"].values)
+            self.segments.append((piece.number, number, self._sink.tell(), packed.size, len(own), num))
+            self._sink.write(packed)
+        self._first, self._end = self._next, 0
+
+    def _take(self, starts: np.ndarray, lengths: np.ndarray) -> dict[str, Any]:
+        """Return the column numbers and values of some of the rows as lists."""
+        size = int(lengths.sum())
+        indices, data = np.empty(size, self._indices.dtype), np.empty(size, self._data.dtype)
+        kernels.take_rows(starts, lengths, self._indices, self._data, indices, data)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        return {
+            "indices": pa.LargeListArray.from_arrays(offsets, pa.array(indices)),
+            "data": pa.LargeListArray.from_arrays(offsets, pa.array(data)),
+        }
 
 
 def _buckets(code: np.ndarray, key: np.ndarray, plan: Plan) -> np.ndarray:
@@ -133,91 +240,54 @@ def _buckets(code: np.ndarray, key: np.ndarray, plan: Plan) -> np.ndarray:
     return np.where(code >= 0, plan.first_bucket[known] + share.astype(np.int64), -1)
 
 
-def _batches(
-    file: CountsFile,
-    block: Block,
-    columns: np.ndarray,
-    dtype: np.dtype,
-    code: np.ndarray,
-    key: np.ndarray,
-    row: np.ndarray,
-    bucket: np.ndarray,
-    num_genes: int,
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the block's rows of each bucket as a record batch."""
-    indices, data = np.empty(len(block.data), index_dtype(num_genes)), np.empty(len(block.data), dtype)
-    lengths = np.empty(len(code), np.int64)
-    kernels.select_columns(
-        block.indptr, block.indices, block.data, columns, bucket >= 0, indices, data, lengths
-    )
-    starts = np.cumsum(lengths) - lengths
-    names = file.cell_names(block.start, block.stop)
-    order = np.argsort(bucket, kind="stable")
-    present, first = np.unique(bucket[order], return_index=True)
-    for b, rows in zip(present, np.split(order, first[1:]), strict=True):
-        if b < 0:
-            continue
-        size = int(lengths[rows].sum())
-        own_indices, own_data = np.empty(size, indices.dtype), np.empty(size, dtype)
-        kernels.take_rows(starts[rows], lengths[rows], indices, data, own_indices, own_data)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths[rows])]), pa.int64())
-        yield (
-            int(b),
-            pa.record_batch(
-                {
-                    "condition": code[rows],
-                    "key": key[rows],
-                    "row": row[rows],
-                    "cell": pa.array(names[rows], pa.large_string()),
-                    "indices": pa.LargeListArray.from_arrays(offsets, pa.array(own_indices)),
-                    "data": pa.LargeListArray.from_arrays(offsets, pa.array(own_data)),
-                }
-            ),
-        )
-
-
 def index_dtype(num_genes: int) -> np.dtype:
     """Return the integer type of stored column numbers."""
     return np.dtype(np.int16 if num_genes <= 1 << 15 else np.int32)
 
 
-def spill_file(folder: Path, bucket: int) -> Path:
-    """Return the path of a bucket's spill file."""
-    return folder / f"bucket-{bucket:04d}.arrow"
+def spill_file(folder: Path, piece: int) -> Path:
+    """Return the path of a piece's spill file."""
+    return folder / f"spill-{piece:05d}.arrow"
 
 
-class _Writer:
-    """A spill file that is opened at its first batch."""
-
-    def __init__(self, path: Path, stack: contextlib.ExitStack) -> None:
-        self.path, self._stack, self._stream = path, stack, None
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if self._stream is None:
-            sink = self._stack.enter_context(self.path.open("wb"))
-            self._stream = self._stack.enter_context(pa.ipc.new_stream(sink, batch.schema))
-        self._stream.write_batch(batch)
-
-
-def gather(path: Path) -> Bucket:
-    """Return a spill file's cells in store order: by condition, then by their random key."""
-    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
-        batches = list(stream)
-    flat = {n: np.concatenate([b.column(n).to_numpy() for b in batches]) for n in ("condition", "key", "row")}
-    cell = np.concatenate([b.column("cell").to_numpy(zero_copy_only=False) for b in batches])
+def read_bucket(folder: Path, segments: np.ndarray, num_genes: int, dtype: np.dtype) -> Bucket:
+    """Return the cells of one bucket's segments in store order: by condition, then by their random key."""
+    kind = _schema(index_dtype(num_genes), dtype)
+    batches = [_read(folder, segment, kind) for segment in segments]
+    names = ("condition", "key", "row", "depth", "detected")
+    flat = {n: np.concatenate([b.column(n).to_numpy() for b in batches]) for n in names}
+    order = np.lexsort((flat["row"], flat["key"], flat["condition"]))
     lengths = np.concatenate([b.column("data").value_lengths().to_numpy() for b in batches])
     indices, data = (
         np.concatenate([b.column(n).values.to_numpy() for b in batches]) for n in ("indices", "data")
     )
-    order = np.lexsort((flat["row"], flat["key"], flat["condition"]))
     starts = (np.cumsum(lengths) - lengths)[order]
     own_indices, own_data = np.empty_like(indices), np.empty_like(data)
     kernels.take_rows(starts, lengths[order], indices, data, own_indices, own_data)
     return Bucket(
-        flat["condition"][order],
-        flat["row"][order],
-        cell[order],
-        np.concatenate([[0], np.cumsum(lengths[order])]),
-        own_indices,
-        own_data,
+        **{n: flat[n][order] for n in ("condition", "row", "depth", "detected")},
+        cell=pa.concat_arrays([b.column("cell") for b in batches]).take(pa.array(order)),
+        indptr=np.concatenate([[0], np.cumsum(lengths[order])]),
+        indices=own_indices,
+        data=own_data,
     )
+
+
+def _read(folder: Path, segment: np.void, kind: pa.Schema) -> pa.RecordBatch:
+    with pa.memory_map(str(spill_file(folder, int(segment["piece"])))) as source:
+        source.seek(int(segment["offset"]))
+        return pa.ipc.read_record_batch(source.read_buffer(int(segment["size"])), kind)
+
+
+def _schema(index_type: np.dtype, data_type: np.dtype) -> pa.Schema:
+    """Return the columns of a segment."""
+    known = {
+        "condition": pa.int32(),
+        "key": pa.uint64(),
+        "row": pa.int64(),
+        "depth": pa.float32(),
+        "detected": pa.int32(),
+        "cell": pa.large_string(),
+    }
+    lists = {"indices": index_type, "data": data_type}
+    return pa.schema(known | {n: pa.large_list(pa.from_numpy_dtype(kind)) for n, kind in lists.items()})

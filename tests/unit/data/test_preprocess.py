@@ -3,9 +3,13 @@
 import errno
 import multiprocessing
 import os
+import random
 import signal
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anndata as ad
 import numpy as np
@@ -16,8 +20,8 @@ from tiny_data import tiny_counts
 
 from perturbdiff import files
 from perturbdiff.config import DataConfig
+from perturbdiff.data import passes, scan, spill, store_writer
 from perturbdiff.data import preprocess as module
-from perturbdiff.data import spill, store_writer
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.schema import condition_table
 from perturbdiff.data.spill import plan_buckets
@@ -29,9 +33,10 @@ KEYS = ["cell_type", "batch", "perturbation"]
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Buckets of about 8 cells, parts of about 130, shards of 64 rows."""
+    """Pieces of about 40 cells, buckets of about 8, parts of about 130, shards of 64 rows."""
+    monkeypatch.setattr(passes, "VALUES_PER_PIECE", 2000)
     monkeypatch.setattr(module, "BUCKET_VALUES", 400)
-    monkeypatch.setattr(module, "PART_CELLS", 130)
+    monkeypatch.setattr(module, "CELLS_PER_PART", (130, 130))
     monkeypatch.setattr(store_writer, "ROWS_PER_CHUNK", 4)
     monkeypatch.setattr(store_writer, "ROWS_PER_SHARD", 16)
 
@@ -278,44 +283,101 @@ def test_equal_runs_have_equal_bytes_and_are_skipped(counts_file, tmp_path, smal
 
 
 @pytest.mark.parametrize("place", ["spill", "zarr"])
-def test_full_disk_is_a_user_error_and_leaves_nothing(counts_file, tmp_path, monkeypatch, place):
+def test_after_a_full_disk_a_second_run_goes_on(counts_file, tmp_path, monkeypatch, place, small_pieces):
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = (spill._Writer, "write") if place == "spill" else (store_writer.ShardWriter, "append")
-    monkeypatch.setattr(*target, full)
-    with pytest.raises(UserError, match="disk full while writing"):
+    target = (spill._Buffer, "flush") if place == "spill" else (store_writer.ShardWriter, "append")
+    with monkeypatch.context() as patch:
+        patch.setattr(*target, full)
+        with pytest.raises(UserError, match=r"disk full while writing .*run again.*\.store\.partial"):
+            preprocess([counts_file], tmp_path / "store", DataConfig())
+    assert not (tmp_path / "store").exists()
+    with monkeypatch.context() as patch:  # what is done is not done again
+        patch.setattr(scan, "scan_piece", full)
+        preprocess([counts_file], tmp_path / "store", DataConfig())
+    preprocess([counts_file], tmp_path / "undisturbed", DataConfig())
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["counts.h5ad", "store", "undisturbed"]
+
+
+def test_other_settings_do_not_go_on_with_what_another_run_left(counts_file, tmp_path, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spill, "scatter_piece", fail)
+        with pytest.raises(RuntimeError):
+            preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
+    preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40, min_counts=120))
+    preprocess([counts_file], tmp_path / "undisturbed", DataConfig(num_hvgs=40, min_counts=120))
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
+
+
+def test_an_input_that_changes_while_it_is_read_is_refused(counts_file, tmp_path, monkeypatch):
+    once = spill.scatter
+
+    def meanwhile(*given):
+        found = once(*given)
+        os.utime(counts_file, ns=(0, 0))
+        return found
+
+    monkeypatch.setattr(spill, "scatter", meanwhile)
+    with pytest.raises(UserError, match="counts.h5ad: changed while it was read"):
         preprocess([counts_file], tmp_path / "store", DataConfig())
     assert [p.name for p in tmp_path.iterdir()] == ["counts.h5ad"]
 
 
+def test_too_little_memory_is_said_before_anything_is_read():
+    with pytest.raises(UserError, match="too little for 4 jobs"):
+        module.Machine(jobs=4, memory_limit=1 << 30).bucket_values(4)
+    assert module.Machine(jobs=2, memory_limit=1 << 30).bucket_values(2) < module.BUCKET_VALUES
+
+
+def test_workers_and_little_memory_give_the_same_bytes(counts_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(passes, "VALUES_PER_PIECE", 2000)
+    monkeypatch.setattr(module, "CELLS_PER_PART", (130, 130))
+    preprocess([counts_file], tmp_path / "alone", DataConfig(num_hvgs=40))
+    monkeypatch.setattr(module, "BUCKET_VALUES", 300)
+    preprocess([counts_file], tmp_path / "together", DataConfig(num_hvgs=40), machine=module.Machine(jobs=2))
+    assert contents(tmp_path / "alone") == contents(tmp_path / "together")
+
+
 def slow_preprocess(source: Path, out: Path) -> None:
-    gather = spill.gather
+    """Preprocess in about a second, in many small steps."""
+    read, write = spill.read_bucket, passes.save
 
-    def slowly(path: Path) -> spill.Bucket:
-        time.sleep(0.2)
-        return gather(path)
+    def slowly(function: Callable, *given: Any) -> Any:
+        time.sleep(0.01)
+        return function(*given)
 
-    spill.gather = slowly
-    module.BUCKET_VALUES = 400
+    spill.read_bucket = partial(slowly, read)
+    passes.save = partial(slowly, write)
     preprocess([source], out, DataConfig(num_hvgs=40))
 
 
-def test_killed_run_leaves_no_store_and_runs_again_to_the_same_bytes(counts_file, tmp_path, small_pieces):
-    out = tmp_path / "killed"
-    process = multiprocessing.get_context("fork").Process(target=slow_preprocess, args=(counts_file, out))
-    process.start()
-    partial = files.temporary_name(out)
-    deadline = time.monotonic() + 60
-    while not list(partial.glob("part-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert partial.exists()
-    assert not out.exists()
-    with pytest.raises(UserError, match="is not a finished store"):
-        Store(partial)
-    preprocess([counts_file], out, DataConfig(num_hvgs=40))
+def test_twenty_kills_and_the_same_bytes(counts_file, tmp_path, small_pieces):
+    """SIGKILL at random moments; every run goes on with what the ones before left."""
+    out, rng = tmp_path / "killed", random.Random(0)
     preprocess([counts_file], tmp_path / "undisturbed", DataConfig(num_hvgs=40))
+    kills = left = 0
+    while kills < 20:
+        process = multiprocessing.get_context("fork").Process(target=slow_preprocess, args=(counts_file, out))
+        process.start()
+        process.join(rng.uniform(0, 0.6))
+        if process.exitcode is not None:  # it was finished: begin again
+            assert contents(out) == contents(tmp_path / "undisturbed")
+            files.remove(out)
+            continue
+        os.kill(process.pid or 0, signal.SIGKILL)
+        process.join()
+        kills += 1
+        if not out.exists():  # else it was killed after its last step
+            unfinished = files.temporary_name(out)
+            left += unfinished.exists()
+            with pytest.raises(UserError, match="store not found|not a finished store"):
+                Store(unfinished)
+    assert left > 10
+    preprocess([counts_file], out, DataConfig(num_hvgs=40))
     assert contents(out) == contents(tmp_path / "undisturbed")
-    assert not partial.exists()
+    assert not files.temporary_name(out).exists()
