@@ -65,18 +65,24 @@ def readers(matrix, codes, *, pieces=3, block_rows=97, log=False):
     ]
 
 
-def choose(matrix, genes, batch, config: DataConfig, scratch: Path, *, target_sum=None, **cut):
-    """Choose genes as preprocess does: the first pass, the target depth, the second pass, the ranking."""
-    batch = np.zeros(matrix.shape[0], int) if batch is None else batch
-    conditions = pd.DataFrame({"batch": np.unique(batch)})
-    codes = np.searchsorted(conditions["batch"], batch).astype(np.int32)
+def choose(matrix, genes, batch, config: DataConfig, scratch: Path, *, hidden=None, target_sum=None, **cut):
+    """Choose genes as preprocess does: the first pass, the target depth, the second pass, the ranking.
+
+    ``hidden`` cells are those that the choice must not look at.
+    """
+    batch = np.zeros(matrix.shape[0], int) if batch is None else np.asarray(batch)
+    hidden = np.zeros(matrix.shape[0], bool) if hidden is None else hidden
+    names = np.unique(batch)
+    conditions = pd.DataFrame({"batch": np.repeat(names, 2)})
+    codes = (2 * np.searchsorted(names, batch) + hidden).astype(np.int32)
+    look = np.tile([True, False], len(names))
     log = config.input_scale == "log1p"
     pieces = readers(matrix, codes, log=log, **cut)
-    group, num = gene_groups(conditions, np.ones(len(conditions), bool), by_batch=config.hvg_by_batch)
+    group, num = gene_groups(conditions, look, by_batch=config.hvg_by_batch)
     stored = sums_stored_values(config)
     request = SumsRequest(group, num, stored=stored, log=log)
     sums = GeneSums.from_arrays(gene_sums(piece, request) for piece in pieces)
-    depth = np.concatenate([piece.depth for piece in pieces])
+    depth = np.concatenate([piece.depth for piece in pieces])[~hidden]
     target = float(np.median(depth[depth > 0])) if target_sum is None else target_sum
     further = second_pass(config, sums, group, target, scratch)
     found = None if further is None else (further.body(piece, further.request) for piece in pieces)
