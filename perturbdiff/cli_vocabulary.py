@@ -16,7 +16,7 @@ vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_i
 def build(
     studies: Annotated[
         list[Path],
-        typer.Argument(metavar="STUDY...", help="Files of raw counts, or a .txt file that lists them."),
+        typer.Argument(metavar="STUDY", help="Files of raw counts, or a .txt file that lists them."),
     ],
     out: Out,
     composites: Annotated[
@@ -58,3 +58,27 @@ def build(
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}
     typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))
+
+
+@vocabulary_app.command("align")
+def align(
+    source: Annotated[Path, typer.Argument(metavar="DATA", help="Store, or file of raw counts.")],
+    genes: Annotated[
+        Path, typer.Option("--genes", help="Folder of a vocabulary, or text file of gene names.")
+    ],
+    out: Out,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the cells with these genes as h5ad as well.")
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    force: Force = False,
+) -> None:
+    """Report how the genes of data match a vocabulary.
+
+    Shared, missing and extra genes, the share of the counts kept, other spellings of missing genes.
+    """
+    from perturbdiff.data.gene_alignment import align_genes
+
+    config = config_of(recipe, overrides).data
+    typer.echo(str(align_genes(source, genes, out, config, write=write, force=force)))

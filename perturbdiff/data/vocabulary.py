@@ -169,8 +169,8 @@ class GeneMap:
         Names of the columns that are there.
     target
         Names of the columns that are wanted.
-    name
-        What the source is called in messages.
+    name, target_name
+        What the source, and whose list the target, is called in messages.
 
     Attributes
     ----------
@@ -185,9 +185,12 @@ class GeneMap:
         If a name occurs twice or the two lists have none in common.
     """
 
-    def __init__(self, source: Sequence[str], target: Sequence[str], *, name: str = "input") -> None:
+    def __init__(
+        self, source: Sequence[str], target: Sequence[str], *, name: str = "input", target_name: str = "model"
+    ) -> None:
         self.source, self.target, self.name = list(map(str, source)), list(map(str, target)), name
-        for what, genes in ((name, self.source), ("gene list of the model", self.target)):
+        self.target_name = target_name
+        for what, genes in ((name, self.source), (f"gene list of the {target_name}", self.target)):
             index = pd.Index(genes)
             if not index.is_unique:
                 twice = index[index.duplicated()].unique()
@@ -199,7 +202,7 @@ class GeneMap:
         self.extra = [gene for gene, column in zip(self.source, self.columns, strict=True) if column < 0]
         if len(self.missing) == len(self.target):
             raise UserError(
-                f"{name}: no gene in common with the model (here e.g. {listing(self.source, 3)}; model "
+                f"{name}: no gene in common with the {target_name} (here e.g. {listing(self.source, 3)}; {target_name} "
                 f"{listing(self.target, 3)}); use the same kind of gene names"
             )
 
@@ -211,7 +214,7 @@ class GeneMap:
     def report(self) -> str:
         """Return one line on how the genes match."""
         shared = len(self.target) - len(self.missing)
-        line = f"{self.name}: {shared} of the model's {len(self.target)} genes found"
+        line = f"{self.name}: {shared} of the {self.target_name}'s {len(self.target)} genes found"
         if self.missing:
             line += f"; set to zero: {listing(self.missing, 5)}"
         if self.extra:
