@@ -158,7 +158,7 @@ def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         table = reader.get(name)
         known = "cells_per_perturbation" if key == "n_perturbations" else "cells_per_perturbed_condition"
         described = reader.summary.get(known)
-        if table is None or key not in table or not described:
+        if table is None or not described or table[key].sum() < 2:
             continue
         text = (
             f"{tables.amount(int(table[key].sum()))} {what}",
@@ -184,7 +184,7 @@ def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
     cells = settings.get("cells_per_group", "?")
     for level, title in _LEVELS.items():
         own = _where(table, level=level)
-        if len(own):
+        if own["kind"].value_counts().max() > 2:  # else the table says it all
             means = _where(summary, level=level)
             plot = data_plots.violins(f"{start}distances-{level}", title, own, means)
             caption = (
@@ -237,7 +237,7 @@ def _distance_table(summary: pd.DataFrame | None) -> Table | None:
         "mean, 95 % interval",
         "median",
         "s.d.",
-        "above 95 % of halves",
+        "beyond 95 % of halves",
         "pairs",
     )
     return Table(heads, tuple(rows)) if rows else None
