@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff import files
-from perturbdiff.data import kernels, spill
+from perturbdiff.data import sort_kernels, spill
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.passes import load, save
 from perturbdiff.data.schema import LABELS
@@ -158,7 +158,7 @@ def _fill(writer: PartWriter, task: PartTask, largest: np.ndarray) -> None:
         bucket = spill.read_bucket(task.scratch, task.segments[numbers == number], len(task.var), task.dtype)
         obs = task.obs.frame(bucket)
         factors = value_factors(bucket.depth, target_sum, facts["input_scale"])
-        kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
+        sort_kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
         writer.append(obs, bucket.indptr, bucket.indices, bucket.data)
     local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
     writer.close(task.var, {"perturbdiff": {**_unstructured(facts), "conditions": local}})

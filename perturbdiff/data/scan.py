@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config import DataConfig
-from perturbdiff.data import kernels
+from perturbdiff.data import scan_kernels
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.gene_sums import GeneSums, gene_groups, group_of_cells
 from perturbdiff.data.genes import sums_stored_values
@@ -98,25 +98,84 @@ def scan_piece(reader: PieceReader, given: ScanSettings) -> dict[str, np.ndarray
     counts, int32) and ``codes`` (int32) of each cell; the gene sums; ``largest``, ``whole``; cells each filter
     dropped by condition, one that both would drop counting for the first.
     """
-    config, num = given.config, reader.num_cells
-    log = config.input_scale == "log1p"
-    stored = sums_stored_values(config)
-    codes, depth, detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
-    sums = GeneSums(given.num_groups, reader.num_genes)
-    dropped = {n: np.zeros(len(given.group), np.int64) for n in ("low_counts", "low_genes")}
-    largest, whole = 0.0, True
+    piece = _Piece(reader, given)
     for block in reader.blocks():
-        are_whole, most = _check(reader.file, block, config)
-        whole, largest = whole and are_whole, max(largest, most)
-        own = slice(block.start - reader.piece.start, block.stop - reader.piece.start)
+        piece.add(block)
+    return piece.arrays()
+
+
+class _Piece:
+    """What has been found in the blocks of a piece so far."""
+
+    def __init__(self, reader: PieceReader, given: ScanSettings) -> None:
+        self._reader, self._given, self._config = reader, given, given.config
+        self._log = self._config.input_scale == "log1p"
+        self._stored = sums_stored_values(self._config)
+        num = reader.num_cells
+        self._codes, self._depth, self._detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
+        self._sums = GeneSums(given.num_groups, reader.num_genes)
+        self._dropped = {n: np.zeros(len(given.group), np.int64) for n in ("low_counts", "low_genes")}
+        self._largest, self._whole = 0.0, True
+        # for the fused loop: unused columns go to a slot of their own
+        self._every = bool((reader.columns >= 0).all())
+        self._columns = np.where(reader.columns < 0, reader.num_genes, reader.columns).astype(np.int32)
+        self._added = np.zeros((given.num_groups, reader.num_genes + 1, 3))
+
+    def add(self, block: Block) -> None:
+        """Check a block, note depth and detected genes, filter its cells and add the rest to the gene sums."""
+        first = self._reader.piece.start
+        own = slice(block.start - first, block.stop - first)
+        if not self._add_fused(block, own):
+            self._add_slowly(block, own)
+
+    def _add_fused(self, block: Block, own: slice) -> bool:
+        """Do all at once for whole float32 counts of usual size; return whether the block has such."""
+        if self._log or block.data.dtype != np.float32:
+            return False
+        top = np.uint32(scan_kernels.highest_bits(block.data.view(np.uint32))).view(np.float32)
+        if not top <= scan_kernels.LARGEST_FUSED:
+            return False
+        group = group_of_cells(self._codes[own], self._given.group)
+        least = np.array([self._config.min_counts, self._config.min_genes], np.float64)
+        whole = scan_kernels.scan_counts(
+            block.indptr, block.indices, block.data, self._columns, self._every, group, least, not self._stored,
+            self._depth[own], self._detected[own], self._added,
+        )  # fmt: skip
+        if not whole:
+            _check(self._reader.file, block, self._config)  # says where
+        self._largest = max(self._largest, float(top))
+        self._filter(own)
+        self._sums.count(group_of_cells(self._codes[own], self._given.group))
+        return True
+
+    def _add_slowly(self, block: Block, own: slice) -> None:
+        whole, largest = _check(self._reader.file, block, self._config)
+        self._whole, self._largest = self._whole and whole, max(self._largest, largest)
         # the depths, and most recipes' sums, are those of the values before the logarithm
-        plain = replace(block, data=np.expm1(block.data, dtype=np.float64)) if log else block
-        kernels.row_totals(plain.indptr, plain.indices, plain.data, reader.columns, depth[own], detected[own])
-        _filter(codes[own], depth[own], detected[own], config, dropped)
-        group = group_of_cells(codes[own], given.group)
-        sums.add(block if stored else plain, reader.columns, group, None if log or stored else depth[own])
-    counted: dict[str, Any] = {"largest": largest, "whole": whole, **dropped}
-    return {"codes": codes, "depth": depth, "detected": detected, **counted, **sums.arrays()}
+        plain = replace(block, data=np.expm1(block.data, dtype=np.float64)) if self._log else block
+        columns, depth = self._reader.columns, self._depth[own]
+        scan_kernels.row_totals(plain.indptr, plain.indices, plain.data, columns, depth, self._detected[own])
+        self._filter(own)
+        group = group_of_cells(self._codes[own], self._given.group)
+        divisor = None if self._log or self._stored else depth
+        self._sums.add(block if self._stored else plain, columns, group, divisor)
+
+    def _filter(self, own: slice) -> None:
+        """Mark the dropped cells in the codes and count them by condition."""
+        codes, depth, detected = self._codes[own], self._depth[own], self._detected[own]
+        known = codes >= 0
+        shallow = known & (depth < self._config.min_counts)
+        few = known & ~shallow & (detected < self._config.min_genes)
+        for name, which in (("low_counts", shallow), ("low_genes", few)):
+            self._dropped[name] += np.bincount(codes[which], minlength=len(self._dropped[name]))
+        codes[shallow | few] = DROPPED
+
+    def arrays(self) -> dict[str, Any]:
+        """Return all that was found."""
+        self._sums.values += self._added[:, :-1]
+        cells = {"codes": self._codes, "depth": self._depth, "detected": self._detected}
+        found = {"largest": np.array(self._largest), "whole": np.array(self._whole)}
+        return {**cells, **found, **self._dropped, **self._sums.arrays()}
 
 
 def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: ScanSettings) -> Scan:
@@ -162,10 +221,10 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
 
 def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, float]:
     """Check a block's values; return whether all are whole numbers, and the largest."""
-    whole, largest = kernels.are_counts(block.data)
+    whole, largest = scan_kernels.are_counts(block.data)
     if whole and np.isfinite(largest) and largest <= np.iinfo(np.uint32).max:
         return True, float(largest)
-    negative, broken, fraction = kernels.find_faults(block.data)
+    negative, broken, fraction = scan_kernels.find_faults(block.data)
     at = f"{file.path}: {config.layer}"
     if broken >= 0:
         raise UserError(
@@ -195,19 +254,3 @@ def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, fl
 def _where(file: CountsFile, block: Block, k: int) -> str:
     row = block.start + int(np.searchsorted(block.indptr, k, "right")) - 1
     return f"gene '{file.genes[block.indices[k]]}', cell '{file.cell_names(row, row + 1)[0]}'"
-
-
-def _filter(
-    codes: np.ndarray,
-    depth: np.ndarray,
-    detected: np.ndarray,
-    config: DataConfig,
-    dropped: dict[str, np.ndarray],
-) -> None:
-    """Mark the dropped cells of a block in ``codes`` and count them by condition."""
-    known = codes >= 0
-    shallow = known & (depth < config.min_counts)
-    few = known & ~shallow & (detected < config.min_genes)
-    for name, which in (("low_counts", shallow), ("low_genes", few)):
-        dropped[name] += np.bincount(codes[which], minlength=len(dropped[name]))
-    codes[shallow | few] = DROPPED

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.data import kernels
+from perturbdiff.data import sort_kernels
 from perturbdiff.data.passes import Passes, PieceReader
 
 _SEGMENT = np.dtype(
@@ -168,7 +168,7 @@ class _Buffer:
 
     def add(self, block: Any) -> None:
         """Take the block's rows, the positive values of the chosen genes."""
-        most = len(block.data)
+        most = len(block.data) + 1  # what `select_columns` needs
         if self._end + most > len(self._data):
             self.flush()
             if most > len(self._data):
@@ -179,7 +179,7 @@ class _Buffer:
                 )
         rows = slice(self._next, self._next + block.stop - block.start)
         keep = self._code[rows] >= 0
-        self._end += kernels.select_columns(
+        self._end += sort_kernels.select_columns(
             block.indptr, block.indices, block.data, self._columns, keep,
             self._indices[self._end :], self._data[self._end :], self._lengths[rows],
         )  # fmt: skip
@@ -197,7 +197,7 @@ class _Buffer:
         first, piece = self._first, self._reader.piece
         code, lengths = self._code[rows], self._lengths[rows]
         key = np.empty(len(code), np.uint64)
-        kernels.shuffle_keys(self._given.seed, piece.first + first, key)
+        sort_kernels.shuffle_keys(self._given.seed, piece.first + first, key)
         bucket = _buckets(code, key, self._given.plan)
         names = self._reader.file.cell_names(piece.start + rows.start, piece.start + rows.stop)
         starts = np.cumsum(lengths) - lengths
@@ -225,8 +225,9 @@ class _Buffer:
         """Return the column numbers and values of some of the rows as lists."""
         size = int(lengths.sum())
         indices, data = np.empty(size, self._indices.dtype), np.empty(size, self._data.dtype)
-        kernels.take_rows(starts, lengths, self._indices, self._data, indices, data)
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        ends = np.cumsum(lengths)
+        sort_kernels.place_rows(starts, lengths, ends - lengths, self._indices, self._data, indices, data)
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int64())
         return {
             "indices": pa.LargeListArray.from_arrays(offsets, pa.array(indices)),
             "data": pa.LargeListArray.from_arrays(offsets, pa.array(data)),
@@ -258,18 +259,25 @@ def read_bucket(folder: Path, segments: np.ndarray, num_genes: int, dtype: np.dt
     flat = {n: np.concatenate([b.column(n).to_numpy() for b in batches]) for n in names}
     order = np.lexsort((flat["row"], flat["key"], flat["condition"]))
     lengths = np.concatenate([b.column("data").value_lengths().to_numpy() for b in batches])
-    indices, data = (
-        np.concatenate([b.column(n).values.to_numpy() for b in batches]) for n in ("indices", "data")
-    )
-    starts = (np.cumsum(lengths) - lengths)[order]
-    own_indices, own_data = np.empty_like(indices), np.empty_like(data)
-    kernels.take_rows(starts, lengths[order], indices, data, own_indices, own_data)
+    indptr = np.concatenate([[0], np.cumsum(lengths[order])])
+    places = np.empty(len(order), np.int64)  # where each row's values belong
+    places[order] = indptr[:-1]
+    indices, data = np.empty(indptr[-1], index_dtype(num_genes)), np.empty(indptr[-1], dtype)
+    first = 0
+    for batch in batches:
+        own = slice(first, first + batch.num_rows)
+        starts = np.cumsum(lengths[own]) - lengths[own]
+        sort_kernels.place_rows(
+            starts, lengths[own], places[own],
+            batch.column("indices").values.to_numpy(), batch.column("data").values.to_numpy(), indices, data,
+        )  # fmt: skip
+        first = own.stop
     return Bucket(
         **{n: flat[n][order] for n in ("condition", "row", "depth", "detected")},
         cell=pa.concat_arrays([b.column("cell") for b in batches]).take(pa.array(order)),
-        indptr=np.concatenate([[0], np.cumsum(lengths[order])]),
-        indices=own_indices,
-        data=own_data,
+        indptr=indptr,
+        indices=indices,
+        data=data,
     )
 
 

@@ -111,7 +111,7 @@ def test_cells_are_shuffled_by_the_seed_within_conditions_only(counts_file, tmp_
 
 
 def test_shuffle_is_uniform():
-    from perturbdiff.data import kernels
+    from perturbdiff.data import sort_kernels as kernels
 
     key = np.empty(200_000, np.uint64)
     kernels.shuffle_keys(3, 0, key)
