@@ -83,7 +83,9 @@ class CountsFile:
         As given: with ``path``, all that another process needs to open the file again.
     """
 
-    def __init__(self, path: Path, config: DataConfig, scratch: Path, table: LabelTable | None = None) -> None:
+    def __init__(
+        self, path: Path, config: DataConfig, scratch: Path, table: LabelTable | None = None
+    ) -> None:
         self.path, self.config, self.scratch = path, config, scratch
         self._stack = contextlib.ExitStack()
         try:
