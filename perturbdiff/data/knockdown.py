@@ -144,7 +144,7 @@ def read_targets(inputs: Inputs, conditions: pd.DataFrame, codes: np.ndarray) ->
     for file, offset in zip(inputs.files, inputs.offsets.tolist(), strict=False):
         column = file.open_column(key, "data.knockdown_gene_key")
         for start, stop in row_ranges(file.n_cells):
-            gene = file.codes(column, start, stop, genes)
+            gene = column.codes(start, stop, genes)
             part = codes[offset + start : offset + stop]
             known = (part >= 0) & (gene >= 0)
             pairs = np.stack([labels.codes[part[known]], gene[known]])

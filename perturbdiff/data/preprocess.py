@@ -27,6 +27,7 @@ from perturbdiff.data.crew import Crew
 from perturbdiff.data.gather import ObsColumns, Part, PartTask, gather, label_columns
 from perturbdiff.data.gene_sums import gene_groups
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values
+from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.data.labels import extra_column, extra_names, read_labels
 from perturbdiff.data.passes import VALUES_PER_PIECE, Passes, save
 from perturbdiff.data.scan import Scan, scan_cells
@@ -199,9 +200,13 @@ class _Preprocessing:
         passes = Passes(self.inputs, self.crew, self.scratch)
         passes.set_codes(labels.codes)
         conditions, perturbations = labels.conditions, labels.perturbations
+        targets = target_genes(self.inputs, labels) if self.config.knockdown else None
         del labels  # 4 bytes per cell
         extra = self._save_extra()
         scan = scan_cells(passes, conditions, look)
+        if targets is not None:
+            scan, table = apply_knockdown(passes, conditions, look, scan, targets)
+            table.to_csv(self.folder / "knockdown.csv", index=False)
         scan.quality.to_csv(self.folder / "qc.csv", index=False)
         layout = self._lay_out(passes, conditions, scan, look, genes, seed)
         segments = spill.scatter(passes, layout.scatter)

@@ -10,8 +10,11 @@ import scipy.sparse as sp
 from memory_passes import readers
 
 from perturbdiff.config import DataConfig
+from perturbdiff.data import passes
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.knockdown import decide, knockdown_values, plan_knockdown, read_targets
+from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 
 GENES = ["A", "B", "C", "D", "filler"]
@@ -241,3 +244,69 @@ def test_nothing_to_judge_is_an_error():
         judge(x, labels, config, genes=[f"ENSG{k}" for k in range(5)])
     with pytest.raises(UserError, match="none of the 6 perturbations passes.*smallest residual 0"):
         judge(x, labels, config)
+
+
+def screen(seed=0, cells=900):
+    """Counts of 60 genes; g0 to g5 are knocked down to 5 %, g6 and g7 are not, one label is no gene."""
+    rng = np.random.default_rng(seed)
+    genes = [f"g{k}" for k in range(60)]
+    obs = pd.DataFrame(
+        {
+            "perturbation": rng.choice(["control", "control", *genes[:8], "none"], cells),
+            "cell_type": rng.choice(["B", "T"], cells),
+            "batch": rng.choice(["d1", "d2"], cells),
+        },
+        index=[f"c{i}" for i in range(cells)],
+    )
+    mean = np.tile(rng.lognormal(2, 0.5, 60), (cells, 1))
+    for k in range(6):
+        mean[obs["perturbation"] == f"g{k}", k] *= 0.05
+    x = rng.poisson(mean * rng.lognormal(0, 0.3, (cells, 1))).astype(np.float32)
+    x[:5] = 0
+    return ad.AnnData(sp.csr_matrix(x), obs, pd.DataFrame(index=genes))
+
+
+@pytest.mark.parametrize("flavor", ["seurat", "seurat_v3"])
+def test_a_store_holds_what_is_left_and_its_genes_are_chosen_from_that(tmp_path, monkeypatch, flavor):
+    monkeypatch.setattr(passes, "VALUES_PER_PIECE", 10_000)
+    adata = screen()
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    values = adata.X.toarray()
+    kept = published_rule(
+        1e4 * values / np.maximum(values.sum(axis=1, keepdims=True), 1),
+        adata.obs["perturbation"].to_numpy(str), list(adata.var_names), 0.3, 0.5, 30,
+    )  # fmt: skip
+    shallow = np.diff(adata.X.indptr) < 20
+    assert shallow.sum() == 5
+    kept &= ~shallow
+    config = DataConfig(num_hvgs=12, hvg_flavor=flavor, min_genes=20)
+    full = config.model_copy(update={"knockdown": True})
+    store = Store(preprocess([tmp_path / "x.h5ad"], tmp_path / "filtered", full))
+    adata[kept].write_h5ad(tmp_path / "y.h5ad")
+    other = Store(preprocess([tmp_path / "y.h5ad"], tmp_path / "given", config))
+    assert sorted(store.obs(["cell"])["cell"]) == sorted(adata.obs_names[kept])
+    assert store.genes == other.genes
+    assert store.target_sum == other.target_sum
+    pd.testing.assert_frame_equal(store.var, other.var, rtol=1e-9)
+    pd.testing.assert_frame_equal(store.perturbations, other.perturbations)
+    table = pd.read_csv(tmp_path / "filtered" / "knockdown.csv").set_index("perturbation")
+    assert sorted(table.index[table["kept"]]) == [f"g{k}" for k in range(6)]
+    assert table["reason"]["none"] == "target gene is not measured"
+    assert table.loc[table["kept"], "n_passing"].sum() == (adata.obs["perturbation"][kept] != "control").sum()
+    quality = pd.read_csv(tmp_path / "filtered" / "qc.csv")
+    assert quality["dropped_knockdown"].sum() == 900 - 5 - kept.sum()
+    given = pd.read_csv(tmp_path / "given" / "qc.csv")
+    columns = ["cell_type", "batch", "cells_kept", "median_counts", "median_genes"]
+    pd.testing.assert_frame_equal(
+        quality[columns].sort_values(columns[:2], ignore_index=True),
+        given[columns].sort_values(columns[:2], ignore_index=True),
+    )
+
+
+def test_a_screen_without_effect_is_an_error_and_leaves_nothing(tmp_path):
+    adata = screen()
+    adata.X = sp.csr_matrix(np.random.default_rng(0).poisson(5, adata.shape).astype(np.float32))
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    with pytest.raises(UserError, match=r"none of the 9 perturbations passes \(most often: residual"):
+        preprocess([tmp_path / "x.h5ad"], tmp_path / "store", DataConfig(knockdown=True))
+    assert not (tmp_path / "store").exists()
