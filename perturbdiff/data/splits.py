@@ -25,14 +25,21 @@ KEYS = list(LABELS)
 
 
 def make_split(
-    source: Path, out: Path, config: Config, *, toml: Path | None = None, seed: int = 0, force: bool = False
+    source: Path,
+    out: Path,
+    config: Config,
+    *,
+    toml: Path | None = None,
+    obs: Path | None = None,
+    seed: int = 0,
+    force: bool = False,
 ) -> Path:
     """Decide the part of every condition and write it.
 
     Parameters
     ----------
     source
-        A store, or a raw h5ad or Zarr file (obs only is read).
+        A store, or a raw h5ad, Zarr or 10x h5 file (labels only are read).
     out
         Parquet file to write: ``cell_type, batch, perturbation, part`` ('train', 'valid', 'test' or 'unused') and
         ``n_cells``. Beside it ``<out>.counts.csv`` tells cells and conditions of each part.
@@ -40,6 +47,8 @@ def make_split(
         ``split`` and, for a raw file, the column names in ``data``.
     toml
         STATE-style specification; replaces the rules in ``config.split``.
+    obs
+        Table of cell labels of a raw file that lacks them.
     seed
         Seed of the random choices.
 
@@ -56,11 +65,12 @@ def make_split(
     """
     source, out = Path(source), Path(out)
     inputs = {"source": files.existing(source, "input")} | ({"toml": Path(toml)} if toml else {})
+    inputs |= {"obs": Path(obs)} if obs else {}
     recipe = {"split": config.split.model_dump(), "data": config.data.model_dump()}
     with provenance.stage("split", out, config=recipe, inputs=inputs, seed=seed, force=force) as stage:
         if stage.skip:
             return out
-        table, held_out = decide(source, config, toml=toml, seed=seed)
+        table, held_out = decide(source, config, toml=toml, obs=obs, seed=seed)
         check(table)
         counts = count(table)
         logger.info("split of %s:\n%s", source, counts.to_string(index=False))
@@ -70,12 +80,16 @@ def make_split(
     return out
 
 
-def decide(source: Path, config: Config, *, toml: Path | None, seed: int) -> tuple[pd.DataFrame, list[str]]:
+def decide(
+    source: Path, config: Config, *, toml: Path | None, obs: Path | None = None, seed: int
+) -> tuple[pd.DataFrame, list[str]]:
     """Return the conditions of ``source`` with their ``context`` and ``part``, and the held-out contexts."""
     store = Store(source) if source.is_dir() and not (source / "obs").exists() else None
+    if store is not None and obs is not None:
+        raise UserError(f"{source}: is a store, which has its labels; leave out --obs")
     spec = read_toml(toml, [source.stem, source.name, config.name]) if toml else None
     column = (spec.context_column if spec else None) or config.split.context_column
-    table = with_context(source, store, config, column)
+    table = with_context(source, store, config, column, obs)
     if spec:
         table["part"] = by_toml(table, spec)
         held_out = sorted(set(table["context"][table["part"].isin(["valid", "test"])]))
@@ -96,7 +110,9 @@ def decide(source: Path, config: Config, *, toml: Path | None, seed: int) -> tup
     return table, held_out
 
 
-def with_context(source: Path, store: Store | None, config: Config, column: str) -> pd.DataFrame:
+def with_context(
+    source: Path, store: Store | None, config: Config, column: str, obs: Path | None = None
+) -> pd.DataFrame:
     """Return the table of conditions with the column ``context``, the value of obs column ``column``.
 
     Raises
@@ -112,7 +128,8 @@ def with_context(source: Path, store: Store | None, config: Config, column: str)
     }
     if store is None:
         extra = () if column in known else (column,)
-        table = conditions_of([source], config.data.model_copy(update={"extra_obs": extra}))
+        labels = config.data.model_copy(update={"extra_obs": extra})
+        table = conditions_of([source], labels, [obs] if obs else [])
         table["is_control"] = table["perturbation"] == config.data.control
     else:
         table = pd.DataFrame(store.conditions[[*KEYS, "n_cells", "is_control"]])

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config import Config, DataConfig
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, extra_column, read_labels
+from perturbdiff.data.splits import make_split
 from perturbdiff.errors import UserError
 
 CONFIG = DataConfig()
@@ -143,3 +144,14 @@ def test_a_missing_label_in_a_table(tmp_path):
     table.to_csv(tmp_path / "t.csv")
     with pytest.raises(UserError, match="'cell_type' has 1 missing values.*first: cell 'cell5'"):
         conditions_of([path], CONFIG, [tmp_path / "t.csv"])
+
+
+def test_a_split_of_a_raw_file_with_a_table(tmp_path):
+    path, full = bare(tmp_path)
+    full.write_h5ad(tmp_path / "full.h5ad")
+    labels_of(full).to_csv(tmp_path / "t.csv")
+    config = Config.model_validate({"split": {"held_out": ["d2"]}})
+    made = make_split(path, tmp_path / "a.parquet", config, obs=tmp_path / "t.csv")
+    other = make_split(tmp_path / "full.h5ad", tmp_path / "b.parquet", config)
+    pd.testing.assert_frame_equal(pd.read_parquet(made), pd.read_parquet(other))
+    assert set(pd.read_parquet(made)["part"]) == {"train", "valid", "test"}
