@@ -43,6 +43,45 @@ Embeddings = Annotated[
         help="Semantic table (parquet or npz) of KIND perturbation, cell_type or gene; docs/embeddings.md.",
     ),
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", "-j", min=1, help="Worker processes; default: one per CPU for data that are worth it."
+    ),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use a running dask cluster's workers instead."),
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory of all processes together, e.g. 8GB."),
+]
+Labels = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--obs",
+        help="Table of cell labels by cell name (csv, tsv, parquet), for inputs without them; once, or per input.",
+    ),
+]
+
+
+def size_in_bytes(text: str | None) -> int | None:
+    """Return the bytes of a size such as '8GB' or '1.5 GiB'.
+
+    Raises
+    ------
+    UserError
+        If it is none.
+    """
+    if text is None:
+        return None
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except (ValueError, TypeError):
+        raise UserError(f"--memory-limit {text}: is not a size; write for example 8GB") from None
 
 
 def print_version(value: bool) -> None:

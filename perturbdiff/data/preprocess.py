@@ -177,7 +177,7 @@ def preprocess(
         if not run.skip:
             scratch = run.path / _SCRATCH
             where = machine or Machine()
-            with Inputs(inputs, config, scratch) as opened, where.crew(opened) as crew:
+            with Inputs(inputs, config, scratch, obs) as opened, where.crew(opened) as crew:
                 made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
                 run.results["store"] = made.run(split, genes, seed)
             files.remove(scratch)
