@@ -12,8 +12,10 @@ import typer
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_import import import_checkpoint
 from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, print_version
+from perturbdiff.cli_preprocess import preprocess
 from perturbdiff.cli_sample import sample
 from perturbdiff.cli_stats import stats
+from perturbdiff.cli_store import store_app
 from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.cli_vocabulary import vocabulary_app
 from perturbdiff.errors import (
@@ -35,6 +37,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show recipes and their schema.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(store_app, name="store")
 app.add_typer(vocabulary_app, name="vocabulary")
 
 
@@ -79,29 +82,7 @@ def simulate(
     _done(run(out, config.simulate, seed=config.seed, force=force))
 
 
-@app.command()
-def preprocess(
-    inputs: Annotated[list[Path], typer.Argument(help="h5ad or zarr files with raw counts.")],
-    out: Out,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    split: Annotated[
-        Path | None, typer.Option("--split", help="Split, for genes from training cells only.")
-    ] = None,
-    genes: Annotated[
-        Path | None, typer.Option("--genes", help="Text file of gene names to keep, in order.")
-    ] = None,
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Turn raw counts into a store.
-
-    Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition.
-    """
-    from perturbdiff.data.preprocess import preprocess as run
-
-    config = config_of(recipe, overrides, seed)
-    _done(run(inputs, out, config.data, split=split, genes=genes, seed=config.seed, force=force))
+app.command()(preprocess)
 
 
 @app.command()

@@ -88,6 +88,23 @@ def read_checksums(store: Path) -> dict[str, str] | None:
         raise UserError(f"{path}: is not a list of checksums; run preprocess again with --force") from None
 
 
+def confirm(store: Path, names: Iterable[str]) -> None:
+    """Compare small files of a store with its checksums, if it has any.
+
+    Raises
+    ------
+    UserError
+        If one was changed. A file that is missing is left to whoever reads it.
+    """
+    recorded = read_checksums(store) or {}
+    for name in names:
+        path = store / name
+        if name in recorded and path.is_file() and files.sha256(path) != recorded[name]:
+            raise UserError(
+                f"{path}: was changed since the store was made; run preprocess again with --force"
+            )
+
+
 def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[str]:
     """Return a line for every file of a store that is missing, was changed, or was not there when it was made."""
     there = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import google_crc32c
 import numpy as np
 import pyarrow as pa
 import zarr
-from numcodecs.blosc import SHUFFLE, compress  # type: ignore[attr-defined]
+from numcodecs.blosc import NOSHUFFLE, SHUFFLE, compress  # type: ignore[attr-defined]
 from numcodecs.zstd import compress as zstd  # type: ignore[attr-defined]
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 _LEVEL = 3
+_LEVELS = {"zstd": _LEVEL, "lz4hc": 4}
 _ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that is not there
 _BUFFER = 1 << 18
 
@@ -88,6 +89,10 @@ class ShardWriter:
         file of as many chunks as it needs.
     attributes
         Attributes of the array.
+    shuffle
+        Whether Blosc sorts the bytes of a chunk by their significance.
+    codec
+        Blosc's compressor.
 
     Attributes
     ----------
@@ -104,11 +109,16 @@ class ShardWriter:
         chunk: int,
         shard: int,
         attributes: dict[str, Any] | None = None,
+        *,
+        shuffle: bool = True,
+        codec: Literal["zstd", "lz4hc"] = "zstd",
     ) -> None:
         self.path, self.length, self.dtype = path, length, np.dtype(dtype)
         shard = min(shard, max(1, -(-length // chunk)) * chunk)
-        codec = BloscCodec(cname="zstd", clevel=_LEVEL, shuffle="shuffle")
-        _create(path, length, self.dtype, chunk, shard, (codec, Crc32cCodec()), attributes)
+        self._shuffle = SHUFFLE if shuffle else NOSHUFFLE
+        self._codec, self._level = codec.encode(), _LEVELS[codec]
+        blosc = BloscCodec(cname=codec, clevel=self._level, shuffle="shuffle" if shuffle else "noshuffle")
+        _create(path, length, self.dtype, chunk, shard, (blosc, Crc32cCodec()), attributes)
         self._files = _ShardFiles(path / "c", shard // chunk)
         self.checksums = self._files.checksums
         self._chunk, self._part = np.empty(chunk, self.dtype), 0
@@ -160,7 +170,7 @@ class ShardWriter:
 
     def _encode(self, chunk: np.ndarray) -> None:
         # zarr has switched off Blosc's threads, with which the order of a chunk's blocks would be left to chance
-        self._files.add(compress(chunk, b"zstd", _LEVEL, SHUFFLE, 0, self.dtype.itemsize))
+        self._files.add(compress(chunk, self._codec, self._level, self._shuffle, 0, self.dtype.itemsize))
 
 
 class TextWriter:

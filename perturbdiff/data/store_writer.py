@@ -57,8 +57,10 @@ class PartWriter:
         Stored values per cell in the whole store, which sets the size of chunks.
     rows_per_shard
         See `rows_per_shard`.
-    dtype, index_dtype
-        Of the values and the column numbers.
+    dtype, index_dtype, pointer_dtype
+        Of the values, the column numbers and the row pointers.
+    rows_per_chunk
+        Rows of an average chunk; by default `ROWS_PER_CHUNK`.
 
     Attributes
     ----------
@@ -77,6 +79,8 @@ class PartWriter:
         rows_per_shard: int,
         dtype: np.dtype,
         index_dtype: np.dtype,
+        pointer_dtype: np.dtype | type = np.int64,
+        rows_per_chunk: int | None = None,
     ) -> None:
         self.path, self.num_cells = path, num_cells
         self.checksums: dict[str, str] = {}
@@ -89,12 +93,20 @@ class PartWriter:
         matrix.attrs.update(
             {"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": [num_cells, num_genes]}
         )
-        chunk = max(1, round(mean_values * ROWS_PER_CHUNK))
-        shard = chunk * max(1, rows_per_shard // ROWS_PER_CHUNK)
-        self._data = self._keep(ShardWriter(path / "X" / "data", num_values, dtype, chunk, shard))
-        self._indices = self._keep(ShardWriter(path / "X" / "indices", num_values, index_dtype, chunk, shard))
-        self._indptr = self._numbers("X/indptr", num_cells + 1, np.dtype(np.int64), None)
-        self._indptr.append(np.zeros(1, np.int64))
+        rows_per_chunk = rows_per_chunk or ROWS_PER_CHUNK
+        chunk = max(1, round(mean_values * rows_per_chunk))
+        shard = chunk * max(1, rows_per_shard // rows_per_chunk)
+        # normalised values repeat as a whole, which shuffling their bytes hides: half the size without
+        shuffle = np.dtype(dtype).kind != "f"
+        self._data = self._keep(
+            ShardWriter(path / "X" / "data", num_values, dtype, chunk, shard, shuffle=shuffle)
+        )
+        # LZ4 makes ascending column numbers as small as zstd does, in the same time, and reads four times faster
+        self._indices = self._keep(
+            ShardWriter(path / "X" / "indices", num_values, index_dtype, chunk, shard, codec="lz4hc")
+        )
+        self._indptr = self._numbers("X/indptr", num_cells + 1, np.dtype(pointer_dtype), None)
+        self._indptr.append(np.zeros(1, pointer_dtype))
 
     def append(self, obs: pd.DataFrame, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
         """Add rows given as CSR with their obs, whose columns, types and categories never change.
@@ -113,7 +125,8 @@ class PartWriter:
         self._columns["_index"].append(obs.index)
         for name in obs.columns:
             self._columns[name].append(obs[name])
-        self._indptr.append(np.asarray(indptr[1:], np.int64) - int(indptr[0]) + self._values)
+        ends = np.asarray(indptr[1:], np.int64) - int(indptr[0]) + self._values
+        self._indptr.append(ends.astype(self._indptr.dtype))
         self._indices.append(indices)
         self._data.append(data)
         self._values += len(data)
