@@ -12,8 +12,6 @@ from pathlib import Path
 
 from perturbdiff.errors import UserError
 
-_BLOCK = 1 << 22
-
 
 @contextlib.contextmanager
 def explain_os_errors(path: Path, *, kept: bool = False) -> Iterator[None]:
@@ -129,9 +127,7 @@ def sha256(path: Path) -> str:
             digest.update(f"{file.relative_to(path)}\0{sha256(file)}\0".encode())
         return digest.hexdigest()
     with path.open("rb") as handle:
-        while block := handle.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def signature(path: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ Each is a set of coarse tasks (`crew`), whose results stay in a scratch folder u
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ import pandas as pd
 
 from perturbdiff import files, provenance
 from perturbdiff.config import DataConfig
-from perturbdiff.data import spill
+from perturbdiff.data import integrity, passes, spill
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.gather import ObsColumns, Part, PartTask, gather, label_columns
@@ -29,7 +30,7 @@ from perturbdiff.data.gene_sums import gene_groups
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values
 from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.data.labels import extra_column, extra_names, read_labels
-from perturbdiff.data.passes import VALUES_PER_PIECE, Passes, save
+from perturbdiff.data.passes import Passes, save
 from perturbdiff.data.scan import Scan, scan_cells
 from perturbdiff.data.schema import FORMAT, complete
 from perturbdiff.errors import UserError
@@ -56,7 +57,7 @@ class Machine:
     Attributes
     ----------
     jobs
-        Worker processes; None: one per CPU for inputs that are worth it, else none.
+        Most worker processes; None: one per CPU. Inputs that are not worth it are read by this process alone.
     scheduler
         Address of a running dask scheduler to use instead.
     memory_limit
@@ -68,9 +69,11 @@ class Machine:
     memory_limit: int | None = None
 
     def crew(self, inputs: Inputs) -> Crew:
-        """Return who does the work for these inputs."""
-        small = sum(file.matrix.num_values for file in inputs.files) < 2 * VALUES_PER_PIECE
-        return Crew(1 if self.jobs is None and small else self.jobs, self.scheduler)
+        """Return who does the work for these inputs: no more workers than there are full pieces."""
+        values = sum(file.matrix.num_values for file in inputs.files)
+        most = max(1, values // passes.VALUES_PER_PIECE)
+        jobs = len(os.sched_getaffinity(0)) if self.jobs is None else self.jobs
+        return Crew(min(jobs, most), self.scheduler)
 
     def bucket_values(self, jobs: int) -> int:
         """Return how many stored values a process may hold while cells are sorted.
@@ -181,6 +184,7 @@ def preprocess(
                 made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
                 run.results["store"] = made.run(split, genes, seed)
             files.remove(scratch)
+            run.results["checksums"] = integrity.write_checksums(run.path, made.checksums)
     return out
 
 
@@ -192,6 +196,7 @@ class _Preprocessing:
     ) -> None:
         self.inputs, self.config, self.crew, self.folder = inputs, inputs.config, crew, folder.absolute()
         self.scratch, self._before, self._values = self.folder / _SCRATCH, before, values
+        self.checksums: dict[str, str] = {}
 
     def run(self, split: Path | None, genes: Path | None, seed: int) -> dict[str, Any]:
         """Run the passes; return the facts of the store for its manifest."""
@@ -215,6 +220,7 @@ class _Preprocessing:
         obs = self._obs_columns(layout.conditions, perturbations, extra)
         parts = gather(self.crew, self._part_tasks(layout, segments, obs, facts))
         self._write_tables(layout, perturbations, parts)
+        self.checksums = {f"{p.name}/{file}": digest for p in parts for file, digest in p.checksums.items()}
         return {**facts, "parts": [{"name": p.name, "n_cells": p.num_cells} for p in parts]}
 
     def _lay_out(

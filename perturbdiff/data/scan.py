@@ -132,8 +132,8 @@ class _Piece:
         """Do all at once for whole float32 counts of usual size; return whether the block has such."""
         if self._log or block.data.dtype != np.float32:
             return False
-        top = np.uint32(scan_kernels.highest_bits(block.data.view(np.uint32))).view(np.float32)
-        if not top <= scan_kernels.LARGEST_FUSED:
+        top = np.uint32(scan_kernels.highest_bits(block.data.view(np.uint32)))
+        if top > scan_kernels.LARGEST_FUSED.view(np.uint32):
             return False
         group = group_of_cells(self._codes[own], self._given.group)
         least = np.array([self._config.min_counts, self._config.min_genes], np.float64)
@@ -143,7 +143,7 @@ class _Piece:
         )  # fmt: skip
         if not whole:
             _check(self._reader.file, block, self._config)  # says where
-        self._largest = max(self._largest, float(top))
+        self._largest = max(self._largest, float(top.view(np.float32)))
         self._filter(own)
         self._sums.count(group_of_cells(self._codes[own], self._given.group))
         return True

@@ -10,13 +10,16 @@ import numpy as np
 
 from perturbdiff.data.kernels import kernel
 
-LARGEST_FUSED = 2.0**24
+LARGEST_FUSED = np.float32(2**24)
 """`scan_counts` takes counts up to here: all of them are whole float32 numbers and fit into int32."""
 
 
 @kernel
 def highest_bits(bits: np.ndarray) -> int:
-    """Return the largest of float32 values read as uint32: negative, infinite and undefined ones are above all."""
+    """Return the largest of float32 values read as uint32.
+
+    Such numbers are in the order of the values they stand for, with negative and undefined ones above them all.
+    """
     top = np.uint32(0)
     for k in range(len(bits)):
         top = max(top, bits[k])
