@@ -40,25 +40,24 @@ def checksum_lines(folder: Path, root: Path, known: Mapping[str, str] | None = N
     return [lines[name] for name in sorted(lines)]
 
 
-def write_checksums(store: Path, lines: Iterable[str] = ()) -> str:
+def write_checksums(store: Path, known: Mapping[str, str] | None = None) -> str:
     """Write ``checksums.sha256`` of a store that is complete but for its manifest.
 
     Parameters
     ----------
     store
         Its folder.
-    lines
-        Of files that are known already, from `checksum_lines` with ``root=store``.
+    known
+        SHA-256 of files that need not be read again, by path below ``store``.
 
     Returns
     -------
     str
         The SHA-256 of the file written, which belongs into the manifest's results as ``checksums``.
     """
-    known = dict(map(_parsed, lines))
-    for path in store.rglob("*"):
-        name = path.relative_to(store).as_posix()
-        if path.is_file() and name not in known and name not in NOT_COVERED:
+    known = {} if known is None else dict(known)
+    for name, path in _covered(store).items():
+        if name not in known:
             known[name] = files.sha256(path)
     target = store / CHECKSUMS
     target.write_text("".join(f"{_line(name, known[name])}\n" for name in sorted(known)))
@@ -107,13 +106,9 @@ def confirm(store: Path, names: Iterable[str]) -> None:
 
 def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[str]:
     """Return a line for every file of a store that is missing, was changed, or was not there when it was made."""
-    there = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}
+    there = _covered(store)
     problems = {name: "is missing" for name in recorded if name not in there}
-    problems |= {
-        name: "is not part of the store; delete it"
-        for name in there
-        if name not in recorded and name not in NOT_COVERED
-    }
+    problems |= {name: "is not part of the store; delete it" for name in there if name not in recorded}
     present = sorted(name for name in recorded if name in there)
     sizes = [there[name].stat().st_size for name in present]
     found = crew.run(
@@ -123,6 +118,14 @@ def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[
         if digest != recorded[name]:
             problems[name] = digest if digest.startswith("cannot") else "was changed since the store was made"
     return [f"{store / name}: {problems[name]}" for name in sorted(problems)]
+
+
+def _covered(store: Path) -> dict[str, Path]:
+    """Return the files of a store that have a checksum, by name; hidden ones are none of the store's."""
+    found = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}
+    return {
+        n: p for n, p in found.items() if n not in NOT_COVERED and not n.startswith(".") and "/." not in n
+    }
 
 
 def _digest(path: Path) -> str:
