@@ -81,6 +81,7 @@ def folder_facts(out: Path) -> dict:
         "bytes of X": sum(f.stat().st_size for f in matrix),
         "files of X": len(matrix),
         "data files": len(growing),
+        "parts": len(list(out.glob("part-*.zarr"))),
         "files": sum(1 for f in out.rglob("*") if f.is_file()),
         "values": stored_values(out),
     }

@@ -1,4 +1,4 @@
-"""The benchmarks of the model run, at tiny sizes; the one for GPUs needs little more than torch."""
+"""The benchmarks run, at tiny sizes; the one for GPUs needs little more than torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import anndata
+import numpy as np
+from scipy import sparse
 
 ROOT = Path(__file__).parents[2]
 LIGHT = """
@@ -41,3 +45,54 @@ def test_model_benchmark_finds_both_sides_alike(tmp_path, monkeypatch, capsys):
     assert {"told", "told, again", "dropped", "dropped, again", "mix", "sampling"} == set(found["rows"])
     for row in found["rows"].values():
         assert row["perturbdiff: GFLOP"] < row["straightforward: GFLOP"]
+
+
+def test_full_transcriptome_is_what_anndata_writes(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    simulate = runpy.run_path(str(ROOT / "benchmarks" / "full_transcriptome.py"))["simulate"]
+    paths = simulate(tmp_path / "counts.h5ad", 301, 2500, num_files=2, compression="gzip")
+    files = [anndata.read_h5ad(path) for path in paths]
+    assert [a.shape for a in files] == [(150, 2500), (151, 2500)]
+    for adata in files:
+        matrix = sparse.csr_matrix(adata.X)
+        assert matrix.has_canonical_format
+        assert matrix.data.dtype == np.float32
+        assert (matrix.data == np.round(matrix.data)).all()
+        assert (matrix.data > 0).all()
+        assert 0.02 < matrix.nnz / (matrix.shape[0] * 2500) < 0.1
+        assert "control" in set(adata.obs["perturbation"])
+    assert (files[0].X[:150] != files[1].X[:150]).nnz > 0
+
+
+def test_preprocess_benchmark_prints_a_table_from_which_scale_is_computed(tmp_path):
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "benchmarks/preprocess.py",
+        "--cells",
+        "300",
+        "--genes",
+        "2500",
+    ]
+    command += ["--turns", "1", "--only", "ours --jobs 1", "scanpy", "--folder", str(tmp_path)]
+    out = tmp_path / "found.json"
+    table = subprocess.run(
+        [*command, "--out", str(out)], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    assert "cells/CPU-s" in table
+    found = json.loads(out.read_text())["cells"]["300"]
+    assert set(found) == {"ours --jobs 1", "scanpy"}
+    ours = found["ours --jobs 1"]
+    assert {"input hash", "reading cells", "sorting cells", "writing cells"} <= set(ours["phases"])
+    assert 0 < sum(ours["phases"].values()) <= ours["cpu"]
+    assert ours["private"] > 50
+    page = tmp_path / "scale.md"
+    page.write_text((ROOT / "docs" / "scale.md").read_text())
+    scale = [sys.executable, "benchmarks/scale.py", str(out), "--update", str(page)]
+    subprocess.run(scale, cwd=ROOT, check=True)
+    text = page.read_text()
+    assert "Tahoe100M, 101 M" in text
+    assert "nan" not in text
+    subprocess.run(scale, cwd=ROOT, check=True)
+    assert page.read_text() == text

@@ -1,0 +1,263 @@
+"""What ten million to a hundred million cells need, computed from measured rates: the tables of docs/scale.md.
+
+    python benchmarks/preprocess.py --cells 200000 1000000 --gzip-cells 100000 --out preprocess.json
+    python benchmarks/scale.py preprocess.json [--loader loader.json] [--update docs/scale.md]
+
+Without ``--update`` the tables are printed. ``loader.json`` holds cells per CPU second by name; see `LOADER`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB, GIB, GB, TB = 2**20, 2**30, 1e9, 1e12
+START, END = "<!-- computed: start -->", "<!-- computed: end -->"
+BYTES_PER_RAW_VALUE = 8
+"""float32 value and int32 column."""
+
+BYTES_IN_MEMORY = 4
+"""16-bit count and 16-bit column of a stored value."""
+
+BYTES_PER_GENE_SUM = 24
+EFFICIENCY = 0.8
+"""Share of a core that is used when many work at once."""
+
+SET = 256
+WINDOW = 64
+READS_PER_WINDOW = 2
+"""Counts and columns: one read each, if a window lies in one run of chunks."""
+
+LOADER = {
+    "windowed, 2000 genes": 300_000,
+    "in memory, 2000 genes": 600_000,
+    "windowed, 12626 genes": 75_000,
+    "in memory, 12626 genes": 180_000,
+}
+"""Cells per CPU second where no measurement is given: what the loader is required to reach."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set: cells, files, genes and stored values per cell of the input, genes and values of the store."""
+
+    name: str
+    cells: float
+    files: int
+    raw_genes: int
+    raw_values: float
+    genes: int
+    values: float
+
+
+SETS = (
+    Data("PBMC", 9.7e6, 12, 40_000, 1500, 2000, 100),
+    Data("CellxGene", 61e6, 1139, 60_000, 1500, 12_626, 1093),
+    Data("Tahoe100M", 101e6, 14, 62_710, 1500, 2000, 100),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Processes that work at once and what storage delivers to all of them together, bytes per second."""
+
+    name: str
+    workers: int
+    storage: float
+    nodes: int
+
+
+MACHINES = (
+    Machine("node, 16 cores", 16, 1 * GB, 1),
+    Machine("8 workers × 4 cores", 32, 4 * GB, 8),
+)
+
+
+class Rates:
+    """What was measured, per stored value or per cell; CPU seconds and bytes."""
+
+    def __init__(self, measured: dict) -> None:
+        sizes = sorted(measured["cells"], key=int)
+        alone = measured["cells"][sizes[-1]]["ours --jobs 1"]
+        pair = measured["cells"][sizes[-1]].get("ours --jobs 2", alone)
+        cells, raw, stored = alone["cells"], alone["raw values"], alone["values"]
+        phases = alone["phases"]
+        self.cells = int(cells)
+        self.hash = phases["input hash"] / alone["input bytes"]
+        self.read = (phases["reading cells"] + phases["sorting cells"]) / raw
+        self.write = phases["writing cells"] / stored
+        self.rest = (alone["cpu"] - sum(phases.values())) / cells
+        self.rate = cells / alone["cpu"]
+        self.store = alone["bytes of X"] / stored
+        self.obs = (alone["bytes"] - alone["bytes of X"]) / cells
+        self.reads = alone["bytes read"] / alone["reads"]
+        self.disk = max(0.0, alone["disk"] - alone["bytes"]) / stored
+        self.worker = pair["private"] * MIB / 2
+        self.growth = max(0.0, *measured["growth"].values()) if measured["growth"] else 0.0
+        self.data_files = alone["data files"] / max(1, alone["parts"])
+        packed = measured.get("gzip", {}).get("ours --jobs 1")
+        self.gzip_read = self.gzip_bytes = float("nan")
+        if packed:
+            both = packed["phases"]["reading cells"] + packed["phases"]["sorting cells"]
+            self.gzip_read = both / packed["raw values"]
+            self.gzip_bytes = packed["input bytes"] / packed["raw values"]
+
+
+def input_bytes(data: Data, rates: Rates, *, gzip: bool) -> float:
+    return data.cells * data.raw_values * (rates.gzip_bytes if gzip else BYTES_PER_RAW_VALUE)
+
+
+def cpu(data: Data, rates: Rates, *, gzip: bool) -> dict[str, float]:
+    """Return CPU seconds: of hashing, of the two passes over the input, of writing, of the rest."""
+    per_value = rates.gzip_read if gzip else rates.read
+    return {
+        "hash": rates.hash * input_bytes(data, rates, gzip=gzip),
+        "read": per_value * data.raw_values * data.cells,
+        "write": rates.write * data.values * data.cells,
+        "rest": rates.rest * data.cells,
+    }
+
+
+def seconds(data: Data, rates: Rates, machine: Machine, *, gzip: bool) -> float:
+    """Return wall seconds: input is read three times, at the speed of the processors or of the storage."""
+    spent, size = cpu(data, rates, gzip=gzip), input_bytes(data, rates, gzip=gzip)
+    power = machine.workers * EFFICIENCY
+    hashing = max(spent["hash"], size / machine.storage)  # one file after another, in one process
+    reading = max(spent["read"] / power, 2 * size / machine.storage)
+    return hashing + reading + spent["write"] / power + spent["rest"]
+
+
+def preprocess_table(rates: Rates) -> list[str]:
+    """Return the table of preprocessing."""
+    lines = [
+        "| | input | CPU | " + " | ".join(f"time, {m.name}" for m in MACHINES) + " |",
+        "|---|---|---|" + "---|" * len(MACHINES),
+    ]
+    for data in SETS:
+        for gzip in (False, True) if rates.gzip_read == rates.gzip_read else (False,):
+            kind = "gzip" if gzip else "uncompressed"
+            hours = sum(cpu(data, rates, gzip=gzip).values()) / 3600
+            times = " | ".join(clock(seconds(data, rates, m, gzip=gzip)) for m in MACHINES)
+            size = amount(input_bytes(data, rates, gzip=gzip))
+            lines.append(f"| {title(data)} | {size} {kind} | {hours:.1f} h | {times} |")
+    return lines
+
+
+def resource_table(rates: Rates) -> list[str]:
+    """Return the table of memory, disk, files and requests of preprocessing."""
+    lines = [
+        "| | memory of a worker | memory that grows with cells | store | scratch while running | data files "
+        "| reads of the input |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for data in SETS:
+        sums = data.raw_genes * BYTES_PER_GENE_SUM
+        parts = max(1, round(data.cells / part_cells(data.cells)))
+        stored = data.cells * (data.values * rates.store * max(1, index_bytes(data) / 2) + rates.obs)
+        scratch = data.cells * data.values * rates.disk
+        requests = 3 * input_bytes(data, rates, gzip=False) / rates.reads
+        lines.append(
+            f"| {title(data)} | {(rates.worker + sums) / MIB:.0f} MiB | {data.cells * rates.growth / MIB:.0f} MiB "
+            f"| {amount(stored)} | {amount(scratch)} | {parts * rates.data_files:.0f} | {requests / 1e6:.1f} M |"
+        )
+    return lines
+
+
+def part_cells(cells: float) -> float:
+    """Return the cells of a part, as preprocess plans them."""
+    return min(max(cells / 16, 524_288), 2_097_152)
+
+
+def index_bytes(data: Data) -> int:
+    return 2 if data.genes <= 1 << 15 else 4
+
+
+def loader_table(loader: dict[str, float]) -> list[str]:
+    """Return the table of one epoch: every cell once, with as many controls."""
+    lines = [
+        "| | held in memory | CPU, in memory | 4 threads | CPU, windows | 4 threads | 16 threads | reads | "
+        "reads at 1 ms, 16 at once |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for data in SETS:
+        genes = min((2000, 12_626), key=lambda g: abs(g - data.genes))
+        memory, windows = (loader[f"{kind}, {genes} genes"] for kind in ("in memory", "windowed"))
+        rows = 2 * data.cells
+        held = data.cells * (data.values * BYTES_IN_MEMORY + 8)
+        reads = rows / WINDOW * READS_PER_WINDOW
+        fast, slow = rows / memory, rows / windows
+        lines.append(
+            f"| {title(data)} | {amount(held)} | {fast / 3600:.2f} h | {clock(fast / 4 / EFFICIENCY)} "
+            f"| {slow / 3600:.2f} h | {clock(slow / 4 / EFFICIENCY)} | {clock(slow / 16 / EFFICIENCY)} "
+            f"| {reads / 1e6:.1f} M | {clock(reads * 1e-3 / 16)} |"
+        )
+    return lines
+
+
+def rate_table(rates: Rates, loader: dict[str, float]) -> list[str]:
+    """Return the measured rates from which all else follows."""
+    rows = [
+        ("preprocess, all of it", f"{rates.rate:,.0f} cells per CPU second ({rates.cells:,} cells)"),
+        ("input hash", f"{1 / rates.hash / GB:.2f} GB per CPU second"),
+        ("two passes over the input", f"{rates.read * 1e9:.1f} ns of CPU per stored value of the input"),
+        ("writing", f"{rates.write * 1e9:.1f} ns of CPU per stored value of the store"),
+        ("everything else", f"{rates.rest * 1e6:.2f} µs per cell"),
+        ("a read of the input", f"{rates.reads / 1024:.0f} KiB"),
+        ("store", f"{rates.store:.2f} bytes per stored value, {rates.obs:.1f} bytes of obs per cell"),
+        ("scratch", f"{rates.disk:.1f} bytes per stored value"),
+        ("memory", f"{rates.worker / MIB:.0f} MiB per worker, {rates.growth:.1f} bytes per cell"),
+    ]
+    if rates.gzip_read == rates.gzip_read:
+        text = f"{rates.gzip_read * 1e9:.1f} ns per stored value; {rates.gzip_bytes:.2f} bytes on disk"
+        rows.append(("two passes over gzip input", text))
+    rows += [(f"loader, {name}", f"{rate:,.0f} cells per CPU second") for name, rate in loader.items()]
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+
+
+def title(data: Data) -> str:
+    return f"{data.name}, {data.cells / 1e6:.3g} M"
+
+
+def clock(value: float) -> str:
+    """Return seconds as a person says them."""
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+def amount(value: float) -> str:
+    return f"{value / TB:.2f} TB" if value >= TB else f"{value / GB:.3g} GB"
+
+
+def page(rates: Rates, loader: dict[str, float]) -> str:
+    """Return the computed part of the page."""
+    tables = {
+        "Measured": rate_table(rates, loader),
+        "Preprocessing: time": preprocess_table(rates),
+        "Preprocessing: memory, disk, files, requests": resource_table(rates),
+        "An epoch of loading": loader_table(loader),
+    }
+    return "\n\n".join(f"### {name}\n\n" + "\n".join(lines) for name, lines in tables.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("--loader", type=Path)
+    parser.add_argument("--update", type=Path, help="page whose tables are replaced")
+    given = parser.parse_args()
+    loader = {**LOADER, **(json.loads(given.loader.read_text()) if given.loader else {})}
+    text = page(Rates(json.loads(given.measured.read_text())), loader)
+    if given.update is None:
+        print(text)
+        return
+    before, rest = given.update.read_text().split(START)
+    given.update.write_text(f"{before}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+
+
+if __name__ == "__main__":
+    main()
