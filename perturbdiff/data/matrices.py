@@ -12,12 +12,15 @@ from numpy.lib import format as npy
 from scipy import sparse
 
 from perturbdiff import files
+from perturbdiff.data import matrix_kernels
 
 VALUES_PER_BLOCK = 1 << 20
 """Stored values read at once, 8 to 12 MB: they stay in the processor's cache while a pass works on them."""
 
 _SORTED_AT_ONCE = 4_000_000
 """Entries of a CSC matrix that are sorted in memory."""
+
+_MOST_RANGES = 4096
 
 _POINTERS_PER_READ = 1 << 18
 _EXACT_IN_FLOAT32 = 1 << 24
@@ -234,10 +237,19 @@ class DenseMatrix:
     def _stripe(self, start: int, stop: int, limit: int) -> sparse.csr_matrix:
         step = max(1, limit // (stop - start) // self._chunks[1]) * self._chunks[1]
         slabs = [
-            sparse.csr_matrix(_values(self.array[start:stop, c : c + step]))
-            for c in range(0, max(1, self.shape[1]), step)
+            _packed(_values(self.array[start:stop, c : c + step])) for c in range(0, self.shape[1], step)
         ]
         return slabs[0] if len(slabs) == 1 else sparse.csr_matrix(sparse.hstack(slabs, "csr"))
+
+
+def _packed(values: np.ndarray) -> sparse.csr_matrix:
+    """Return a dense block without its zeros."""
+    counts = np.empty(len(values), np.int64)
+    matrix_kernels.count_stored(values, counts)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices, data = np.empty(indptr[-1] + 1, np.int32), np.empty(indptr[-1] + 1, values.dtype)
+    matrix_kernels.pack_rows(values, indices, data)
+    return sparse.csr_matrix((data[:-1], indices[:-1], indptr), shape=values.shape)
 
 
 class CscMatrix:
@@ -287,46 +299,66 @@ class CscMatrix:
 
     def _scatter(self, folder: Path) -> list[Path]:
         """Send the entries to one file per range of rows, in the order of their columns."""
-        ranges = int(np.clip(-(-self.num_values // _SORTED_AT_ONCE), 1, 4096))
+        ranges = int(np.clip(-(-self.num_values // _SORTED_AT_ONCE), 1, _MOST_RANGES))
         self._rows = max(1, -(-self.shape[0] // ranges))
         value = np.dtype(self.group["data"].dtype).newbyteorder("=")
-        entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", value)])
-        ranges = -(-self.shape[0] // self._rows)
-        paths = [folder / f"rows-{k:04d}.bin" for k in range(ranges)]
-        columns = CsrMatrix(self.group, (self.shape[1], self.shape[0]))  # a CSC is the CSR of the transpose
-        for block in columns.blocks(limit=_SORTED_AT_ONCE):
-            entries = np.empty(len(block.data), entry)
-            which = block.indices // self._rows
-            entries["row"] = block.indices - which * self._rows
-            entries["column"] = np.repeat(np.arange(block.start, block.stop), np.diff(block.indptr))
-            entries["value"] = block.data
-            order = np.argsort(which, kind="stable")
-            edges = np.searchsorted(which[order], np.arange(ranges + 1))
-            for k in np.flatnonzero(np.diff(edges)):
-                with paths[k].open("ab") as handle:
-                    entries[order[edges[k] : edges[k + 1]]].tofile(handle)
+        self._entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", value)])
+        paths = [folder / f"rows-{k:04d}.bin" for k in range(-(-self.shape[0] // self._rows))]
         for path in paths:
             path.touch()
-        self._entry = entry
+        indptr = np.asarray(self.group["indptr"][:], np.int64)
+        if len(indptr) != self.shape[1] + 1 or (np.diff(indptr) < 0).any() or indptr[0] != 0:
+            raise ValueError(
+                "the sparse matrix has column pointers that do not ascend or are not one for each"
+            )
+        for start in range(0, int(indptr[-1]), _SORTED_AT_ONCE):
+            entries = self._entries(indptr, start, min(start + _SORTED_AT_ONCE, int(indptr[-1])))
+            which = entries["row"] // self._rows
+            entries["row"] -= which * self._rows
+            order, ends = _order(which, len(paths))
+            entries = entries[order]
+            for path, a, b in zip(paths, [0, *ends[:-1]], ends, strict=True):
+                if a < b:
+                    with path.open("ab") as handle:
+                        entries[a:b].tofile(handle)
         return paths
+
+    def _entries(self, indptr: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """Return the stored entries ``start`` to ``stop``, which may begin and end within a column."""
+        rows, values = self.group["indices"][start:stop], self.group["data"][start:stop]
+        if len(rows) != stop - start or len(values) != stop - start:
+            raise ValueError("the sparse matrix has fewer values than its column pointers say")
+        inside = np.clip(indptr, start, stop)
+        entries = np.empty(stop - start, self._entry)
+        entries["row"] = _columns(rows, self.shape[0])
+        entries["column"] = np.repeat(np.arange(self.shape[1], dtype=np.int32), np.diff(inside))
+        entries["value"] = values
+        return entries
 
     def _gather(self, folder: Path, paths: list[Path]) -> None:
         """Sort each range by row, append it to the arrays and delete its file."""
-        value = self._entry["value"]
-        lengths = np.zeros(self.shape[0], np.int64)
+        ends = [np.zeros(1, np.int64)]
+        stored = sum(path.stat().st_size for path in paths) // self._entry.itemsize
         with (folder / "data.npy").open("wb") as data, (folder / "indices.npy").open("wb") as indices:
-            _header(data, value, self.num_values)
-            _header(indices, np.dtype(np.int32), self.num_values)
+            _header(data, self._entry["value"], stored)
+            _header(indices, np.dtype(np.int32), stored)
             for number, path in enumerate(paths):
                 entries = np.fromfile(path, self._entry)
                 path.unlink()
-                order = np.argsort(entries["row"], kind="stable")
+                rows = min(self._rows, self.shape[0] - number * self._rows)
+                order, own = _order(np.ascontiguousarray(entries["row"]), rows)
                 entries["value"][order].tofile(data)
                 entries["column"][order].tofile(indices)
-                first = number * self._rows
-                counts = np.bincount(entries["row"], minlength=min(self._rows, self.shape[0] - first))
-                lengths[first : first + len(counts)] = counts
-        np.save(folder / "indptr.npy", np.concatenate([[0], np.cumsum(lengths)]))
+                ends.append(own + ends[-1][-1])
+        np.save(folder / "indptr.npy", np.concatenate(ends))
+
+
+def _order(group: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a stable order by group and where each group ends in it."""
+    ends = np.cumsum(np.bincount(group, minlength=count))
+    starts, order = np.concatenate([[0], ends[:-1]]), np.empty(len(group), np.int32)
+    matrix_kernels.order_by_group(group, starts, order)
+    return order, ends
 
 
 class _SavedArray:

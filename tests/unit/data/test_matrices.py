@@ -108,6 +108,32 @@ def test_csc_is_converted_once_in_pieces_and_then_read_by_others(tmp_path, monke
     np.testing.assert_array_equal(joined(other, 5, 31, 40), some()[5:31])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("indices", -1, "outside its shape"),
+        ("indices", 50, "outside its shape"),
+        ("indptr", 10_000, "do not ascend"),
+    ],
+)
+def test_a_damaged_csc_matrix_leaves_nothing(tmp_path, name, value, message):
+    parts = group(sp.csc_matrix(some()))
+    parts[name].values[5] = value
+    matrix = CscMatrix(parts, (50, 20), tmp_path / "s")
+    with pytest.raises(ValueError, match=message):
+        matrix.prepare()
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_values_beyond_the_pointers_are_not_read(tmp_path):
+    parts = group(sp.csc_matrix(some()))
+    for name in ("data", "indices"):
+        parts[name] = Unnamed(np.append(parts[name].values, parts[name].values[:9]))
+    matrix = CscMatrix(parts, (50, 20), tmp_path)
+    matrix.prepare()
+    np.testing.assert_array_equal(joined(matrix, 0, None, 64), some())
+
+
 def test_an_interrupted_conversion_starts_over(tmp_path, monkeypatch):
     monkeypatch.setattr(matrices, "_SORTED_AT_ONCE", 100)
     matrix = opened(some(), "csc", tmp_path)
