@@ -37,7 +37,9 @@ def build(
     ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Studies read at the same time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Studies read at the same time.")
+    ] = None,
     scheduler: Annotated[
         str | None, typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use this cluster's workers.")
     ] = None,
@@ -48,13 +50,13 @@ def build(
     Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
     """
     from perturbdiff.data.gene_vocabulary import build_vocabulary
+    from perturbdiff.data.preprocess import Machine
 
     given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
     settings: dict[str, Any] = {
         "composites": composites,
         "assign": assign,
-        "jobs": jobs,
-        "scheduler": scheduler,
+        "machine": Machine(jobs, scheduler),
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}
     typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))

@@ -39,6 +39,8 @@ class Study:
         Its rows.
     genes
         Number of each of its genes among the names of the corpus, int32, in the file's order.
+    num_values
+        Stored values.
     num_pieces
         Tasks that reading it is cut into. One where the matrix is stored by columns: ranges of its rows cannot be
         read by themselves.
@@ -48,6 +50,7 @@ class Study:
     path: Path
     n_cells: int
     genes: np.ndarray
+    num_values: int
     num_pieces: int
 
 
@@ -107,9 +110,9 @@ def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
         try:
             genes = np.array([number.setdefault(gene, len(number)) for gene in file.genes], np.int32)
             genes = lists.setdefault(genes.tobytes(), genes)
-            by_columns = isinstance(file.matrix, CscMatrix)
-            num_pieces = 1 if by_columns else max(1, -(-file.matrix.num_values // VALUES_PER_PIECE))
-            studies.append(Study(name, path, file.n_cells, genes, num_pieces))
+            by_columns, values = isinstance(file.matrix, CscMatrix), file.matrix.num_values
+            num_pieces = 1 if by_columns else max(1, -(-values // VALUES_PER_PIECE))
+            studies.append(Study(name, path, file.n_cells, genes, values, num_pieces))
         finally:
             file.close()
     corpus = Corpus(studies, np.array(list(number), object))

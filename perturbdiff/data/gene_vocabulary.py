@@ -20,7 +20,8 @@ from perturbdiff.data.crew import Crew
 from perturbdiff.data.gene_lists import GeneSet, read_gene_set, unique_names
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import check_flavor, choose_genes, second_pass, sums_stored_values
-from perturbdiff.data.passes import load, save
+from perturbdiff.data.passes import VALUES_PER_PIECE, load, save
+from perturbdiff.data.preprocess import Machine
 from perturbdiff.data.study_sums import (
     SecondTask,
     StudyPiece,
@@ -61,9 +62,8 @@ def build_vocabulary(
     assign: Path | None = None,
     add: Sequence[Path] = (),
     cover: Sequence[Path] = (),
-    jobs: int | None = 1,
-    scheduler: str | None = None,
     force: bool = False,
+    machine: Machine | None = None,
 ) -> Path:
     """Choose the genes of a corpus by merge-then-select.
 
@@ -87,10 +87,10 @@ def build_vocabulary(
         Stores or gene lists whose genes are joined to the choice.
     cover
         Files, stores or gene lists that are only counted in ``coverage.csv``.
-    jobs, scheduler
-        Of `Crew`.
     force
         Run even if an equal vocabulary is there.
+    machine
+        Processes and memory to use; the vocabulary does not depend on it.
 
     Returns
     -------
@@ -114,7 +114,6 @@ def build_vocabulary(
         "composites": composites,
         "format": FORMAT,
     }
-    crew = Crew(jobs, scheduler)
     with provenance.stage("vocabulary", out, config=settings, inputs=roles, folder=True, force=force) as run:
         if run.skip:
             return out
@@ -123,8 +122,11 @@ def build_vocabulary(
         scratch = files.temporary_name(sums)
         scratch.mkdir(exist_ok=True)
         added, covered = _gene_sets(add, config, scratch), _gene_sets(cover, config, scratch, data=True)
-        with crew, files.explain_os_errors(sums, kept=True):
-            corpus, merged = _select(paths, config, composites, assign, scratch, crew)
+        with files.explain_os_errors(sums, kept=True):
+            corpus = survey(paths, config, scratch)
+            labels = balanced(corpus, composites) if assign is None else from_table(corpus, assign)
+            with _crew(corpus, machine or Machine()) as crew:
+                merged = _select(corpus, labels, config, scratch, crew)
         run.results |= write_tables(run.path, corpus, merged, added, covered)
     files.remove(scratch)
     return out
@@ -140,17 +142,19 @@ def _gene_sets(
     ]
 
 
+def _crew(corpus: Corpus, machine: Machine) -> Crew:
+    """Return who reads the studies: this process alone if they are small and no number of jobs was asked for."""
+    small = sum(study.num_values for study in corpus.studies) < 2 * VALUES_PER_PIECE
+    crew = Crew(1 if machine.jobs is None and small else machine.jobs, machine.scheduler)
+    machine.bucket_values(crew.jobs)  # whether the memory is enough for so many
+    return crew
+
+
 def _select(
-    paths: Sequence[Path],
-    config: DataConfig,
-    num: int | None,
-    assign: Path | None,
-    scratch: Path,
-    crew: Crew,
-) -> tuple[Corpus, list[Composite]]:
-    """Assign the studies, sum them and choose each composite's genes."""
-    corpus = survey(paths, config, scratch)
-    labels = np.array(balanced(corpus, num) if assign is None else from_table(corpus, assign), object)
+    corpus: Corpus, composite_of: Sequence[str], config: DataConfig, scratch: Path, crew: Crew
+) -> list[Composite]:
+    """Sum the studies and choose the genes of each composite; ``composite_of`` names that of each study."""
+    labels = np.array(composite_of, object)
     pieces = [pieces_of(study, config, scratch) for study in corpus.studies]
     flat = [piece for own in pieces for piece in own]
     if done := sum(piece.result.exists() for piece in flat):
@@ -164,7 +168,7 @@ def _select(
     if tasks:
         weights = [task.piece.stop - task.piece.start for task in tasks]
         crew.run(sum_again, tasks, weights=weights, label="reading studies again")
-    return corpus, [_choose(plan, own, corpus, config) for plan, own in zip(plans, again, strict=True)]
+    return [_choose(plan, own, corpus, config) for plan, own in zip(plans, again, strict=True)]
 
 
 class _Plan:
@@ -228,4 +232,6 @@ def _choose(plan: _Plan, again: Sequence[SecondTask], corpus: Corpus, config: Da
     best = best.rename_axis("gene").reset_index()
     best = best.sort_values(["score", "gene"], ascending=[False, True], ignore_index=True)
     best.insert(1, "rank", np.arange(1, len(best) + 1))
+    logger.info("%s: %d studies, %d cells, %d of %d genes chosen", plan.name, len(plan.members),
+                int(sums.cells[0]), len(best), len(plan.genes))  # fmt: skip
     return Composite(plan.name, plan.members, plan.genes, int(sums.cells[0]), target, best)

@@ -159,19 +159,24 @@ def _coverage(
     chosen: Sequence[str],
 ) -> pd.DataFrame:
     """Return for each data set how much of the vocabulary it has, and how much of it the vocabulary has."""
-    sets: list[tuple[str, str, Any]] = [("study", s.name, corpus.names[s.genes]) for s in corpus.studies]
-    sets += [("composite", c.name, corpus.names[c.genes]) for c in merged]
-    sets += [("added", s.name, s.genes) for s in added] + [("covered", s.name, s.genes) for s in covered]
-    whole, part = pd.Index(genes), pd.Index(chosen)
-    rows = []
-    for kind, name, own in sets:
-        index = pd.Index(own)
-        shared, of_composites = int(index.isin(whole).sum()), int(index.isin(part).sum())
-        rows.append((kind, name, len(index), shared, shared / len(whole), shared / len(index),
-                     of_composites, of_composites / len(part)))  # fmt: skip
+    known, whole, part = pd.Index(corpus.names), pd.Index(genes), pd.Index(chosen)
+    in_whole, in_part = known.isin(whole), known.isin(part)
+    sets: list[tuple[str, str, np.ndarray]] = [("study", s.name, s.genes) for s in corpus.studies]
+    sets += [("composite", c.name, c.genes) for c in merged]
+    rows = [
+        (kind, name, len(own), int(in_whole[own].sum()), int(in_part[own].sum())) for kind, name, own in sets
+    ]
+    others = [("added", s) for s in added] + [("covered", s) for s in covered]
+    for kind, own in others:
+        index = pd.Index(own.genes)
+        rows.append((kind, own.name, len(index), int(index.isin(whole).sum()), int(index.isin(part).sum())))
+    table = pd.DataFrame(rows, columns=pd.Index(["kind", "data", "genes", "shared", "shared_of_composites"]))
+    table["share_of_vocabulary"] = table["shared"] / len(whole)
+    table["share_of_data"] = table["shared"] / table["genes"]
+    table["share_of_composites"] = table["shared_of_composites"] / len(part)
     columns = ["kind", "data", "genes", "shared", "share_of_vocabulary", "share_of_data"]
     columns += ["shared_of_composites", "share_of_composites"]
-    table = pd.DataFrame(rows, columns=pd.Index(columns))
+    table = pd.DataFrame(table[columns])
     numbers = columns[2:]
     means = pd.DataFrame(table.groupby("kind", sort=False)[numbers].mean().loc[["study", "composite"]])
     means.insert(0, "data", "(mean)")

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import scanpy as sc
 import scipy.sparse as sp
+from small_store import small_store
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import aligned_file
@@ -91,8 +92,6 @@ def test_values_that_need_more_than_float32(genes, tmp_path, monkeypatch):
 
 
 def test_a_store(tmp_path):
-    from small_store import small_store
-
     made = small_store(tmp_path)
     store = made.opened
     wanted = [*store.genes[::-1][:20], "absent"]

@@ -6,12 +6,14 @@ import pandas as pd
 import pytest
 import scanpy as sc
 import scipy.sparse as sp
+from small_store import small_store
 from tiny_data import tiny_counts
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import composites, gene_vocabulary, study_sums
 from perturbdiff.data.gene_lists import kinds_of, read_names, unique_names
 from perturbdiff.data.gene_vocabulary import build_vocabulary
+from perturbdiff.data.preprocess import Machine
 from perturbdiff.errors import UserError
 
 TOP = 60
@@ -120,7 +122,7 @@ def test_balanced_by_cells_and_independent_of_order(folder, tmp_path):
 
 def test_ties_go_by_name():
     corpus = composites.Corpus(
-        [composites.Study(n, None, 10, np.zeros(1, np.int32), 1) for n in "abcd"], np.array(["g"], object)
+        [composites.Study(n, None, 10, np.zeros(1, np.int32), 1, 1) for n in "abcd"], np.array(["g"], object)
     )
     assert composites.balanced(corpus, 2) == ["composite-01", "composite-02", "composite-01", "composite-02"]
 
@@ -182,8 +184,6 @@ def test_added_genes_and_coverage_by_hand(tmp_path):
 
 
 def test_a_store_is_added(tmp_path):
-    from small_store import small_store
-
     made = small_store(tmp_path, ["data.num_hvgs=10"])
     counts = tiny_counts(seed=3)
     counts.write_h5ad(tmp_path / "other.h5ad")
@@ -246,7 +246,7 @@ def test_a_broken_study_does_not_cost_the_others(folder, tmp_path, monkeypatch):
 
 def test_same_bytes_from_worker_processes(folder, tmp_path):
     one = build_vocabulary(files_of(folder), tmp_path / "one", CONFIG, composites=2)
-    two = build_vocabulary(files_of(folder), tmp_path / "two", CONFIG, composites=2, jobs=2)
+    two = build_vocabulary(files_of(folder), tmp_path / "two", CONFIG, composites=2, machine=Machine(jobs=2))
     assert tree(one) == tree(two)
 
 
