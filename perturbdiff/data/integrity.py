@@ -18,28 +18,6 @@ CHECKSUMS = "checksums.sha256"
 NOT_COVERED = frozenset({"manifest.json", "run.json", CHECKSUMS})
 
 
-def checksum_lines(folder: Path, root: Path, known: Mapping[str, str] | None = None) -> list[str]:
-    """Return a line ``<sha256>  <path>`` for every file in ``folder``, sorted by path.
-
-    Parameters
-    ----------
-    folder
-        A folder or a single file.
-    root
-        The folder that paths are relative to: the store.
-    known
-        SHA-256 of files by path relative to ``folder``, which are not read again
-        (`perturbdiff.data.store_writer.PartWriter.checksums`).
-    """
-    known = {} if known is None else known
-    lines = {}
-    for path in [folder] if folder.is_file() else (p for p in folder.rglob("*") if p.is_file()):
-        digest = known.get(path.relative_to(folder).as_posix()) or files.sha256(path)
-        name = path.relative_to(root).as_posix()
-        lines[name] = _line(name, digest)
-    return [lines[name] for name in sorted(lines)]
-
-
 def write_checksums(store: Path, known: Mapping[str, str] | None = None) -> str:
     """Write ``checksums.sha256`` of a store that is complete but for its manifest.
 
