@@ -87,11 +87,14 @@ app.command()(preprocess)
 
 @app.command()
 def split(
-    source: Annotated[Path, typer.Argument(help="A store, or the raw h5ad/zarr input.")],
+    source: Annotated[Path, typer.Argument(help="A store, or the raw input (h5ad, zarr, 10x h5).")],
     out: Out,
     recipe: Recipe = None,
     overrides: Overrides = None,
     toml: Annotated[Path | None, typer.Option("--toml", help="STATE-style split file.")] = None,
+    obs: Annotated[
+        Path | None, typer.Option("--obs", help="Table of cell labels, for raw input without them.")
+    ] = None,
     seed: Seed = None,
     force: Force = False,
 ) -> None:
@@ -102,7 +105,7 @@ def split(
     from perturbdiff.data.splits import make_split
 
     config = config_of(recipe, overrides, seed)
-    _done(make_split(source, out, config, toml=toml, seed=config.seed, force=force))
+    _done(make_split(source, out, config, toml=toml, obs=obs, seed=config.seed, force=force))
 
 
 app.command()(stats)
