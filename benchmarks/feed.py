@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.model.sparse import dense_log1p
+from perturbdiff.data.packed import dense_log1p
 
 TARGET_SUM, SCALE = 1e4, 10
 
@@ -36,7 +36,7 @@ class Cells:
         self.stream = torch.cuda.Stream() if device.type == "cuda" else None
 
     def gather(self, cells: int) -> tuple[Tensor, ...]:
-        """Return counts, columns, starts and depths of random cells, in pinned memory."""
+        """Return counts, columns, starts and factors of random cells, in pinned memory."""
         rows = self.rng.integers(0, len(self.depth), cells)
         lengths = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -55,13 +55,13 @@ class Cells:
 
         edges = np.linspace(0, cells, self.threads + 1).astype(int)
         list(self.pool.map(part, edges[:-1], edges[1:]))
-        rest = torch.from_numpy(starts), torch.from_numpy(self.depth[rows])
+        rest = torch.from_numpy(starts), torch.from_numpy(TARGET_SUM / self.depth[rows])
         return counts, columns, *(tensor.pin_memory() if pinned else tensor for tensor in rest)
 
     def dense(self, sets: int, size: int, parts: tuple[Tensor, ...]) -> Tensor:
         """Return target and control cells [2, sets, size, G] on the device."""
         moved = [part.to(self.device, non_blocking=True) for part in parts]
-        found = dense_log1p(*moved, genes=self.genes, target_sum=TARGET_SUM)
+        found = dense_log1p(*moved, genes=self.genes)
         return (found / SCALE).view(2, sets, size, self.genes)
 
     def batch(self, sets: int, size: int) -> Tensor:

@@ -200,6 +200,9 @@ class TrainConfig(Section):
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         default=("tensorboard",), description="beside training.csv; wandb (offline) and mlflow are extras"
     )
+    loader_threads: int = Field(
+        default=2, ge=1, description="threads that read and prepare cells; the result does not depend on them"
+    )
 
 
 class SampleConfig(Section):

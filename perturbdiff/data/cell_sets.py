@@ -24,7 +24,7 @@ FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little 
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
 
 # First words of the seeds, so that no two kinds of draw share a random stream.
-_ORDER, _DRAW, _MIX, _TWIN = 1, 2, 3, 4
+ORDER, DRAW, MIX, TWIN = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,6 @@ class CellSetSampler:
         This rank gets sets r, r + W, r + 2W, … of the stream.
     exclude
         bool [n_cells]: store rows never used. A condition that loses all its cells disappears.
-    window
-        Rows that stay together when a condition is permuted, and in which controls are drawn. 1: single rows.
-        Larger values keep reads from disk sequential; a store is shuffled within conditions, so a window is as
-        fair a sample as single rows.
     quiet
         Do not log how many conditions are smaller than a set.
 
@@ -121,11 +117,10 @@ class CellSetSampler:
         rank: int = 0,
         world_size: int = 1,
         exclude: np.ndarray | None = None,
-        window: int = 1,
         quiet: bool = False,
     ) -> None:
         check_ranks(sets_per_step, rank, world_size)
-        self.set_size, self.sets_per_step, self.seed, self.window = set_size, sets_per_step, seed, window
+        self.set_size, self.sets_per_step, self.seed = set_size, sets_per_step, seed
         self.rank, self.world_size = rank, world_size
         self._rows = Rows(conditions, exclude)
         self._is_control = conditions["is_control"].to_numpy(bool)
@@ -139,14 +134,17 @@ class CellSetSampler:
             )
         self._pools = ControlPools(conditions, self._rows, self.targets)
         count = self._rows.count[self.targets]
-        self._block = self._block_sizes(count)
-        sets = -(-count // self._block)
-        self._first_set = np.concatenate([[0], np.cumsum(sets)])
-        self._first_cell = np.concatenate([[0], np.cumsum(count)])
-        self.sets_per_epoch = int(self._first_set[-1])
-        self._plans: dict[int, _Plan] = {}
+        self.sets_per_epoch = self._number_sets(count)
         if not quiet:
             self._report_small(count)
+
+    def _number_sets(self, count: np.ndarray) -> int:
+        """Number the sets of an epoch, given the cells of each target condition; return how many there are."""
+        self._block = self._block_sizes(count)
+        self._first_set = np.concatenate([[0], np.cumsum(-(-count // self._block))])
+        self._first_cell = np.concatenate([[0], np.cumsum(count)])
+        self._plans: dict[int, _Plan] = {}
+        return int(self._first_set[-1])
 
     def _block_sizes(self, count: np.ndarray) -> np.ndarray:
         halves = (
@@ -179,26 +177,26 @@ class CellSetSampler:
         count, block = int(self._rows.count[condition]), int(self._block[slot])
         begin = (number - int(self._first_set[slot])) * block
         own = plan.positions[first + begin : first + min(begin + block, count)].astype(np.int64)
-        rng = generator(_DRAW, self.seed, epoch, number)
+        rng = generator(DRAW, self.seed, epoch, number)
         cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
         if self._is_control[condition]:
             cells, control = self._own_controls(condition, own, rng)
         else:
-            control = self._controls(condition, rng)
+            control = self._pools.draw(condition, self.set_size, rng)
         return CellSet(condition, self._rows.at(condition, cells), control)
 
     def twin_at(self, position: int) -> CellSet:
         """Return another set of the same condition, drawn at random and independently of the one at ``position``."""
         epoch, number, slot = self._place(position)
         condition = int(self.targets[slot])
-        rng = generator(_TWIN, self.seed, epoch, number)
+        rng = generator(TWIN, self.seed, epoch, number)
         count, most = int(self._rows.count[condition]), int(self._block[slot])
         own = rng.choice(count, min(most, count), replace=False)
         cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
         if self._is_control[condition]:
             cells, control = self._own_controls(condition, own, rng)
         else:
-            control = self._controls(condition, rng)
+            control = self._pools.draw(condition, self.set_size, rng)
         return CellSet(condition, self._rows.at(condition, cells), control)
 
     def _place(self, position: int) -> tuple[int, int, int]:
@@ -207,25 +205,20 @@ class CellSetSampler:
         number = int(self._plan(epoch).order[index])
         return epoch, number, int(np.searchsorted(self._first_set, number, side="right")) - 1
 
-    def _controls(self, condition: int, rng: np.random.Generator) -> np.ndarray:
-        if self.window == 1:
-            return self._pools.draw(condition, self.set_size, rng)
-        pool = self._pools.pool(condition)
-        total = int(self._rows.count[pool].sum())
-        starts = rng.choice(total, -(-self.set_size // self.window), replace=True)
-        positions = (starts[:, None] + np.arange(self.window)).reshape(-1)[: self.set_size] % total
-        return self._rows.pooled(pool, positions)
-
     def _own_controls(
-        self, condition: int, own: np.ndarray, rng: np.random.Generator
+        self, condition: int, own: np.ndarray, rng: np.random.Generator, near: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return target positions and control rows of a set of controls, disjoint where enough are left."""
+        """Return target positions and control rows of a set of controls, disjoint where enough are left.
+
+        Controls are drawn from the positions ``near``, each named once; None: from all of the condition.
+        """
         count, size = int(self._rows.count[condition]), self.set_size
         # Repeats come from the target's own cells: any other cell may be in the control set.
         cells = np.concatenate([own, rng.choice(own, size - len(own))]) if len(own) < size else own
-        left = np.setdiff1d(np.arange(count), own, assume_unique=True)
+        near = np.arange(count) if near is None else near
+        left = np.setdiff1d(near, own, assume_unique=True)
         if len(left) < FEWEST_CONTROLS_LEFT:
-            left = np.arange(count)
+            left = near
         return cells, self._rows.at(condition, rng.choice(left, size, replace=len(left) < size))
 
     def _plan(self, epoch: int) -> _Plan:
@@ -236,15 +229,12 @@ class CellSetSampler:
         return self._plans[epoch]
 
     def _make_plan(self, epoch: int) -> _Plan:
-        rng = generator(_ORDER, self.seed, epoch)
+        rng = generator(ORDER, self.seed, epoch)
         positions = np.empty(self._first_cell[-1], dtype=np.int32)
         for slot in range(len(self.targets)):
             part = positions[self._first_cell[slot] : self._first_cell[slot + 1]]
             part[:] = np.arange(len(part), dtype=np.int32)
-            if self.window == 1:
-                rng.shuffle(part)
-            else:
-                part[:] = _shuffled_windows(part, self.window, rng)
+            rng.shuffle(part)
         return _Plan(epoch, positions, rng.permutation(self.sets_per_epoch))
 
 
@@ -315,7 +305,7 @@ class MixtureSampler:
         cycle, index = divmod(position, int(self.quota.sum()))
         if self._cycle is None or self._cycle[0] != cycle:
             order = np.repeat(np.arange(len(self.samplers)), self.quota)
-            generator(_MIX, self.seed, cycle).shuffle(order)
+            generator(MIX, self.seed, cycle).shuffle(order)
             before = np.empty_like(order)
             for i in range(len(self.samplers)):
                 before[order == i] = np.arange(self.quota[i])
@@ -346,11 +336,3 @@ def _quota(share: np.ndarray) -> np.ndarray:
     if left > 0:
         quota[np.argsort(np.floor(exact) - exact, kind="stable")[:left]] += 1
     return quota
-
-
-def _shuffled_windows(rows: np.ndarray, window: int, rng: np.random.Generator) -> np.ndarray:
-    """Return ``rows`` with windows of successive rows in random order, cut at a random offset."""
-    turned = np.roll(rows, -int(rng.integers(len(rows))))
-    starts = np.arange(0, len(rows), window)
-    rng.shuffle(starts)
-    return np.concatenate([turned[a : a + window] for a in starts])

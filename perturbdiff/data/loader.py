@@ -1,19 +1,20 @@
-"""Batches of cell sets for training: rows read, aligned to the model's genes and made dense in a thread."""
+"""Batches of cell sets for training: rows read, aligned to the model's genes and made dense, in threads."""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
+from perturbdiff.data import row_kernels
+from perturbdiff.data.batches import Batch, Buffers, PackedBatch, PackedRows
 from perturbdiff.data.cell_sets import CellSet, SetStream
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
@@ -21,50 +22,9 @@ from perturbdiff.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+__all__ = ["Batch", "PackedBatch", "SetLoader", "fits_in_memory", "resident"]
+
 T = TypeVar("T")
-
-WINDOW_ON_DISK = 64
-"""Rows read together when a store does not fit in memory: one chunk of a store."""
-
-
-@dataclass
-class Batch:
-    """The cell sets of one optimiser step on one rank. B sets, S cells in a set, G genes of the model.
-
-    Attributes
-    ----------
-    target, control
-        float32 [B, S, G], log1p.
-    perturbation, cell_type, batch
-        int64 [B]: ids of the vocabulary.
-    dataset
-        int64 [B]: position of the data set in ``vocabulary.datasets``, counted from 0.
-    condition
-        int64 [B]: row of the store's table of conditions.
-    """
-
-    target: Tensor
-    control: Tensor
-    perturbation: Tensor
-    cell_type: Tensor
-    batch: Tensor
-    dataset: Tensor
-    condition: Tensor
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """Return the batch with its tensors on ``device``."""
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
-        return Batch(**moved)
-
-    def split(self, parts: int) -> list[Batch]:
-        """Return equal batches of successive sets, views of this one."""
-        size = len(self.target) // parts
-        cut = [slice(i * size, (i + 1) * size) for i in range(parts)]
-        return [Batch(**{f.name: getattr(self, f.name)[here] for f in fields(self)}) for here in cut]
-
-    def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory, from which a GPU copies without waiting."""
-        return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 def fits_in_memory(store: Store, share: float) -> bool:
@@ -75,21 +35,21 @@ def fits_in_memory(store: Store, share: float) -> bool:
 def resident(store: Store, share: float = 0.5) -> Store:
     """Return the store held in memory if it fits in ``share`` of what is free, else as it is."""
     if share <= 0 or not fits_in_memory(store, share):
-        logger.info("%s is read from disk, in windows of %d cells", store.path, WINDOW_ON_DISK)
+        logger.info("%s is read from disk", store.path)
         return store
     logger.info("%s is held in memory (%.1f MiB)", store.path, store.nbytes_in_memory / 2**20)
     return store.in_memory()
 
 
 class SetLoader:
-    """The batches of steps ``start_step`` to ``stop_step`` (exclusive), in order, prefetched by a thread.
+    """The batches of steps ``start_step`` to ``stop_step`` (exclusive), in order, made ahead by threads.
 
     Parameters
     ----------
     stores
         Stores (`Store` or `MemoryStore`, see `resident`), in the order of the sampler's ``store`` index.
     sampler
-        `CellSetSampler` or `MixtureSampler`.
+        `CellSetSampler`, `WindowedSampler`, `MixtureSampler` or `TwinStream`.
     vocabulary
         Gives the ids of the covariates; a label it does not have gets id 0.
     genes
@@ -100,6 +60,10 @@ class SetLoader:
         Name of each store in ``vocabulary.datasets``; by default the first ones in order.
     prefetch
         Batches kept ready. 0: no thread.
+    threads
+        Threads that make batches; what they make does not depend on their number.
+    packed
+        Make `PackedBatch`, which becomes dense on the device it is sent to.
     pin_memory
         Put batches in page-locked memory.
 
@@ -127,15 +91,14 @@ class SetLoader:
         stop_step: int | None = None,
         datasets: Sequence[str] | None = None,
         prefetch: int = 2,
+        threads: int = 1,
+        packed: bool = False,
         pin_memory: bool = False,
     ) -> None:
         self.stores, self.sampler, self.genes = list(stores), sampler, list(genes)
-        self.step, self.stop_step, self.prefetch, self.pin_memory = (
-            start_step,
-            stop_step,
-            prefetch,
-            pin_memory,
-        )
+        self.step, self.stop_step, self.packed, self.pin_memory = start_step, stop_step, packed, pin_memory
+        self.threads = min(threads, prefetch)
+        self.prefetch = prefetch
         names = vocabulary.datasets[: len(self.stores)] if datasets is None else tuple(datasets)
         if len(names) != len(self.stores) or set(names) - set(vocabulary.datasets):
             raise UserError(
@@ -146,42 +109,82 @@ class SetLoader:
         for gene_map in self.gene_maps:
             if not gene_map.identity:
                 logger.info("%s", gene_map.report())
+        self._columns = [None if g.identity else g.columns for g in self.gene_maps]
         self._ids = [vocabulary.encode_conditions(store.conditions) for store in self.stores]
+        self._buffers = Buffers(prefetch + 2)
+        self._drawing = threading.Lock()  # samplers keep what they drew last
 
-    def load(self, sets: Sequence[CellSet]) -> Batch:
+    def load(self, sets: Sequence[CellSet]) -> Batch | PackedBatch:
         """Return the batch of these sets, read now."""
-        number, size, width = len(sets), len(sets[0].target), len(self.genes)
-        values = np.empty((2 * number * size, width), dtype=np.float32)
-        for i, (store, gene_map) in enumerate(zip(self.stores, self.gene_maps, strict=True)):
-            mine = [b for b, cells in enumerate(sets) if cells.store == i]
-            if not mine:
-                continue
-            rows = np.concatenate([sets[b].target for b in mine] + [sets[b].control for b in mine])
-            if gene_map.identity and len(mine) == number:  # rows are already in the order of the batch
-                store.dense(rows, values)
-                continue
-            place = np.array(mine + [number + b for b in mine])
-            place = (place[:, None] * size + np.arange(size)).reshape(-1)
-            gene_map.dense(store.expression(rows), values, place)
-        both = torch.from_numpy(values).view(2, number, size, width)
         ids = {
             kind: torch.tensor([int(self._ids[s.store][kind][s.condition]) for s in sets])
             for kind in ("perturbation", "cell_type", "batch")
         }
-        dataset = torch.tensor([self._dataset[s.store] for s in sets])
-        condition = torch.tensor([s.condition for s in sets])
-        batch = Batch(both[0], both[1], **ids, dataset=dataset, condition=condition)
+        ids["dataset"] = torch.tensor([self._dataset[s.store] for s in sets])
+        ids["condition"] = torch.tensor([s.condition for s in sets])
+        if self.packed:
+            kinds = {
+                kind: self._packed([getattr(s, kind) for s in sets], sets) for kind in ("target", "control")
+            }
+            batch = PackedBatch(**kinds, **ids)
+        else:
+            both = self._dense(sets)
+            batch = Batch(both[0], both[1], **ids)
         return batch.pin_memory() if self.pin_memory else batch
+
+    def _dense(self, sets: Sequence[CellSet]) -> torch.Tensor:
+        """Return targets and controls as float32 log1p [2, B, S, G]."""
+        number, size = len(sets), len(sets[0].target)
+        values = self._buffers.take(2 * number * size, len(self.genes))
+        rows = [s.target for s in sets] + [s.control for s in sets]
+        for store, columns, own, place in self._by_store(rows, [s.store for s in sets] * 2):
+            store.dense(own, values, place=place, columns=columns)
+        return torch.from_numpy(values).view(2, number, size, len(self.genes))
+
+    def _packed(self, rows: Sequence[np.ndarray], sets: Sequence[CellSet]) -> PackedRows:
+        """Return cells as sparse rows, set by set."""
+        found = []
+        counts = all(store.input_scale == "counts" for store in self.stores)
+        for store, columns, own, place in self._by_store(rows, [s.store for s in sets]):
+            found.append((*store.sparse(own, columns, as_stored=counts), store.factors(own), place))
+        genes = len(self.genes)
+        cells = sum(len(place) for *_, place in found)
+        lengths, factors = np.zeros(cells + 1, np.int64), np.empty(cells, np.float32)
+        for starts, _, _, factor, place in found:
+            lengths[place + 1], factors[place] = np.diff(starts), factor
+        offset = np.cumsum(lengths)
+        narrow = counts and all(store.dtype == np.uint16 for store in self.stores)
+        kind = np.dtype(np.uint16 if narrow else np.uint32 if counts else np.float32)
+        columns = np.empty(int(offset[-1]), np.int16 if genes <= 1 << 15 else np.int32)
+        values = np.empty(int(offset[-1]), kind)
+        for starts, own_columns, own_values, _, place in found:
+            row_kernels.take_values(
+                starts[:-1], np.diff(starts), place, own_columns, own_values, offset, columns, values
+            )
+        values = values.view(f"i{kind.itemsize}") if counts else values
+        kept = torch.from_numpy(factors) if counts else None
+        return PackedRows(
+            torch.from_numpy(values), torch.from_numpy(columns), torch.from_numpy(offset), kept, genes
+        )
+
+    def _by_store(
+        self, rows: Sequence[np.ndarray], store_of: Sequence[int]
+    ) -> Iterator[tuple[Store, np.ndarray | None, np.ndarray, np.ndarray]]:
+        """Yield each store with its map of columns, its rows and their places in the batch."""
+        size = len(rows[0])
+        for i, (store, columns) in enumerate(zip(self.stores, self._columns, strict=True)):
+            mine = np.array([b for b, s in enumerate(store_of) if s == i])
+            if len(mine):
+                place = (mine[:, None] * size + np.arange(size)).reshape(-1)
+                yield store, columns, np.concatenate([rows[b] for b in mine]), place
 
     def __len__(self) -> int:
         if self.stop_step is None:
             raise TypeError("this loader never ends")
         return max(self.stop_step - self.step, 0)
 
-    def __iter__(self) -> Iterator[Batch]:
-        batches = (self.load(self.sampler.step(k)) for k in self._steps(self.step))
-        if self.prefetch:
-            batches = prefetched(batches, self.prefetch)
+    def __iter__(self) -> Iterator[Batch | PackedBatch]:
+        batches = in_order(self._make, self._steps(self.step), self.threads, self.prefetch)
         try:
             for k, batch in enumerate(batches, start=self.step):
                 self.step = k + 1
@@ -189,45 +192,36 @@ class SetLoader:
         finally:
             batches.close()
 
+    def _make(self, k: int) -> Batch | PackedBatch:
+        with self._drawing:
+            sets = self.sampler.step(k)
+        return self.load(sets)
+
     def _steps(self, k: int) -> Iterator[int]:
         while self.stop_step is None or k < self.stop_step:
             yield k
             k += 1
 
 
-def prefetched(items: Iterator[T], depth: int) -> Generator[T, None, None]:
-    """Yield ``items``, made by a thread at most ``depth`` ahead; its exceptions are raised here.
+def in_order(
+    work: Callable[[int], T], items: Iterable[int], threads: int, ahead: int
+) -> Generator[T, None, None]:
+    """Yield ``work(item)`` of each item in order, done by ``threads`` at most ``ahead`` before it is asked for.
 
-    Closing the generator ends the thread.
+    An exception is raised here, in its turn. Closing the generator ends the threads. Without threads the work is
+    done when it is asked for.
     """
-    ready: queue.Queue[T | BaseException | None] = queue.Queue(maxsize=depth)
-    closed = threading.Event()
-
-    def hand_over(item: T | BaseException | None) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def work() -> None:
+    if threads < 1:
+        yield from map(work, items)
+        return
+    waiting: deque[Future[T]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="loader") as pool:
         try:
             for item in items:
-                if not hand_over(item):
-                    return
-            hand_over(None)
-        except BaseException as error:  # noqa: BLE001 - every failure belongs to the consumer
-            hand_over(error)
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        closed.set()
-        thread.join()
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

@@ -17,7 +17,7 @@ import numpy as np
 import zarr
 from scipy import sparse
 
-from perturbdiff.data import kernels
+from perturbdiff.data import row_kernels
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.store import Store, value_factors
 from perturbdiff.errors import UserError
@@ -119,10 +119,12 @@ class RowReader:
             matrix[1].read(low, high, data)
             size = int(lengths[own].sum())
             at, into, out = starts[own] - low, out_indices[end : end + size], out_data[end : end + size]
+            row, offset = np.arange(len(own)), np.cumsum(lengths[own]) - lengths[own]
+            found = (at, lengths[own], row, indices, data)
             if scale == "log1p":
-                kernels.take_rows(at, lengths[own], indices, data, into, out)
+                row_kernels.take_values(*found, offset, into, out)
             else:
-                kernels.take_log1p(at, lengths[own], factors[own], indices, data, into, out)
+                row_kernels.take_log1p(*found, factors[own], offset, into, out)
             end += size
         return lengths, out_indices, out_data
 

@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def _packed(file: FileIO, index: np.ndarray) -> list[memoryview | None]:
     """Return the compressed bytes of consecutive chunks, read at once where they lie one after another."""
     places: list[tuple[int, int]] = index.tolist()
     present = [place for place in places if place[0] != _ABSENT]
-    if all(a + n == b for (a, n), (b, _) in zip(present, present[1:], strict=False)) and present:
+    if present and all(a + n == b for (a, n), (b, _) in pairwise(present)):
         begin, end = present[0][0], sum(present[-1])
         everything = memoryview(os.pread(file.fileno(), end - begin, begin))
         pieces = iter([everything[a - begin : a - begin + n] for a, n in present])

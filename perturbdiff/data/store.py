@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anndata
 import numpy as np
@@ -18,15 +18,18 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.data import kernels
+from perturbdiff.data import integrity, row_kernels
 from perturbdiff.data.schema import FORMAT, condition_table
-from perturbdiff.data.shards import ShardedReader
+from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.errors import UserError, listing, nearest
 
-__all__ = ["MemoryStore", "Store", "condition_table", "value_factors"]
+if TYPE_CHECKING:
+    import dask.array as da
 
-_GAP_ROWS = 64
-"""Runs of rows closer than this are read as one: a chunk holds as many rows."""
+    from perturbdiff.data import views
+    from perturbdiff.data.memory_store import MemoryStore
+
+__all__ = ["Store", "condition_table", "value_factors"]
 
 _ROWS_PER_READ = 65_536
 
@@ -96,6 +99,8 @@ class Store:
         self.target_sum = float("nan") if facts["target_sum"] is None else float(facts["target_sum"])
         self.scale, self.control = float(facts["scale"]), str(facts["control"])
         self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
+        small = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
+        integrity.confirm(self.path, [*small, *(f"{part['name']}/zarr.json" for part in facts["parts"])])
         self.conditions = self._table("conditions")
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
@@ -137,10 +142,14 @@ class Store:
     @property
     def nbytes_in_memory(self) -> int:
         """Bytes that `in_memory` needs: values, column numbers, row pointers, depths."""
-        return self.n_values * (self.dtype.itemsize + self._index_dtype.itemsize) + 12 * self.n_cells
+        pointer = 4 if self.n_values <= np.iinfo(np.uint32).max else 8
+        return (
+            self.n_values * (self.dtype.itemsize + self.index_dtype.itemsize) + (pointer + 4) * self.n_cells
+        )
 
     @property
-    def _index_dtype(self) -> np.dtype:
+    def index_dtype(self) -> np.dtype:
+        """Type of the stored column numbers."""
         return np.dtype(np.int16 if self.n_genes <= 1 << 15 else np.int32)
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -187,38 +196,43 @@ class Store:
 
     @cached_property
     def n_counts(self) -> np.ndarray:
-        """Depth of every cell over all genes of the input, float32 [N]."""
-        return self.obs(["n_counts"])["n_counts"].to_numpy(np.float32)
+        """Depth of every cell over all genes of the input, float32 [N].
 
-    @cached_property
-    def _factors(self) -> np.ndarray:
-        """What a stored value is multiplied by before log1p, float32 [N]."""
-        # zarr reads a chunk whose file is gone as zeros
-        if (self.n_counts[np.diff(self._pointers) > 0] <= 0).any():
-            raise UserError(f"{self.path}: cells with counts have depth 0; run preprocess again with --force")
-        return value_factors(self.n_counts, self.target_sum, self.input_scale)
-
-    @cached_property
-    def _matrices(self) -> list[tuple[ShardedReader, ShardedReader]]:
-        pairs = []
-        for path in self._parts:
+        Raises
+        ------
+        UserError
+            If a cell has counts but no depth: zarr reads a chunk whose file is gone as zeros.
+        """
+        depth = np.empty(self.n_cells, np.float32)
+        for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
             with _reading(path):
-                pairs.append((ShardedReader(path / "X" / "indices"), ShardedReader(path / "X" / "data")))
-        return pairs
+                stored: Any = zarr.open_array(path / "obs" / "n_counts", mode="r")
+                for start in range(int(low), int(high), _ROWS_PER_READ):
+                    stop = min(int(high), start + _ROWS_PER_READ)
+                    depth[start:stop] = stored[start - low : stop - low]
+                    if (depth[start:stop][self._pointers.occupied(start, stop)] <= 0).any():
+                        raise UserError(
+                            f"{self.path}: cells with counts have depth 0; run preprocess again with --force"
+                        )
+        return depth
+
+    def factors(self, rows: np.ndarray) -> np.ndarray:
+        """Return what stored values of ``rows`` are multiplied by before log1p, float32 [n]."""
+        return value_factors(self.n_counts[rows], self.target_sum, self.input_scale)
 
     @cached_property
-    def _pointers(self) -> np.ndarray:
-        """Place of every row's first value, counted over all parts, int64 [N + 1]."""
-        pieces, base = [np.zeros(1, np.int64)], 0
-        for path in self._parts:
-            with _reading(path):
-                own = np.asarray(zarr.open_array(path / "X" / "indptr", mode="r")[1:])
-            pieces.append(own + base)
-            base += int(own[-1]) if len(own) else 0
-        pointers = np.concatenate(pieces)
-        if pointers[-1] != self.n_values or (np.diff(pointers) < 0).any():
-            raise UserError(f"{self.path}: row pointers are damaged; run preprocess again with --force")
-        return pointers
+    def _pointers(self) -> RowPointers:
+        with _reading(self.path):
+            return RowPointers(self._parts, self._edges, self.n_values)
+
+    @cached_property
+    def _on_disk(self) -> RowsOnDisk:
+        with _reading(self.path):
+            return RowsOnDisk(self._parts, self._pointers, self.n_genes)
+
+    def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
+        """Yield where the values of ``rows`` (int64 [n]) lie in memory; each is valid until the next one."""
+        return self._on_disk.pieces(rows)
 
     def expression(self, rows: Rows) -> sparse.csr_matrix:
         """Return log1p values of ``rows`` in the order given, repeats allowed.
@@ -234,39 +248,44 @@ class Store:
             float32 log1p [n, G]: log1p(count * target_sum / depth), natural logarithm, not divided by
             ``scale``.
         """
-        wanted = self._row_numbers(rows)
-        starts, lengths, indices, data = self._fetch(wanted)
-        out_indices, out_data = (
-            np.empty(int(lengths.sum()), np.int32),
-            np.empty(int(lengths.sum()), np.float32),
-        )
-        if self.input_scale == "log1p":
-            kernels.take_rows(starts, lengths, indices, data, out_indices, out_data)
-        else:
-            factors = self._factors[wanted]
-            kernels.take_log1p(starts, lengths, factors, indices, data, out_indices, out_data)
-        return self._csr(out_data, out_indices, lengths)
+        return self._matrix(self.row_numbers(rows), as_stored=False)
 
     def counts(self, rows: Rows) -> sparse.csr_matrix:
         """Return what is stored of ``rows``: uint16 or uint32 counts, or float32 log1p values, [n, G]."""
-        starts, lengths, indices, data = self._fetch(self._row_numbers(rows))
-        out_indices, out_data = (
-            np.empty(int(lengths.sum()), np.int32),
-            np.empty(int(lengths.sum()), self.dtype),
-        )
-        kernels.take_rows(starts, lengths, indices, data, out_indices, out_data)
-        return self._csr(out_data, out_indices, lengths)
+        return self._matrix(self.row_numbers(rows), as_stored=True)
 
-    def dense(self, rows: Rows, out: np.ndarray | None = None) -> np.ndarray:
-        """Return `expression` as a dense float32 array [n, G], written into ``out`` if given."""
-        wanted = self._row_numbers(rows)
-        starts, lengths, indices, data = self._fetch(wanted)
+    def dense(
+        self,
+        rows: Rows,
+        out: np.ndarray | None = None,
+        *,
+        place: np.ndarray | None = None,
+        columns: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return `expression` as a dense float32 array [n, G].
+
+        Parameters
+        ----------
+        out
+            Array to write to, [at least n, columns].
+        place
+            int64 [n]: the row of ``out`` that each row goes to. By default the first n in order.
+        columns
+            int32 [G]: the column of ``out`` that each gene goes to, -1 for none (`GeneMap.columns`); needs
+            ``out``. The other columns are zero.
+        """
+        wanted = self.row_numbers(rows)
         if out is None:
             out = np.empty((len(wanted), self.n_genes), np.float32)
+        place = np.arange(len(wanted)) if place is None else place
+        columns = np.empty(0, np.int32) if columns is None else columns
         if self.input_scale == "log1p":
-            kernels.dense_values(starts, lengths, indices, data, out)
-        else:
-            kernels.dense_log1p(starts, lengths, self._factors[wanted], indices, data, out)
+            for found in self.pieces(wanted):
+                row_kernels.dense_values(*found, columns, place, out)
+            return out
+        factors = self.factors(wanted)
+        for found in self.pieces(wanted):
+            row_kernels.dense_log1p(*found, factors, columns, place, out)
         return out
 
     def blocks(self, rows_per_block: int = 4096) -> Iterator[tuple[int, sparse.csr_matrix]]:
@@ -276,72 +295,76 @@ class Store:
 
     def in_memory(self) -> MemoryStore:
         """Return the same store with its values held in memory (`nbytes_in_memory`)."""
+        from perturbdiff.data.memory_store import MemoryStore
+
         return MemoryStore(self)
 
-    def _row_numbers(self, rows: Rows) -> np.ndarray:
+    def to_dask(
+        self,
+        *,
+        rows: Rows | None = None,
+        rows_per_block: int = _ROWS_PER_READ,
+        dense: bool = False,
+        scale: views.Scale = "log1p",
+    ) -> da.Array:
+        """Return the cells as a dask array [n, G] in blocks of CSR or dense rows; see `views.to_dask`."""
+        from perturbdiff.data import views
+
+        return views.to_dask(self, rows=rows, rows_per_block=rows_per_block, dense=dense, scale=scale)
+
+    def to_anndata(
+        self,
+        *,
+        lazy: bool = False,
+        rows: Rows | None = None,
+        scale: views.Scale = "log1p",
+        columns: Sequence[str] | None = None,
+        rows_per_block: int = _ROWS_PER_READ,
+    ) -> anndata.AnnData:
+        """Return the store as one AnnData, with ``lazy`` its X as a dask array; see `views.to_anndata`."""
+        from perturbdiff.data import views
+
+        settings = {"scale": scale, "columns": columns, "rows_per_block": rows_per_block}
+        return views.to_anndata(self, lazy=lazy, rows=rows, **settings)
+
+    def row_numbers(self, rows: Rows) -> np.ndarray:
+        """Return rows as numbers, int64 [n]; raises IndexError if one is not in the store."""
         if isinstance(rows, slice):
             return np.arange(*rows.indices(self.n_cells), dtype=np.int64)
-        numbers = np.asarray(rows, np.int64)
+        numbers = np.ascontiguousarray(rows, np.int64)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.n_cells):
             raise IndexError(f"rows must lie in 0..{self.n_cells - 1}")
         return numbers
 
-    def _csr(self, data: np.ndarray, indices: np.ndarray, lengths: np.ndarray) -> sparse.csr_matrix:
-        indptr = np.concatenate([[0], np.cumsum(lengths)])
-        if indptr[-1] <= np.iinfo(np.int32).max:
-            indptr = indptr.astype(np.int32)
-        matrix = sparse.csr_matrix((data, indices, indptr), shape=(len(lengths), self.n_genes), copy=False)
+    def sparse(
+        self, rows: np.ndarray, columns: np.ndarray | None = None, *, as_stored: bool = True
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return rows (int64 [n]) as starts [n + 1], column numbers (int32) and values: as stored, or log1p.
+
+        With ``columns`` (int32 [G], -1: left out; `GeneMap.columns`) the columns are renamed, and a row's values
+        need not ascend by column.
+        """
+        starts = np.concatenate([[0], np.cumsum(self._pointers.flat(rows)[1])])
+        as_stored = as_stored or self.input_scale == "log1p"
+        indices = np.empty(int(starts[-1]), np.int32)
+        data = np.empty(int(starts[-1]), self.dtype if as_stored else np.float32)
+        if as_stored:
+            for found in self.pieces(rows):
+                row_kernels.take_values(*found, starts, indices, data)
+        else:
+            factors = self.factors(rows)
+            for found in self.pieces(rows):
+                row_kernels.take_log1p(*found, factors, starts, indices, data)
+        if columns is not None:
+            left = np.empty_like(starts)
+            end = row_kernels.drop_columns(starts, columns, indices, data, left)
+            return left, indices[:end], data[:end]
+        return starts, indices, data
+
+    def _matrix(self, rows: np.ndarray, *, as_stored: bool) -> sparse.csr_matrix:
+        starts, indices, data = self.sparse(rows, as_stored=as_stored)
+        indptr = starts.astype(np.int32) if starts[-1] <= np.iinfo(np.int32).max else starts
+        matrix = sparse.csr_matrix((data, indices, indptr), shape=(len(rows), self.n_genes), copy=False)
         matrix.has_sorted_indices = True
         matrix.has_canonical_format = True
         return matrix
-
-    def _fetch(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return starts and lengths of ``rows`` within flat column numbers and values, which follow."""
-        pointers = self._pointers
-        lengths = pointers[rows + 1] - pointers[rows]
-        ordered = np.unique(rows)
-        if not len(ordered):
-            return lengths, lengths, np.empty(0, self._index_dtype), np.empty(0, self.dtype)
-        part = np.searchsorted(self._edges, ordered, "right") - 1
-        apart = (np.diff(ordered) > _GAP_ROWS) | (np.diff(part) > 0)
-        first = ordered[np.concatenate([[0], np.flatnonzero(apart) + 1])]
-        last = ordered[np.concatenate([np.flatnonzero(apart), [len(ordered) - 1]])]
-        sizes = pointers[last + 1] - pointers[first]
-        place = np.cumsum(sizes) - sizes
-        indices, data = np.empty(int(sizes.sum()), self._index_dtype), np.empty(int(sizes.sum()), self.dtype)
-        for a, b, at in zip(first, last, place, strict=True):
-            self._read(int(a), int(b) + 1, int(at), indices, data)
-        run = np.searchsorted(first, rows, "right") - 1
-        return place[run] + pointers[rows] - pointers[first[run]], lengths, indices, data
-
-    def _read(self, start: int, stop: int, at: int, indices: np.ndarray, data: np.ndarray) -> None:
-        """Read the values of rows of one part into ``indices`` and ``data`` from place ``at`` on."""
-        part = int(np.searchsorted(self._edges, start, "right")) - 1
-        base = self._pointers[self._edges[part]]
-        a, b = int(self._pointers[start] - base), int(self._pointers[stop] - base)
-        if b > a:
-            stored_indices, stored_data = self._matrices[part]
-            stored_indices.read(a, b, indices[at : at + b - a])
-            stored_data.read(a, b, data[at : at + b - a])
-
-
-class MemoryStore(Store):
-    """A store whose column numbers and values are held in memory; see `Store`."""
-
-    def __init__(self, store: Store) -> None:
-        super().__init__(store.path)
-        pointers = self._pointers
-        self._indices = np.empty(self.n_values, self._index_dtype)
-        self._data = np.empty(self.n_values, self.dtype)
-        for low, high in zip(self._edges[:-1], self._edges[1:], strict=True):
-            for start in range(int(low), int(high), _ROWS_PER_READ):
-                stop = min(int(high), start + _ROWS_PER_READ)
-                self._read(start, stop, int(pointers[start]), self._indices, self._data)
-
-    def in_memory(self) -> MemoryStore:
-        """Return itself."""
-        return self
-
-    def _fetch(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        starts = self._pointers[rows]
-        return starts, self._pointers[rows + 1] - starts, self._indices, self._data

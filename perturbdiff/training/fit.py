@@ -104,7 +104,8 @@ def fit(
         trainer = _trainer(material, callbacks, folder, device, processes)
         loader = material.loader(
             stream,
-            start_step=step, stop_step=material.config.train.max_steps, pin_memory=device == "cuda",
+            start_step=step, stop_step=material.config.train.max_steps,
+            packed=device == "cuda", pin_memory=device == "cuda",
         )  # fmt: skip
         batches: Any = _Endless(loader, material.config.train.accumulate)
         trainer.fit(module, batches, ckpt_path=start, weights_only=True)

@@ -19,11 +19,12 @@ from perturbdiff.bundle import Bundle, build_model
 from perturbdiff.config import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.few_shot import leave_out
-from perturbdiff.data.loader import WINDOW_ON_DISK, SetLoader
+from perturbdiff.data.loader import SetLoader
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
+from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.semantics import Semantics, Tables, check_tables, semantics, validation_labels
@@ -91,12 +92,12 @@ class Material:
     tables: Tables = field(default_factory=dict)
 
     @property
-    def window(self) -> int:
-        """Rows that the sampler keeps together: more than one where stores are too large for memory.
+    def windowed(self) -> bool:
+        """Whether cells are read in windows, since the stores are too large for memory.
 
         The recipe and the stores decide, not this machine's memory: the stream of sets must not depend on it.
         """
-        return WINDOW_ON_DISK if _too_large(self.sources, self.config) else 1
+        return _too_large(self.sources, self.config)
 
     def train_sampler(self, processes: Processes) -> SetStream:
         """Return the stream of training sets of this rank; in pairs if the loss compares twins."""
@@ -150,7 +151,8 @@ class Material:
         sources = self.sources if sources is None else sources
         names = [s.name for s in sources]
         return SetLoader(
-            [s.store for s in sources], sampler, vocabulary=self.vocabulary, genes=self.genes, datasets=names, **options
+            [s.store for s in sources], sampler, vocabulary=self.vocabulary, genes=self.genes, datasets=names,
+            threads=self.config.train.loader_threads, **options,
         )  # fmt: skip
 
     def _sampler(
@@ -160,11 +162,12 @@ class Material:
         if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
             own = np.arange(len(conditions))
             conditions = conditions.assign(is_control=False, control=own)
-        return CellSetSampler(
+        sampler = WindowedSampler if self.windowed else CellSetSampler
+        return sampler(
             conditions, use,
             set_size=train.set_size, sets_per_step=train.sets_per_step // twins,
             seed=self.config.seed + stream,
-            control_targets=train.control_targets, exclude=source.exclude, window=self.window, **place,
+            control_targets=train.control_targets, exclude=source.exclude, **place,
         )  # fmt: skip
 
     def seen(self) -> pd.DataFrame:

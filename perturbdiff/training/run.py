@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 Resume = Literal["auto", "never"]
 _SECTIONS = ("model", "schedule", "loss", "train", "sample")
+_NO_EFFECT = {"loader_threads"}
 
 
 def train(
@@ -186,7 +187,9 @@ def _stage(
     extra: dict[str, Any] | None = None,
 ) -> Path:
     processes, where = Processes.from_environment(), resolve_device(device)
-    recipe = {section: getattr(config, section).model_dump(mode="json") for section in _SECTIONS}
+    recipe = {
+        section: getattr(config, section).model_dump(mode="json", exclude=_NO_EFFECT) for section in _SECTIONS
+    }
     settings = {**recipe, **(extra or {})}
     folder = checkpoints or out.with_name(f"{out.name}.checkpoints")
     hashes = {role: {"sha256": files.sha256(files.existing(path, role))} for role, path in inputs.items()}

@@ -101,7 +101,7 @@ FREE = {
         f"train.{k}"
         for k in ("checkpoint_every", "log_every", "memory_gib", "statistics_cells", "stop_margin")
     ),
-    *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers")),
+    *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers", "loader_threads")),
     *("train.keep_every", "train.max_epochs", "train.min_steps", "sample.sets_per_batch", "sample.precision"),
 }
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.controls import ControlPools, Rows
 from perturbdiff.data.schema import condition_table
+from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.errors import UserError
 
 
@@ -16,9 +17,11 @@ def table(sizes: dict[tuple[str, str, str], int]) -> pd.DataFrame:
 
 
 def sampler(conditions, m=4, b=4, seed=0, **kwargs):
-    return CellSetSampler(
-        conditions, np.ones(len(conditions), bool), set_size=m, sets_per_step=b, seed=seed, **kwargs
-    )
+    kind = WindowedSampler if "window" in kwargs else CellSetSampler
+    return kind(conditions, np.ones(len(conditions), bool), set_size=m, sets_per_step=b, seed=seed, **kwargs)
+
+
+WAYS = [{}, {"window": 3, "bundle": 6, "mixed": 12}, {"window": 2, "bundle": 8, "mixed": 40}]
 
 
 sizes = st.dictionaries(
@@ -36,9 +39,9 @@ def screens(draw):
 
 
 @settings(max_examples=60, deadline=None)
-@given(screens(), st.integers(2, 9), st.booleans(), st.integers(0, 5), st.sampled_from([1, 3]))
-def test_each_epoch_holds_every_cell_and_never_mixes_conditions(conditions, m, control_targets, seed, window):
-    stream = sampler(conditions, m=m, seed=seed, control_targets=control_targets, window=window)
+@given(screens(), st.integers(2, 9), st.booleans(), st.integers(0, 5), st.sampled_from(WAYS))
+def test_each_epoch_holds_every_cell_and_never_mixes_conditions(conditions, m, control_targets, seed, way):
+    stream = sampler(conditions, m=m, seed=seed, control_targets=control_targets, **way)
     start, stop = conditions["start"].to_numpy(), conditions["stop"].to_numpy()
     for epoch in (0, 1):
         seen = np.zeros(stop.max(), int)
@@ -56,10 +59,10 @@ def test_each_epoch_holds_every_cell_and_never_mixes_conditions(conditions, m, c
 
 
 @settings(max_examples=30, deadline=None)
-@given(screens(), st.sampled_from([1, 2, 4]), st.integers(0, 3))
-def test_ranks_share_the_single_stream(conditions, world, first):
-    whole = sampler(conditions, m=3)
-    ranks = [sampler(conditions, m=3, rank=r, world_size=world) for r in range(world)]
+@given(screens(), st.sampled_from([1, 2, 4]), st.integers(0, 3), st.sampled_from(WAYS))
+def test_ranks_share_the_single_stream(conditions, world, first, way):
+    whole = sampler(conditions, m=3, **way)
+    ranks = [sampler(conditions, m=3, rank=r, world_size=world, **way) for r in range(world)]
     for k in (first, first + 7):
         shares = [rank.step(k) for rank in ranks]
         assert len({len(s) for s in shares}) == 1
@@ -70,18 +73,19 @@ def test_ranks_share_the_single_stream(conditions, world, first):
             np.testing.assert_array_equal(a.control, b.control)
 
 
-def test_stream_depends_on_seed_and_step_only():
+@pytest.mark.parametrize("way", WAYS)
+def test_stream_depends_on_seed_and_step_only(way):
     conditions = table({("A", "x", "p"): 50, ("A", "x", "q"): 20, ("A", "x", "control"): 60})
 
     def rows(stream, k):
         return np.concatenate([np.concatenate([s.target, s.control]) for s in stream.step(k)])
 
-    forward = sampler(conditions)
+    forward = sampler(conditions, **way)
     steps = [rows(forward, k) for k in range(20)]
-    resumed = sampler(conditions)
+    resumed = sampler(conditions, **way)
     for k in (17, 3, 18, 0):
         np.testing.assert_array_equal(rows(resumed, k), steps[k])
-    assert not np.array_equal(rows(sampler(conditions, seed=1), 0), steps[0])
+    assert not np.array_equal(rows(sampler(conditions, seed=1, **way), 0), steps[0])
     assert not np.array_equal(np.sort(rows(forward, 0)), np.sort(rows(forward, forward.steps_per_epoch)))
 
 
@@ -106,10 +110,11 @@ def test_targets_are_permuted_uniformly():
     assert off.min() > 0.7 * off.mean()
 
 
+@pytest.mark.parametrize("way", [{}, {"window": 10, "bundle": 40, "mixed": 80}])
 @pytest.mark.parametrize("size", [16, 17, 40, 41, 200])
-def test_control_targets_have_disjoint_controls(size):
+def test_control_targets_have_disjoint_controls(size, way):
     conditions = table({("A", "x", "p"): 5, ("A", "x", "control"): size})
-    stream = sampler(conditions, m=20, control_targets=True)
+    stream = sampler(conditions, m=20, control_targets=True, **way)
     covered = set()
     for i in range(stream.sets_per_epoch):
         cells = stream.set_at(i)

@@ -1,4 +1,5 @@
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from small_store import small_store
 
 from perturbdiff.data import loader
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.data.loader import SetLoader, prefetched, resident
+from perturbdiff.data.loader import SetLoader, in_order, resident
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.errors import UserError
@@ -105,26 +106,30 @@ def test_mixture_reads_each_store_and_names_its_dataset(small):
         SetLoader(stores, mixed, vocabulary=words, genes=genes, datasets=("c", "x"))
 
 
-def test_failures_of_the_thread_are_raised(small, monkeypatch):
-    made = make(small, stop_step=4)
-    real = made.load
-    monkeypatch.setattr(
-        made, "load", lambda sets: real(sets) if made.step == 0 and not threads_done() else 1 / 0
-    )
-
-    def threads_done():
-        threads_done.calls = getattr(threads_done, "calls", 0) + 1
-        return threads_done.calls > 2
-
+def test_failures_of_a_thread_are_raised_in_their_turn(small, monkeypatch):
+    made = make(small, stop_step=4, threads=2)
+    real = made.sampler.step
+    monkeypatch.setattr(made.sampler, "step", lambda k: real(k) if k < 2 else 1 / 0)
+    batches = iter(made)
+    assert len([next(batches), next(batches)]) == 2
     with pytest.raises(ZeroDivisionError):
-        list(made)
+        next(batches)
 
 
-def test_closing_ends_the_thread():
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_work_is_handed_over_in_order(threads):
+    def work(item):
+        time.sleep(0.002 * (item % 3 == 0))
+        return item
+
+    assert list(in_order(work, range(20), threads, 4)) == list(range(20))
+
+
+def test_closing_ends_the_threads():
     before = threading.active_count()
-    items = prefetched(iter(range(10**9)), 2)
+    items = in_order(lambda item: item, range(10**9), 2, 3)
     assert next(items) == 0
-    assert threading.active_count() == before + 1
+    assert threading.active_count() == before + 2
     items.close()
     assert threading.active_count() == before
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from perturbdiff.model.sparse import dense_log1p
+from perturbdiff.data.packed import dense_log1p
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "float32"])
@@ -24,7 +24,7 @@ def test_values_are_those_of_scipy(dtype):
     values = counts.data.astype(np.uint16).view(np.int16) if dtype == "int16" else counts.data.astype(dtype)
     found = dense_log1p(
         torch.from_numpy(values), torch.from_numpy(counts.indices.astype(np.int16)),
-        torch.from_numpy(counts.indptr), torch.from_numpy(depth), genes=50, target_sum=1e4,
+        torch.from_numpy(counts.indptr), torch.from_numpy(1e4 / depth), genes=50,
     )  # fmt: skip
     assert found.dtype == torch.float32
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
@@ -32,7 +32,5 @@ def test_values_are_those_of_scipy(dtype):
 
 def test_cells_without_counts_are_zero():
     nothing = torch.zeros(0, dtype=torch.int16)
-    found = dense_log1p(
-        nothing, nothing, torch.zeros(4, dtype=torch.int64), torch.ones(3), genes=5, target_sum=1.0
-    )
+    found = dense_log1p(nothing, nothing, torch.zeros(4, dtype=torch.int64), torch.ones(3), genes=5)
     assert torch.equal(found, torch.zeros(3, 5))

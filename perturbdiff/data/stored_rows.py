@@ -1,0 +1,211 @@
+"""Where the rows of a store lie: row pointers at four bytes a cell, and rows found in decoded chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import zarr
+
+from perturbdiff.data import row_kernels
+from perturbdiff.data.chunk_cache import ChunkCache
+from perturbdiff.data.shards import ShardedReader
+from perturbdiff.errors import UserError
+
+CACHE_BYTES = 256 << 20
+"""Decoded chunks that a store keeps: far more than a step needs, so that small sets share what they read."""
+
+_POINTERS_PER_READ = 1 << 20
+_BATCHES = 4  # a reader holds at most this fraction of the cache, so that several can go on
+
+
+class Pieces(NamedTuple):
+    """Rows of a request as stretches of flat arrays; see `row_kernels`.
+
+    Attributes
+    ----------
+    begin, size, row
+        int64 [pieces]: first value, number of values, and the row of the request.
+    indices, data
+        Column numbers and values, flat.
+    """
+
+    begin: np.ndarray
+    size: np.ndarray
+    row: np.ndarray
+    indices: np.ndarray
+    data: np.ndarray
+
+
+class RowPointers:
+    """Place of each row's values within its part.
+
+    Parameters
+    ----------
+    parts
+        Folders of the parts.
+    edges
+        int64 [parts + 1]: first row of each part, and the number of rows.
+    num_values
+        Values in all parts together, which is checked.
+
+    Attributes
+    ----------
+    base
+        int64 [parts + 1]: values before each part.
+
+    Raises
+    ------
+    UserError
+        If the pointers of a part are damaged.
+    """
+
+    def __init__(self, parts: Sequence[Path], edges: np.ndarray, num_values: int) -> None:
+        self._edges = edges
+        small = num_values <= np.iinfo(np.uint32).max
+        # one more than rows for each part: its end
+        self._places = np.empty(int(edges[-1]) + len(parts), np.uint32 if small else np.uint64)
+        ends = []
+        for p, path in enumerate(parts):
+            first, last = int(edges[p]) + p, int(edges[p + 1]) + p + 1
+            own = self._places[first:last]
+            stored = zarr.open_array(path / "X" / "indptr", mode="r")
+            if stored.shape != own.shape:
+                raise UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
+            before = 0
+            for start in range(0, len(own), _POINTERS_PER_READ):
+                piece = np.asarray(stored[start : start + _POINTERS_PER_READ], np.int64)
+                if piece[0] < before or (np.diff(piece) < 0).any() or piece[-1] > num_values:
+                    raise UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
+                own[start : start + len(piece)] = piece
+                before = int(piece[-1])
+            ends.append(before)
+        self.base = np.cumsum([0, *ends])
+        if self.base[-1] != num_values:
+            raise UserError(
+                f"{parts[0].parent if parts else ''}: row pointers are damaged; run preprocess again with --force"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self._places.nbytes
+
+    def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return each row's part, and where its values start and stop within the part, int64 [n]."""
+        if len(self._edges) == 2:
+            part = np.zeros(len(rows), np.int64)
+        else:
+            part = np.searchsorted(self._edges, rows, "right") - 1
+        places = rows + part
+        return part, self._places[places].astype(np.int64), self._places[places + 1].astype(np.int64)
+
+    def flat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where rows start among the values of all parts end to end, and their lengths, int64 [n]."""
+        part, starts, stops = self.find(rows)
+        return starts + self.base[part], stops - starts
+
+    def occupied(self, start: int, stop: int) -> np.ndarray:
+        """Return which of the rows ``start`` to ``stop`` have values."""
+        _, begin, end = self.find(np.arange(start, stop))
+        return end > begin
+
+
+class RowsOnDisk:
+    """Rows of the parts' matrices, found in decoded chunks.
+
+    Every chunk that a request touches is read once; successive chunks are one read of the file.
+
+    Parameters
+    ----------
+    parts
+        Folders of the parts.
+    pointers
+        Of their rows.
+    num_genes
+        Columns; a larger column number is damage.
+    """
+
+    def __init__(self, parts: Sequence[Path], pointers: RowPointers, num_genes: int) -> None:
+        self._pointers, self._genes = pointers, num_genes
+        self._readers = [
+            (ShardedReader(path / "X" / "indices"), ShardedReader(path / "X" / "data")) for path in parts
+        ]
+        for (indices, data), path in zip(self._readers, parts, strict=True):
+            if (indices.chunk, indices.length) != (data.chunk, data.length):
+                raise UserError(
+                    f"{path}: column numbers and values do not fit together; run preprocess again with --force"
+                )
+        self._chunk = np.array([indices.chunk for indices, _ in self._readers], np.int64)
+        self._base = np.cumsum([0, *(indices.num_chunks for indices, _ in self._readers)])
+        longest_row = -(-num_genes // int(self._chunk.min())) + 1
+        indices, data = self._readers[0]
+        self.cache = ChunkCache(
+            int(self._base[-1]), int(self._chunk.max()), indices.dtype, data.dtype,
+            budget=CACHE_BYTES, fewest=_BATCHES * longest_row,
+        )  # fmt: skip
+        self._limit = max(len(self.cache) // _BATCHES, min(longest_row, len(self.cache)))
+
+    def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
+        """Yield the pieces of ``rows`` in batches; each is valid until the next one is asked for."""
+        request = np.arange(len(rows))
+        if len(rows) > 1 and (np.diff(rows) < 0).any():
+            request = np.argsort(rows, kind="stable")
+            rows = rows[request]
+        part, starts, stops = self._pointers.find(rows)
+        chunk = self._chunk[part]
+        touched = np.where(stops > starts, (stops - 1) // chunk - starts // chunk + 1, 1)
+        numbers = np.empty(int(touched.sum()), np.int64)
+        cuts = np.empty((len(rows) + 1, 2), np.int64)
+        batches = row_kernels.plan_chunks(
+            starts, stops, part, self._chunk, self._base, self._limit, numbers, cuts
+        )
+        row, number = 0, 0
+        for last_row, last_number in cuts[:batches].tolist():
+            wanted, here = numbers[number:last_number], slice(row, last_row)
+            # in the order of the request: writing in order pays more than reading in order
+            turn = row + np.argsort(request[here])
+            with self.cache.lent(wanted, self._decode):
+                yield self._cut(
+                    starts[turn], stops[turn], part[turn], request[turn], int(touched[here].sum())
+                )
+            row, number = last_row, last_number
+
+    def _cut(
+        self, starts: np.ndarray, stops: np.ndarray, part: np.ndarray, request: np.ndarray, most: int
+    ) -> Pieces:
+        cache = self.cache
+        begin, size, row = (np.empty(most, np.int64) for _ in range(3))
+        count = row_kernels.cut_into_pieces(
+            starts, stops, part, request, self._chunk, self._base,
+            cache.slot_of, cache.indices.shape[1], begin, size, row,
+        )  # fmt: skip
+        return Pieces(
+            begin[:count], size[:count], row[:count], cache.indices.reshape(-1), cache.data.reshape(-1)
+        )
+
+    def _decode(self, numbers: Sequence[int], slots: Sequence[int]) -> None:
+        first = 0
+        for part, (indices, data) in enumerate(self._readers):
+            base, end = int(self._base[part]), int(self._base[part + 1])
+            last = first
+            while last < len(numbers) and numbers[last] < end:
+                last += 1
+            if last > first:
+                own, here, chunk = [n - base for n in numbers[first:last]], slots[first:last], indices.chunk
+                columns = [self.cache.indices[slot, :chunk] for slot in here]
+                indices.decode(own, columns)
+                data.decode(own, [self.cache.data[slot, :chunk] for slot in here])
+                self._check(columns, own, indices)
+            first = last
+
+    def _check(self, columns: Sequence[np.ndarray], numbers: Sequence[int], reader: ShardedReader) -> None:
+        """Refuse column numbers that are none: the compiled loops would write beyond the end."""
+        for number, found in zip(numbers, columns, strict=True):
+            used = found[: max(reader.length - number * reader.chunk, 0)]
+            if len(used) and used.view(f"u{used.itemsize}").max() >= self._genes:
+                raise UserError(
+                    f"{reader.path}: is damaged (a column number is too large); run preprocess again with --force"
+                )
