@@ -278,9 +278,17 @@ class CscMatrix:
 
     def prepare(self) -> None:
         """Convert the matrix unless that was done before; an interrupted conversion starts over."""
-        if not self._folder.exists():
-            with files.writing(self._folder, folder=True) as folder:
-                self._gather(folder, self._scatter(folder))
+        if self._folder.exists():
+            return
+        partial = files.temporary_name(self._folder)
+        files.remove(partial)
+        partial.mkdir(parents=True)
+        try:
+            self._gather(partial, self._scatter(partial))
+        except BaseException:
+            files.remove(partial)
+            raise
+        files.replace(partial, self._folder)
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
