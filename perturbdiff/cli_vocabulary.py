@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli_options import Force, Out, Overrides, Recipe, config_of
+from perturbdiff.cli_options import (
+    Force,
+    Jobs,
+    MemoryLimit,
+    Out,
+    Overrides,
+    Recipe,
+    Scheduler,
+    config_of,
+    size_in_bytes,
+)
 
 vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
 
@@ -37,12 +47,9 @@ def build(
     ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Studies read at the same time.")
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use this cluster's workers.")
-    ] = None,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    memory_limit: MemoryLimit = None,
     force: Force = False,
 ) -> None:
     """Choose the genes of many studies.
@@ -56,7 +63,7 @@ def build(
     settings: dict[str, Any] = {
         "composites": composites,
         "assign": assign,
-        "machine": Machine(jobs, scheduler),
+        "machine": Machine(jobs, scheduler, size_in_bytes(memory_limit)),
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}
     typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))

@@ -7,6 +7,7 @@ union of every study's own selection is mostly noise, so studies are merged into
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +49,9 @@ SETTINGS = (
     "hvg_flavor",
 )
 """Keys of `data` that the vocabulary depends on."""
+
+_STUDIES_PER_JOB = 100
+"""Small studies that are worth a worker: opening one takes some 50 ms."""
 
 SCORES = ("dispersions_norm", "variances_norm")
 """What genes are ordered by, depending on the flavor."""
@@ -118,14 +122,14 @@ def build_vocabulary(
         if run.skip:
             return out
         # beside the output, not in it: the sums of finished studies outlive a study that cannot be read
-        sums = out.with_name(f"{out.name}.sums")
-        scratch = files.temporary_name(sums)
-        scratch.mkdir(exist_ok=True)
-        added, covered = _gene_sets(add, config, scratch), _gene_sets(cover, config, scratch, data=True)
-        with files.explain_os_errors(sums, kept=True):
+        where = machine or Machine()
+        sums = f".{out.name}.sums"
+        scratch = (out.parent if where.unfinished is None else where.unfinished) / sums
+        with files.explain_os_errors(out, kept_at=scratch), files.locked(scratch, "another run"):
+            added, covered = _gene_sets(add, config, scratch), _gene_sets(cover, config, scratch, data=True)
             corpus = survey(paths, config, scratch)
             labels = balanced(corpus, composites) if assign is None else from_table(corpus, assign)
-            with _crew(corpus, machine or Machine()) as crew:
+            with _crew(corpus, where) as crew:
                 merged = _select(corpus, labels, config, scratch, crew)
         run.results |= write_tables(run.path, corpus, merged, added, covered)
     files.remove(scratch)
@@ -142,11 +146,13 @@ def _gene_sets(
     ]
 
 
-def _crew(corpus: Corpus, machine: Machine) -> Crew:
-    """Return who reads the studies: this process alone if they are small and no number of jobs was asked for."""
-    small = sum(study.num_values for study in corpus.studies) < 2 * VALUES_PER_PIECE
-    crew = Crew(1 if machine.jobs is None and small else machine.jobs, machine.scheduler)
-    machine.bucket_values(crew.jobs)  # whether the memory is enough for so many
+def _crew(corpus: Corpus, where: Machine) -> Crew:
+    """Return who reads the studies: no more workers than there is work for."""
+    values = sum(study.num_values for study in corpus.studies)
+    most = max(1, values // VALUES_PER_PIECE, len(corpus.studies) // _STUDIES_PER_JOB)
+    jobs = len(os.sched_getaffinity(0)) if where.jobs is None else where.jobs
+    crew = Crew(min(jobs, most), where.scheduler)
+    where.bucket_values(crew.jobs)  # whether the memory is enough for so many
     return crew
 
 

@@ -244,7 +244,8 @@ def test_a_broken_study_does_not_cost_the_others(folder, tmp_path, monkeypatch):
     assert read_again == ["zz.h5ad"]
 
 
-def test_same_bytes_from_worker_processes(folder, tmp_path):
+def test_same_bytes_from_worker_processes(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(gene_vocabulary, "_STUDIES_PER_JOB", 2)
     one = build_vocabulary(files_of(folder), tmp_path / "one", CONFIG, composites=2)
     two = build_vocabulary(files_of(folder), tmp_path / "two", CONFIG, composites=2, machine=Machine(jobs=2))
     assert tree(one) == tree(two)
