@@ -11,9 +11,10 @@ process STATS {
     path 'versions.yml',                       emit: versions
 
     script:
+    def args  = task.ext.args ?: ''
     def parts = split ? "--split ${split}" : ''
     """
-    perturbdiff stats ${store} --out ${meta.id}.stats ${parts}
+    perturbdiff stats ${store} --out ${meta.id}.stats ${parts} --jobs ${task.cpus} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -13,8 +13,8 @@ from scipy import stats
 
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.distances import interval, mean_distance, mean_distance_within
-from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, Comparison, PairPlan, Sample
-from perturbdiff.data.row_reader import RowReader
+from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, Comparison, PairPlan
+from perturbdiff.data.row_reader import Located, RowReader
 from perturbdiff.data.store import Store
 
 KINDS = ("within", "between", "control")
@@ -30,8 +30,11 @@ _BYTES_KEPT = 96 * 2**20  # of dense samples that a task holds
 
 @dataclass(frozen=True)
 class _Task:
+    """Samples, by where their rows lie, and which of them to compare with which, int64 [n, 2]."""
+
     store: Path
-    comparisons: list[Comparison]
+    samples: list[Located]
+    pairs: np.ndarray
 
 
 def distances(
@@ -60,24 +63,39 @@ def distances(
         plan = PairPlan(store.conditions, level, pairs=pairs, cells=cells, seed=seed)
         groups[level] = {"n_groups": plan.num_groups, "n_with_enough_cells": plan.num_eligible}
         found = plan.comparisons()
-        stretches = [found[i : i + _GROUPS_PER_TASK] for i in range(0, len(found), _GROUPS_PER_TASK)]
-        tasks = [_Task(store.path, [c for group in stretch for c in group]) for stretch in stretches]
-        sizes = [len(task.comparisons) for task in tasks]
+        tasks = _tasks(store, found)
+        sizes = [len(task.pairs) for task in tasks]
         values = crew.run(_compare, tasks, weights=sizes, label=f"distances by {level}", unit="pairs")
-        flat = [c for task in tasks for c in task.comparisons]
-        if flat:
-            frames.append(_table(level, flat, np.concatenate(values)))
+        if found:
+            frames.append(_table(level, [c for group in found for c in group], np.concatenate(values)))
     frames = frames[1:] or frames
     return pd.concat(frames, ignore_index=True), groups
 
 
+def _tasks(store: Store, found: list[list[Comparison]]) -> list[_Task]:
+    """Cut comparisons into tasks, and look up where all their rows lie in one go through the store."""
+    drawn = [sample.rows for group in found for c in group for sample in (c.a, c.b)]
+    rows = np.unique(np.concatenate([np.empty(0, np.int64), *drawn]))
+    located = RowReader(store).locate(rows)
+    tasks = []
+    for first in range(0, len(found), _GROUPS_PER_TASK):
+        number: dict[bytes, int] = {}
+        samples, pairs = [], []
+        for comparison in (c for group in found[first : first + _GROUPS_PER_TASK] for c in group):
+            for sample in (comparison.a, comparison.b):
+                if number.setdefault(sample.rows.tobytes(), len(number)) == len(samples):
+                    samples.append(located.take(np.searchsorted(rows, sample.rows)))
+            pairs.append([number[s.rows.tobytes()] for s in (comparison.a, comparison.b)])
+        tasks.append(_Task(store.path, samples, np.array(pairs, np.int64)))
+    return tasks
+
+
 def _compare(task: _Task) -> np.ndarray:
-    """Return the energy distance of each comparison."""
-    reader = RowReader(Store(task.store))
-    loaded = _Loaded(reader)
-    found = np.empty(len(task.comparisons))
-    for i, comparison in enumerate(task.comparisons):
-        (x, own_x), (y, own_y) = loaded.get(comparison.a), loaded.get(comparison.b)
+    """Return the energy distance of each pair."""
+    loaded = _Loaded(RowReader(Store(task.store)), task.samples)
+    found = np.empty(len(task.pairs))
+    for i, (a, b) in enumerate(task.pairs.tolist()):
+        (x, own_x), (y, own_y) = loaded.get(a), loaded.get(b)
         found[i] = 2.0 * mean_distance(x, y) - own_x - own_y
     return found
 
@@ -85,19 +103,18 @@ def _compare(task: _Task) -> np.ndarray:
 class _Loaded:
     """Samples as dense cells with their mean distance within; the last few are kept."""
 
-    def __init__(self, reader: RowReader) -> None:
-        self._reader = reader
-        self._kept: OrderedDict[bytes, tuple[np.ndarray, float]] = OrderedDict()
+    def __init__(self, reader: RowReader, samples: list[Located]) -> None:
+        self._reader, self._samples = reader, samples
+        self._kept: OrderedDict[int, tuple[np.ndarray, float]] = OrderedDict()
 
-    def get(self, sample: Sample) -> tuple[np.ndarray, float]:
-        key = sample.rows.tobytes()
-        if key not in self._kept:
-            cells = self._reader.expression(sample.rows).toarray().astype(np.float64)
-            self._kept[key] = cells, mean_distance_within(cells)
+    def get(self, number: int) -> tuple[np.ndarray, float]:
+        if number not in self._kept:
+            cells = self._reader.read(self._samples[number]).astype(np.float64).toarray()
+            self._kept[number] = cells, mean_distance_within(cells)
             while len(self._kept) > max(2, _BYTES_KEPT // cells.nbytes):
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        self._kept.move_to_end(number)
+        return self._kept[number]
 
 
 def _table(level: str, comparisons: list[Comparison], ed: np.ndarray) -> pd.DataFrame:
@@ -136,10 +153,11 @@ def summarise(table: pd.DataFrame, *, seed: int) -> pd.DataFrame:
         perturbations (column ``interval_over``); ``above_within`` is the share of pairs beyond the 95 % quantile of
         the distances within groups of the same level and cell type.
     """
-    by_type = table.assign(cell_type=table["cell_type"].where(table["level"] == "cell type", "all"))
+    scope = table["cell_type"].where(table["level"] == "cell type", "all")
     rows = []
-    for level, cell_type in by_type[["level", "cell_type"]].drop_duplicates().to_numpy(object):
-        of_level = by_type[(by_type["level"] == level) & (by_type["cell_type"] == cell_type)]
+    for key, places in table.groupby(["level", scope], sort=False).indices.items():
+        level, cell_type = np.asarray(key, object).tolist()
+        of_level = table.iloc[np.sort(places)]
         within = of_level.loc[of_level["kind"] == "within", "ed"].to_numpy(np.float64)
         for kind in KINDS:
             own = pd.DataFrame(of_level[of_level["kind"] == kind])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zarr
@@ -25,20 +25,33 @@ from perturbdiff.errors import UserError
 _WINDOW = 65_536
 """Rows whose places and depths are kept together: a chunk of these arrays in a store."""
 
-_WINDOWS_KEPT = 8
 _GAP_ROWS = 64
 
 
 @dataclass(frozen=True)
-class _Window:
-    """Places of the first values of rows within their part, int64 [n + 1], and depths, float32 [n]."""
+class Located:
+    """Where rows lie.
 
-    pointers: np.ndarray
+    Attributes
+    ----------
+    part, start, length
+        Part of the store, place of the row's first value in it, and number of values, int64 [n].
+    depth
+        float32 [n].
+    """
+
+    part: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
     depth: np.ndarray
+
+    def take(self, index: np.ndarray) -> Located:
+        """Return some of the rows."""
+        return Located(self.part[index], self.start[index], self.length[index], self.depth[index])
 
 
 class RowReader:
-    """Rows of a store as log1p values; holds a few windows of 65,536 rows at a time.
+    """Rows of a store as log1p values; holds the places of at most 65,536 rows beside those it is asked for.
 
     Parameters
     ----------
@@ -51,16 +64,19 @@ class RowReader:
         parts = json.loads((store.path / "manifest.json").read_text())["results"]["store"]["parts"]
         self._parts = [store.path / str(part["name"]) for part in parts]
         self.edges = np.cumsum([0, *(int(part["n_cells"]) for part in parts)])
-        self._windows: OrderedDict[tuple[int, int], _Window] = OrderedDict()
+        self._window: tuple[int, int, np.ndarray, np.ndarray] = -1, -1, np.empty(0), np.empty(0)
         self._matrices: dict[int, tuple[ShardedReader, ShardedReader]] = {}
+        self._columns: dict[tuple[int, str], Any] = {}
 
     def depth(self, start: int, stop: int) -> np.ndarray:
         """Return the depth of rows ``start`` to ``stop`` over all genes of the input, float32."""
         pieces = [np.empty(0, np.float32)]
-        for part, low, high in self._pieces(start, stop):
-            with _explained(self._parts[part]):
-                array = zarr.open_array(self._parts[part] / "obs" / "n_counts", mode="r")
-                pieces.append(np.asarray(array[low:high], np.float32))
+        for part, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
+            if start < high and stop > low:
+                own = self._column(
+                    part, "obs/n_counts", int(max(start, low) - low), int(min(stop, high) - low)
+                )
+                pieces.append(own.astype(np.float32, copy=False))
         return np.concatenate(pieces)
 
     def stretch(self, start: int, stop: int) -> sparse.csr_matrix:
@@ -80,72 +96,83 @@ class RowReader:
         scipy.sparse.csr_matrix
             float32 [n, G].
         """
+        return self.read(self.locate(rows))
+
+    def locate(self, rows: np.ndarray) -> Located:
+        """Return where ascending rows lie; goes through their windows once, so ask for many rows at a time.
+
+        Raises
+        ------
+        UserError
+            If row pointers or depths are damaged.
+        """
         part = np.searchsorted(self.edges, rows, "right") - 1
         place = rows - self.edges[part]
-        lengths, indices, data = [], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-        cuts = np.flatnonzero((np.diff(part) != 0) | (np.diff(place // _WINDOW) != 0)) + 1
-        for own in np.split(np.arange(len(rows)), cuts):
-            if len(own):
-                found = self._take(int(part[own[0]]), place[own])
-                for all_, one in zip((lengths, indices, data), found, strict=True):
-                    all_.append(one)
-        indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *lengths]))])
-        shape = (len(rows), self.store.n_genes)
-        return sparse.csr_matrix((np.concatenate(data), np.concatenate(indices), indptr), shape=shape)
+        start, length = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        depth = np.empty(len(rows), np.float32)
+        number = place // _WINDOW
+        cuts = np.flatnonzero((np.diff(part) != 0) | (np.diff(number) != 0)) + 1
+        for first, last in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+            if last > first:
+                pointers, depths = self._open_window(int(part[first]), int(number[first]))
+                local = place[first:last] % _WINDOW
+                start[first:last] = pointers[local]
+                length[first:last] = pointers[local + 1] - pointers[local]
+                depth[first:last] = depths[local]
+        return Located(part, start, length, depth)
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield part, first and last row within it, of a stretch of the store."""
-        for part, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
-            if start < high and stop > low:
-                yield part, int(max(start, low) - low), int(min(stop, high) - low)
+    def read(self, rows: Located) -> sparse.csr_matrix:
+        """Return log1p values of rows in ascending order that were located, float32 CSR [n, G]."""
+        indptr = np.concatenate([[0], np.cumsum(rows.length)])
+        indices, data = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), np.float32)
+        gap = _GAP_ROWS * max(1, self.store.n_values // max(1, self.store.n_cells))
+        apart = np.diff(rows.part) != 0
+        apart |= rows.start[1:] - (rows.start[:-1] + rows.length[:-1]) > gap
+        cuts = np.flatnonzero(apart) + 1
+        for first, last in zip([0, *cuts], [*cuts, len(rows.start)], strict=True):
+            if last > first:
+                own = rows.take(np.arange(first, last))
+                out = slice(int(indptr[first]), int(indptr[last]))
+                self._read_run(own, indptr[first:last] - indptr[first], indices[out], data[out])
+        shape = (len(rows.start), self.store.n_genes)
+        return sparse.csr_matrix((data, indices, indptr), shape=shape)
 
-    def _take(self, part: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return lengths, column numbers and log1p values of rows of one window of one part."""
-        window = self._window(part, int(rows[0]) // _WINDOW)
-        local = rows % _WINDOW
-        starts = window.pointers[local]
-        lengths = window.pointers[local + 1] - starts
-        matrix = self._matrix(part)
-        out_indices = np.empty(int(lengths.sum()), np.int32)
-        out_data = np.empty(len(out_indices), np.float32)
+    def _read_run(
+        self, rows: Located, offset: np.ndarray, out_indices: np.ndarray, out_data: np.ndarray
+    ) -> None:
+        """Read rows that lie close together in one part."""
+        low, high = int(rows.start[0]), int(rows.start[-1] + rows.length[-1])
+        stored_indices, stored_data = self._matrix(int(rows.part[0]))
+        indices, data = np.empty(high - low, stored_indices.dtype), np.empty(high - low, stored_data.dtype)
+        stored_indices.read(low, high, indices)
+        stored_data.read(low, high, data)
+        found = (rows.start - low, rows.length, np.arange(len(rows.start)), indices, data)
         scale = self.store.input_scale
-        factors = value_factors(window.depth[local], self.store.target_sum, scale)
-        end = 0
-        for own in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(local) > _GAP_ROWS) + 1):
-            low, high = int(starts[own[0]]), int(starts[own[-1]] + lengths[own[-1]])
-            indices = np.empty(high - low, matrix[0].dtype)
-            data = np.empty(high - low, matrix[1].dtype)
-            matrix[0].read(low, high, indices)
-            matrix[1].read(low, high, data)
-            size = int(lengths[own].sum())
-            at, into, out = starts[own] - low, out_indices[end : end + size], out_data[end : end + size]
-            row, offset = np.arange(len(own)), np.cumsum(lengths[own]) - lengths[own]
-            found = (at, lengths[own], row, indices, data)
-            if scale == "log1p":
-                row_kernels.take_values(*found, offset, into, out)
-            else:
-                row_kernels.take_log1p(*found, factors[own], offset, into, out)
-            end += size
-        return lengths, out_indices, out_data
+        if scale == "log1p":
+            row_kernels.take_values(*found, offset, out_indices, out_data)
+        else:
+            factors = value_factors(rows.depth, self.store.target_sum, scale)
+            row_kernels.take_log1p(*found, factors, offset, out_indices, out_data)
 
-    def _window(self, part: int, number: int) -> _Window:
-        key = (part, number)
-        if key not in self._windows:
-            start = int(self.edges[part]) + number * _WINDOW
-            stop = min(start + _WINDOW, int(self.edges[part + 1]))
-            with _explained(self._parts[part]):
-                array = zarr.open_array(self._parts[part] / "X" / "indptr", mode="r")
-                low = number * _WINDOW
-                pointers = np.asarray(array[low : low + stop - start + 1], np.int64)
-            depth = self.depth(start, stop)
+    def _open_window(self, part: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of the first values of the rows of a window, int64 [n + 1], and depths, float32 [n]."""
+        if self._window[:2] != (part, number):
+            low = number * _WINDOW
+            high = min(low + _WINDOW, int(self.edges[part + 1] - self.edges[part]))
+            pointers = self._column(part, "X/indptr", low, high + 1).astype(np.int64, copy=False)
+            depth = self._column(part, "obs/n_counts", low, high).astype(np.float32, copy=False)
+            sizes = np.diff(pointers)
             # zarr reads a chunk whose file is gone as zeros
-            if (np.diff(pointers) < 0).any() or (depth[np.diff(pointers) > 0] <= 0).any():
+            if (sizes < 0).any() or (depth[sizes > 0] <= 0).any():
                 raise UserError(f"{self._parts[part]}: is damaged; run preprocess again with --force")
-            self._windows[key] = _Window(pointers, depth)
-            if len(self._windows) > _WINDOWS_KEPT:
-                self._windows.popitem(last=False)
-        self._windows.move_to_end(key)
-        return self._windows[key]
+            self._window = part, number, pointers, depth
+        return self._window[2], self._window[3]
+
+    def _column(self, part: int, name: str, start: int, stop: int) -> np.ndarray:
+        with _explained(self._parts[part]):
+            if (part, name) not in self._columns:
+                self._columns[part, name] = zarr.open_array(self._parts[part] / name, mode="r")
+            return np.asarray(self._columns[part, name][start:stop])
 
     def _matrix(self, part: int) -> tuple[ShardedReader, ShardedReader]:
         if part not in self._matrices:

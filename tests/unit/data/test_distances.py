@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perturbdiff.data.distance_tables import COLUMNS, summarise
 from perturbdiff.data.distances import energy_distance, interval, mean_distance, mean_distance_within
 from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, PairPlan
 from perturbdiff.data.schema import condition_table
@@ -168,3 +169,35 @@ def test_too_few_cells_are_not_compared():
     assert [[c.kind for c in group] for group in plan.comparisons()] == [["within"]]
     none = PairPlan(small[small["perturbation"] != "q"], "condition", pairs=30, cells=16, seed=0)
     assert none.comparisons() == []
+
+
+def test_one_perturbation_is_drawn_by_groups():
+    """With one perturbation, the interval is over its cell types and batches."""
+    ed = np.linspace(0.0, 1.0, 9)
+    places = [(t, b) for t in "ABC" for b in "xyz"]
+    rows = [
+        ("condition", "control", t, b, "p", "control", 20, 20, e)
+        for (t, b), e in zip(places, ed, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=COLUMNS[:-1]).assign(root=np.sqrt(ed))
+    summary = summarise(table, seed=0).iloc[0]
+    assert (summary["cell_type"], summary["n_pairs"], summary["n_perturbations"]) == ("all", 9, 1)
+    assert summary["interval_over"] == "groups"
+    assert summary["low"] < 0.5 < summary["high"]
+    assert np.isnan(summary["above_within"])
+    few = summarise(table.iloc[:2], seed=0).iloc[0]
+    assert few["interval_over"] == ""
+    assert np.isnan(few["low"])
+
+
+def test_share_beyond_the_halves():
+    rows = [("perturbation", "within", "", "", f"p{i}", f"p{i}", 20, 20, i / 100) for i in range(101)]
+    rows += [
+        ("perturbation", "between", "", "", "p0", f"p{i}", 20, 20, e)
+        for i, e in ((1, 0.9), (2, 0.96), (3, 2))
+    ]
+    table = pd.DataFrame(rows, columns=COLUMNS[:-1]).assign(root=0.0)
+    summary = summarise(table, seed=0).set_index("kind")
+    assert summary.loc["between", "above_within"] == pytest.approx(2 / 3)
+    assert summary.loc["between", "n_perturbations"] == 4
+    assert summary.loc["within", "median"] == pytest.approx(0.5)
