@@ -3,7 +3,7 @@
     python benchmarks/preprocess.py --cells 200000 1000000 --gzip-cells 100000 --out preprocess.json
     python benchmarks/scale.py preprocess.json [--loader loader.json] [--update docs/scale.md]
 
-Without ``--update`` the tables are printed. ``loader.json`` holds cells per CPU second by name; see `LOADER`.
+Without ``--update`` the tables are printed. ``loader.json`` is what `loader.py` writes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,8 @@ BYTES_PER_GENE_SUM = 24
 EFFICIENCY = 0.8
 """Share of a core that is used when many work at once."""
 
-SET = 256
-WINDOW = 64
-READS_PER_WINDOW = 2
-"""Counts and columns: one read each, if a window lies in one run of chunks."""
+READS_PER_CELL = 2 / 64
+"""Reads of windows of 64 cells, counts and columns, where no measurement is given."""
 
 LOADER = {
     "windowed, 2000 genes": 300_000,
@@ -174,7 +172,14 @@ def index_bytes(data: Data) -> int:
     return 2 if data.genes <= 1 << 15 else 4
 
 
-def loader_table(loader: dict[str, float]) -> list[str]:
+def loader_rates(path: Path | None) -> tuple[dict[str, float], float]:
+    """Return cells per CPU second by name and reads per cell of the windowed loader."""
+    measured = json.loads(path.read_text())["rows"] if path else {}
+    rates = {name: measured.get(name, {}).get("cells/CPU-s", rate) for name, rate in LOADER.items()}
+    return rates, measured.get("windowed, 2000 genes", {}).get("reads/cell", READS_PER_CELL)
+
+
+def loader_table(loader: dict[str, float], reads_per_cell: float) -> list[str]:
     """Return the table of one epoch: every cell once, with as many controls."""
     lines = [
         "| | held in memory | CPU, in memory | 4 threads | CPU, windows | 4 threads | 16 threads | reads | "
@@ -186,7 +191,7 @@ def loader_table(loader: dict[str, float]) -> list[str]:
         memory, windows = (loader[f"{kind}, {genes} genes"] for kind in ("in memory", "windowed"))
         rows = 2 * data.cells
         held = data.cells * (data.values * BYTES_IN_MEMORY + 8)
-        reads = rows / WINDOW * READS_PER_WINDOW
+        reads = rows * reads_per_cell
         fast, slow = rows / memory, rows / windows
         lines.append(
             f"| {title(data)} | {amount(held)} | {fast / 3600:.2f} h | {clock(fast / 4 / EFFICIENCY)} "
@@ -231,13 +236,13 @@ def amount(value: float) -> str:
     return f"{value / TB:.2f} TB" if value >= TB else f"{value / GB:.3g} GB"
 
 
-def page(rates: Rates, loader: dict[str, float]) -> str:
+def page(rates: Rates, loader: dict[str, float], reads: float) -> str:
     """Return the computed part of the page."""
     tables = {
         "Measured": rate_table(rates, loader),
         "Preprocessing: time": preprocess_table(rates),
         "Preprocessing: memory, disk, files, requests": resource_table(rates),
-        "An epoch of loading": loader_table(loader),
+        "An epoch of loading": loader_table(loader, reads),
     }
     return "\n\n".join(f"### {name}\n\n" + "\n".join(lines) for name, lines in tables.items())
 
@@ -250,8 +255,7 @@ def main() -> None:
     parser.add_argument("--loader", type=Path)
     parser.add_argument("--update", type=Path, help="page whose tables are replaced")
     given = parser.parse_args()
-    loader = {**LOADER, **(json.loads(given.loader.read_text()) if given.loader else {})}
-    text = page(Rates(json.loads(given.measured.read_text())), loader)
+    text = page(Rates(json.loads(given.measured.read_text())), *loader_rates(given.loader))
     if given.update is None:
         print(text)
         return
