@@ -117,9 +117,10 @@ def _table_problems(store: Store, parts: list[_Part]) -> list[str]:
     for name in ("cell_type", "batch", "perturbation", "n_cells", "start", "stop", "is_control", "control"):
         wrong = np.flatnonzero(table[name].to_numpy() != expected[name].to_numpy())
         if len(wrong):
+            row = int(wrong[0])
+            found, right = (frame[name].tolist()[row] for frame in (table, expected))
             problems.append(
-                f"{where}: column '{name}' is wrong from condition {wrong[0]} on ({table[name].iloc[wrong[0]]!r}, "
-                f"expected {expected[name].iloc[wrong[0]]!r})"
+                f"{where}: column '{name}' is wrong from condition {row} on ({found!r}, expected {right!r})"
             )
     if int(table["n_cells"].sum()) != store.n_cells:
         problems.append(f"{where}: has {table['n_cells'].sum()} cells, the manifest {store.n_cells}")
