@@ -176,7 +176,13 @@ def choose_genes(
         if wanted > len(genes):
             logger.warning("data.num_hvgs is %d but there are %d genes: all are kept", wanted, len(genes))
         table["highly_variable"] = True
-    elif (kept := int(table["highly_variable"].sum())) != wanted:
+    elif (kept := int(table["highly_variable"].sum())) == 0:
+        raise UserError(
+            f"data.hvg_flavor={flavor}: no gene varies enough to be ranked among genes of a similar mean "
+            f"({int(sums.cells.sum())} cells, {len(genes)} genes); choose another flavor, or set data.num_hvgs=null to "
+            "keep all genes"
+        )
+    elif kept != wanted:
         logger.warning(
             "%d genes are kept where %d were asked for: %s", kept, wanted,
             "some are tied at the cut" if kept > wanted else "the others are detected in no cell",

@@ -161,8 +161,7 @@ def regularised_deviation(batch: Moments, name: str) -> np.ndarray | None:
         return None
     expected = np.zeros(len(batch.mean))
     try:
-        model = loess(np.log10(batch.mean[varying]), np.log10(batch.variance[varying]), span=SPAN, degree=2)
-        model.fit()
+        model = _fit(np.log10(batch.mean[varying]), np.log10(batch.variance[varying]))
     except ValueError as error:
         raise UserError(
             f"data.hvg_flavor=seurat_v3: the fit of variance on mean fails in {name} ({int(varying.sum())} varying "
@@ -170,6 +169,14 @@ def regularised_deviation(batch: Moments, name: str) -> np.ndarray | None:
         ) from error
     expected[varying] = model.outputs.fitted_values
     return np.sqrt(10**expected)
+
+
+def _fit(x: np.ndarray, y: np.ndarray) -> loess:
+    if int(len(x) * SPAN) < 1:  # with no neighbour to fit to, the library ends the process
+        raise ValueError("too few points")
+    model = loess(x, y, span=SPAN, degree=2)
+    model.fit()
+    return model
 
 
 def clipped_variance(
