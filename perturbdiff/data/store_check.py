@@ -16,9 +16,9 @@ import zarr
 from perturbdiff.data import integrity
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.kernels import kernel
-from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.schema import LABELS, complete, sort_conditions
 from perturbdiff.data.shards import ShardedReader
+from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.store import Store, value_factors
 from perturbdiff.errors import UserError, listing
 
