@@ -221,6 +221,40 @@ def rate_table(rates: Rates, loader: dict[str, float]) -> list[str]:
     return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
+def comparison_table(measured: dict) -> list[str]:
+    """Return what every way of preprocessing took, at each size."""
+    lines = [
+        "| cells | | cells per CPU second | cells per second | peak, MiB | CPU, ours = 1 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for size, rows in sorted(measured["cells"].items(), key=lambda item: int(item[0])):
+        for way, row in rows.items():
+            if way != "machine":
+                ours = rows["ours --jobs 1"]["cpu"] / rows["ours --jobs 1"]["cells"]
+                each = row["cpu"] / row["cells"]
+                lines.append(
+                    f"| {int(row['cells']):,}{'' if row['cells'] == int(size) else f' of {int(size):,}'} | {way} "
+                    f"| {1 / each:,.0f} | {row['cells'] / row['wall']:,.0f} | {row['private']:,.0f} "
+                    f"| {each / ours:.2f} |"
+                )
+    return lines
+
+
+def phase_table(measured: dict) -> list[str]:
+    """Return the CPU time of our phases and of the work that no program can avoid, microseconds per cell."""
+    size = min(measured["cells"], key=int)
+    rows = measured["cells"][size]
+    ours = rows["ours --jobs 1"]
+    lines = [f"| µs of CPU per cell, {int(size):,} cells | |", "|---|---|"]
+    lines += [f"| {phase} | {took / ours['cells'] * 1e6:.1f} |" for phase, took in ours["phases"].items()]
+    lines.append(f"| the rest | {(ours['cpu'] - sum(ours['phases'].values())) / ours['cells'] * 1e6:.1f} |")
+    limits = rows.get("machine", {"phases": {}})
+    for phase, took in limits["phases"].items():
+        cells = limits["cells compressed"] if phase.startswith("blosc") else limits["cells"]
+        lines.append(f"| limit of the machine: {phase} | {took / max(1, cells) * 1e6:.1f} |")
+    return lines
+
+
 def title(data: Data) -> str:
     return f"{data.name}, {data.cells / 1e6:.3g} M"
 
@@ -236,10 +270,13 @@ def amount(value: float) -> str:
     return f"{value / TB:.2f} TB" if value >= TB else f"{value / GB:.3g} GB"
 
 
-def page(rates: Rates, loader: dict[str, float], reads: float) -> str:
+def page(measured: dict, loader: dict[str, float], reads: float) -> str:
     """Return the computed part of the page."""
+    rates = Rates(measured)
     tables = {
-        "Measured": rate_table(rates, loader),
+        "Beside scanpy": comparison_table(measured),
+        "Where the time goes": phase_table(measured),
+        "Rates": rate_table(rates, loader),
         "Preprocessing: time": preprocess_table(rates),
         "Preprocessing: memory, disk, files, requests": resource_table(rates),
         "An epoch of loading": loader_table(loader, reads),
@@ -255,7 +292,7 @@ def main() -> None:
     parser.add_argument("--loader", type=Path)
     parser.add_argument("--update", type=Path, help="page whose tables are replaced")
     given = parser.parse_args()
-    text = page(Rates(json.loads(given.measured.read_text())), *loader_rates(given.loader))
+    text = page(json.loads(given.measured.read_text()), *loader_rates(given.loader))
     if given.update is None:
         print(text)
         return
