@@ -37,6 +37,12 @@ def preprocess(
     jobs: Jobs = None,
     scheduler: Scheduler = None,
     memory_limit: MemoryLimit = None,
+    unfinished: Annotated[
+        Path | None,
+        typer.Option(
+            "--unfinished", help="Folder for an unfinished store, to go on there; default: beside OUT."
+        ),
+    ] = None,
     seed: Seed = None,
     force: Force = False,
 ) -> None:
@@ -49,7 +55,7 @@ def preprocess(
     from perturbdiff.data.preprocess import preprocess as run
 
     config = config_of(recipe, overrides, seed)
-    machine = Machine(jobs, scheduler, size_in_bytes(memory_limit))
+    machine = Machine(jobs, scheduler, size_in_bytes(memory_limit), unfinished)
     files: dict[str, Any] = {"split": split, "genes": genes, "obs": obs or ()}
     run(inputs, out, config.data, **files, seed=config.seed, force=force, machine=machine)
     typer.echo(str(out))

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from perturbdiff.errors import UserError
 
+LOCK = ".lock"
+"""File of a folder by which one process holds it."""
+
 
 @contextlib.contextmanager
-def explain_os_errors(path: Path, *, kept: bool = False) -> Iterator[None]:
+def explain_os_errors(path: Path, *, kept_at: Path | None = None) -> Iterator[None]:
     """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`.
 
-    ``kept`` tells that what was done so far is kept for the next run.
+    ``kept_at`` is where the next run finds what was done so far.
     """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
             rest = (
-                f"free some space and run again, which goes on where it stopped (what is done so far is in "
-                f"{temporary_name(path)})"
-                if kept
+                f"free some space and run again, which goes on where it stopped (what is done is in {kept_at})"
+                if kept_at
                 else "free some space or choose another output folder; nothing was left behind"
             )
             raise UserError(f"disk full while writing {path}: {rest}") from error
@@ -48,8 +52,8 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside ``path`` that becomes ``path`` when the block ends well.
+def writing(path: Path, *, folder: bool = False, keep_at: Path | None = None) -> Iterator[Path]:
+    """Yield a temporary path that becomes ``path`` when the block ends well.
 
     Parameters
     ----------
@@ -57,35 +61,72 @@ def writing(path: Path, *, folder: bool = False, keep_partial: bool = False) -> 
         The output's final name. An existing output is replaced only at the end.
     folder
         Whether the output is a folder, which is then created empty.
-    keep_partial
-        Keep what an interrupted run left under the temporary name, for a stage that continues there.
-        After an error the partial output is kept too, unless it is a `UserError`: then it is of no use.
+    keep_at
+        Write there instead of beside ``path``, and keep what an interrupted run left, for a stage that goes on
+        there. After an error it is kept too, unless it is a `UserError`: then it is of no use.
 
     Raises
     ------
     UserError
         If the place is not writable or the disk is full.
     """
-    partial = temporary_name(path)
-    with explain_os_errors(path, kept=keep_partial):
+    partial = keep_at or temporary_name(path)
+    with explain_os_errors(path, kept_at=keep_at):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not keep_partial:
+        if keep_at is None:
             remove(partial)
         if folder:
-            partial.mkdir(exist_ok=keep_partial)
+            partial.mkdir(parents=keep_at is not None, exist_ok=keep_at is not None)
         elif not os.access(path.parent, os.W_OK):
             raise UserError(f"cannot write {path}: permission denied; choose another output folder")
         try:
             yield partial
             replace(partial, path)
         except BaseException as error:
-            if not keep_partial or isinstance(error, UserError):
+            if keep_at is None or isinstance(error, UserError):
                 remove(partial)
             raise
 
 
+@contextlib.contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Hold ``folder`` for this process alone; ``what`` names who else may hold it, e.g. 'another training'.
+
+    Raises
+    ------
+    UserError
+        If another process holds it, or it cannot be written.
+    """
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / LOCK).open("a+")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            handle.seek(0)
+            raise UserError(
+                f"{folder}: {what} is using this folder ({handle.read().strip()}); wait for it or cancel it"
+            ) from None
+        handle.truncate(0)
+        job = os.environ.get("SLURM_JOB_ID")
+        handle.write(f"host {platform.node()}, process {os.getpid()}" + (f", Slurm job {job}" if job else ""))
+        handle.flush()
+        yield
+
+
 def replace(source: Path, target: Path) -> None:
-    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably."""
+    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably.
+
+    A source on another file system is copied beside the target first.
+    """
+    if source.stat().st_dev != target.parent.stat().st_dev:
+        copy = temporary_name(target)
+        remove(copy)
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy2(source, copy)
+        replace(copy, target)
+        remove(source)
+        return
     if source.is_file():
         with source.open("rb") as handle:
             os.fsync(handle.fileno())

@@ -8,6 +8,7 @@ beside a finished output has nothing to do.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -93,7 +94,8 @@ def stage(
     seed: int | None = None,
     folder: bool = False,
     force: bool = False,
-    keep_partial: bool = False,
+    keep: bool = False,
+    unfinished: Path | None = None,
 ) -> Iterator[Stage]:
     """Run a stage file → file: hash the inputs, skip if done, write under a temporary name, record, rename.
 
@@ -111,9 +113,11 @@ def stage(
         The run's seed, if it draws random numbers.
     force
         Run even if an equal output is there.
-    keep_partial
-        For a folder: keep what an interrupted run left, for a stage that continues there. What a run with other
+    keep
+        For a folder: keep what an interrupted run left, for a stage that goes on there. What a run with other
         settings, inputs or versions left is deleted.
+    unfinished
+        Folder in which to keep it, under a name of its own; by default it is kept beside ``out``.
 
     Raises
     ------
@@ -126,13 +130,22 @@ def stage(
         logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
         yield Stage(out, out, skip=True)
         return
-    with files.writing(out, folder=folder, keep_partial=keep_partial) as partial:
-        if keep_partial:
-            _continue_or_begin(partial, as_json(base))
+    purpose = as_json(base)
+    keep_at = None
+    if keep:
+        name = f"{out.name}-{hashlib.sha256(purpose.encode()).hexdigest()[:16]}"
+        keep_at = files.temporary_name(out) if unfinished is None else unfinished / name
+    with contextlib.ExitStack() as stack:
+        partial = stack.enter_context(files.writing(out, folder=folder, keep_at=keep_at))
         run = Stage(out, partial)
-        yield run
-        if keep_partial:
-            files.remove(partial / _PURPOSE)
+        if keep:
+            with files.locked(partial, "another run"):
+                _continue_or_begin(partial, purpose)
+                yield run
+            for note in (_PURPOSE, files.LOCK):
+                files.remove(partial / note)
+        else:
+            yield run
         manifest = as_json({**base, "results": run.results})
         record = as_json({**run.notes, **_circumstances(name, started, cpu)})
         for kind, text in (("manifest", manifest), ("run", record)):
@@ -149,7 +162,8 @@ def _continue_or_begin(partial: Path, purpose: str) -> None:
         logger.info("going on with what an interrupted run left in %s", partial)
         return
     for path in list(partial.iterdir()):
-        files.remove(path)
+        if path.name != files.LOCK:
+            files.remove(path)
     files.write_text(note, purpose)
 
 

@@ -62,11 +62,14 @@ class Machine:
         Address of a running dask scheduler to use instead.
     memory_limit
         Bytes that all processes together should stay below; None: about 0.5 GiB each.
+    unfinished
+        Folder for the unfinished store, where a further run finds it; None: beside the output.
     """
 
     jobs: int | None = None
     scheduler: str | None = None
     memory_limit: int | None = None
+    unfinished: Path | None = None
 
     def crew(self, inputs: Inputs) -> Crew:
         """Return who does the work for these inputs: no more workers than there are full pieces."""
@@ -166,6 +169,7 @@ def preprocess(
     roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
     settings = {"data": config.model_dump(mode="json"), "format": FORMAT}
+    where = machine or Machine()
     before = {path: files.signature(path) for path in roles.values() if path.exists()}
     with provenance.stage(
         "preprocess",
@@ -175,11 +179,11 @@ def preprocess(
         seed=seed,
         folder=True,
         force=force,
-        keep_partial=True,
+        keep=True,
+        unfinished=where.unfinished,
     ) as run:
         if not run.skip:
             scratch = run.path / _SCRATCH
-            where = machine or Machine()
             with Inputs(inputs, config, scratch, obs) as opened, where.crew(opened) as crew:
                 made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
                 run.results["store"] = made.run(split, genes, seed)

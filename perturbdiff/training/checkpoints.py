@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
-import platform
 import signal
 import threading
 import time
@@ -67,24 +65,7 @@ class CheckpointFolder:
         UserError
             If another process trains there, or the folder cannot be written.
         """
-        with files.explain_os_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = (self.path / ".lock").open("a+")
-        with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                handle.seek(0)
-                raise UserError(
-                    f"{self.path}: another training is using this checkpoint folder ({handle.read().strip()}); "
-                    "wait for it or cancel it"
-                ) from None
-            handle.truncate(0)
-            job = os.environ.get("SLURM_JOB_ID")
-            handle.write(
-                f"host {platform.node()}, process {os.getpid()}" + (f", Slurm job {job}" if job else "")
-            )
-            handle.flush()
+        with files.locked(self.path, "another training"):
             yield
 
     def find(self, resume: Literal["auto", "never"]) -> tuple[Path | None, int]:

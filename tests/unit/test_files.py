@@ -1,5 +1,8 @@
 import errno
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -37,10 +40,13 @@ def test_folder_replaces_folder(tmp_path):
 
 def test_partial_is_kept_for_a_stage_that_continues(tmp_path):
     out = tmp_path / "store"
-    with pytest.raises(RuntimeError), files.writing(out, folder=True, keep_partial=True) as partial:
+    with (
+        pytest.raises(RuntimeError),
+        files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial,
+    ):
         (partial / "x").write_text("done so far")
         raise RuntimeError
-    with files.writing(out, folder=True, keep_partial=True) as partial:
+    with files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial:
         assert (partial / "x").read_text() == "done so far"
 
 
@@ -56,16 +62,17 @@ def test_disk_full_is_explained_and_cleaned_up(tmp_path):
 def test_disk_full_keeps_what_is_done_for_a_stage_that_continues(tmp_path):
     out = tmp_path / "store"
     with pytest.raises(UserError, match=r"disk full while writing .*goes on.*\.store\.partial"):
-        with files.writing(out, folder=True, keep_partial=True) as partial:
+        with files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial:
             (partial / "x").write_text("done")
             raise OSError(errno.ENOSPC, "No space left on device")
     assert (partial / "x").read_text() == "done"
 
 
 def test_a_users_mistake_leaves_nothing_to_continue(tmp_path):
+    out = tmp_path / "store"
     with (
         pytest.raises(UserError),
-        files.writing(tmp_path / "store", folder=True, keep_partial=True) as partial,
+        files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial,
     ):
         (partial / "x").write_text("done")
         raise UserError("wrong column")
@@ -97,3 +104,28 @@ def test_hash_of_a_folder_sees_names_and_contents(tmp_path):
     assert one == make("b", "x", "1")
     assert one != make("c", "y", "1")
     assert one != make("d", "x", "2")
+
+
+def test_one_process_holds_a_folder(tmp_path):
+    with files.locked(tmp_path / "x", "another run"):
+        with pytest.raises(UserError, match="x: another run is using this folder .*process"):
+            with files.locked(tmp_path / "x", "another run"):
+                pass
+    with files.locked(tmp_path / "x", "another run"):
+        pass
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_an_output_made_on_another_file_system_is_copied_whole(tmp_path, folder):
+    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        if other.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("one file system only")
+        out = tmp_path / "out"
+        with files.writing(out, folder=folder, keep_at=other / "unfinished") as partial:
+            (partial / "x" if folder else partial).write_text("done")
+        assert (out / "x" if folder else out).read_text() == "done"
+        assert list(tmp_path.iterdir()) == [out]
+        assert not list(other.iterdir())
+    finally:
+        shutil.rmtree(other)

@@ -58,7 +58,7 @@ def test_missing_input_is_named(tmp_path):
 def unfinished(out, seed):
     with (
         pytest.raises(RuntimeError),
-        provenance.stage("make", out, config={}, inputs={}, seed=seed, folder=True, keep_partial=True) as run,
+        provenance.stage("make", out, config={}, inputs={}, seed=seed, folder=True, keep=True) as run,
     ):
         (run.path / "x").write_text("done so far")
         raise RuntimeError
@@ -71,7 +71,7 @@ def test_an_interrupted_stage_goes_on_only_if_it_is_the_same(tmp_path):
         partial = unfinished(out, 1)
         assert (partial / "x").exists()
         with provenance.stage(
-            "make", out, config={}, inputs={}, seed=seed, folder=True, keep_partial=True, force=True
+            "make", out, config={}, inputs={}, seed=seed, folder=True, keep=True, force=True
         ) as run:
             assert (run.path / "x").exists() == found
         assert not list(out.glob(".*"))

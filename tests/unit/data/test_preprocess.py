@@ -22,6 +22,7 @@ from perturbdiff import files
 from perturbdiff.config import DataConfig
 from perturbdiff.data import passes, scan, spill, store_writer
 from perturbdiff.data import preprocess as module
+from perturbdiff.data.crew import Crew
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.schema import condition_table
 from perturbdiff.data.spill import plan_buckets
@@ -35,6 +36,7 @@ KEYS = ["cell_type", "batch", "perturbation"]
 def small_pieces(monkeypatch):
     """Pieces of about 40 cells, buckets of about 8, parts of about 130, shards of 64 rows."""
     monkeypatch.setattr(passes, "VALUES_PER_PIECE", 2000)
+    monkeypatch.setattr(module.Machine, "crew", lambda *_: Crew(1))
     monkeypatch.setattr(module, "BUCKET_VALUES", 400)
     monkeypatch.setattr(module, "CELLS_PER_PART", (130, 130))
     monkeypatch.setattr(store_writer, "ROWS_PER_CHUNK", 4)
@@ -337,9 +339,10 @@ def test_too_little_memory_is_said_before_anything_is_read():
 def test_workers_and_little_memory_give_the_same_bytes(counts_file, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "VALUES_PER_PIECE", 2000)
     monkeypatch.setattr(module, "CELLS_PER_PART", (130, 130))
-    preprocess([counts_file], tmp_path / "alone", DataConfig(num_hvgs=40))
+    alone, together = module.Machine(jobs=1), module.Machine(jobs=2)
+    preprocess([counts_file], tmp_path / "alone", DataConfig(num_hvgs=40), machine=alone)
     monkeypatch.setattr(module, "BUCKET_VALUES", 300)
-    preprocess([counts_file], tmp_path / "together", DataConfig(num_hvgs=40), machine=module.Machine(jobs=2))
+    preprocess([counts_file], tmp_path / "together", DataConfig(num_hvgs=40), machine=together)
     assert contents(tmp_path / "alone") == contents(tmp_path / "together")
 
 
