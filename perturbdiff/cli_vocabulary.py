@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,10 @@ def build(
     assign: Annotated[
         Path | None, typer.Option("--assign", help="CSV of study, composite instead of balanced ones.")
     ] = None,
+    join: Annotated[
+        Literal["union", "intersection"],
+        typer.Option("--join", help="Genes of a composite: those any of its studies has, or all have."),
+    ] = "union",
     top: Annotated[
         int | None, typer.Option("--top", min=1, help="Genes chosen in each composite (data.num_hvgs).")
     ] = None,
@@ -63,6 +67,7 @@ def build(
     settings: dict[str, Any] = {
         "composites": composites,
         "assign": assign,
+        "join": join,
         "machine": Machine(jobs, scheduler, size_in_bytes(memory_limit)),
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}

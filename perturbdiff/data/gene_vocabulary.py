@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,7 @@ def build_vocabulary(
     *,
     composites: int | None = None,
     assign: Path | None = None,
+    join: Literal["union", "intersection"] = "union",
     add: Sequence[Path] = (),
     cover: Sequence[Path] = (),
     force: bool = False,
@@ -87,6 +89,8 @@ def build_vocabulary(
         Number of composites, balanced by cells; None for 23, or as many as there are studies if fewer.
     assign
         CSV ``study, composite`` instead.
+    join
+        Genes of a composite: those any of its studies has (one that a study lacks counts 0 there), or those all have.
     add
         Stores or gene lists whose genes are joined to the choice.
     cover
@@ -116,6 +120,7 @@ def build_vocabulary(
     roles |= {} if assign is None else {"assign": assign}
     settings = {name: getattr(config, name) for name in SETTINGS} | {
         "composites": composites,
+        "join": join,
         "format": FORMAT,
     }
     with provenance.stage("vocabulary", out, config=settings, inputs=roles, folder=True, force=force) as run:
@@ -130,7 +135,8 @@ def build_vocabulary(
             corpus = survey(paths, config, scratch)
             labels = balanced(corpus, composites) if assign is None else from_table(corpus, assign)
             with _crew(corpus, where) as crew:
-                merged = _select(corpus, labels, config, scratch, crew)
+                plans = _plan(corpus, labels, join, config, scratch)
+                merged = _select(corpus, plans, config, scratch, crew)
         run.results |= write_tables(run.path, corpus, merged, added, covered)
     files.remove(scratch)
     return out
@@ -156,19 +162,24 @@ def _crew(corpus: Corpus, where: Machine) -> Crew:
     return crew
 
 
-def _select(
-    corpus: Corpus, composite_of: Sequence[str], config: DataConfig, scratch: Path, crew: Crew
-) -> list[Composite]:
-    """Sum the studies and choose the genes of each composite; ``composite_of`` names that of each study."""
+def _plan(
+    corpus: Corpus, composite_of: Sequence[str], join: str, config: DataConfig, scratch: Path
+) -> list[_Plan]:
+    """Return the composites, in the order of their names; ``composite_of`` names that of each study."""
     labels = np.array(composite_of, object)
     pieces = [pieces_of(study, config, scratch) for study in corpus.studies]
-    flat = [piece for own in pieces for piece in own]
+    names = sorted(set(composite_of))
+    return [_Plan(name, np.flatnonzero(labels == name), corpus, pieces, join) for name in names]
+
+
+def _select(
+    corpus: Corpus, plans: Sequence[_Plan], config: DataConfig, scratch: Path, crew: Crew
+) -> list[Composite]:
+    """Sum the studies and choose the genes of each composite."""
+    flat = [piece for plan in plans for piece in plan.pieces]
     if done := sum(piece.result.exists() for piece in flat):
         logger.info("%d of %d pieces of studies are summed already", done, len(flat))
     crew.run(sum_piece, flat, weights=[p.stop - p.start for p in flat], label="summing studies")
-    plans = [
-        _Plan(str(label), np.flatnonzero(labels == label), corpus, pieces) for label in sorted(set(labels))
-    ]
     again = [_second(plan, corpus, config, scratch) for plan in plans]
     tasks = [task for own in again for task in own]
     if tasks:
@@ -181,19 +192,38 @@ class _Plan:
     """A composite before its choice: its studies, its genes in the order of names, and what to merge."""
 
     def __init__(
-        self, name: str, members: np.ndarray, corpus: Corpus, pieces: Sequence[Sequence[StudyPiece]]
+        self,
+        name: str,
+        members: np.ndarray,
+        corpus: Corpus,
+        pieces: Sequence[Sequence[StudyPiece]],
+        join: str,
     ) -> None:
         self.name, self.members = name, members
-        genes = np.unique(np.concatenate([corpus.studies[m].genes for m in members]))
+        genes, having = np.unique(
+            np.concatenate([corpus.studies[m].genes for m in members]), return_counts=True
+        )
+        if join == "intersection":
+            genes = genes[having == len(members)]
+            if not len(genes):
+                raise UserError(
+                    f"{name}: its {len(members)} studies have no gene in common; use --join union, or more composites"
+                )
         self.genes = genes[np.argsort(corpus.names[genes])]
-        place = np.full(len(corpus.names), -1, np.int32)
-        place[self.genes] = np.arange(len(genes), dtype=np.int32)
-        self.parts = [(piece, place[corpus.studies[m].genes]) for m in members for piece in pieces[m]]
+        self._place = np.full(len(corpus.names), -1, np.int32)
+        self._place[self.genes] = np.arange(len(genes), dtype=np.int32)
+        self.pieces = [piece for m in members for piece in pieces[m]]
+        self._columns = [corpus.studies[m].genes for m in members for _ in pieces[m]]
+
+    def parts(self) -> Iterator[tuple[StudyPiece, np.ndarray]]:
+        """Yield the pieces, each with the place of its genes among the composite's, -1 for one left out."""
+        for piece, genes in zip(self.pieces, self._columns, strict=True):
+            yield piece, self._place[genes]
 
 
 def _merge(plan: _Plan, corpus: Corpus, config: DataConfig) -> tuple[GeneSums, float]:
     """Return a composite's sums and the depth its cells are scaled to, as one data set in scanpy (nan: log1p)."""
-    sums, median = merge(plan.parts, len(plan.genes))
+    sums, median = merge(plan.parts(), len(plan.genes))
     if not sums.values.any():
         raise UserError(
             f"{plan.name} ({listing([corpus.studies[m].name for m in plan.members], 3)}): no gene is detected in any "
@@ -209,14 +239,14 @@ def _second(plan: _Plan, corpus: Corpus, config: DataConfig, scratch: Path) -> l
     if config.hvg_flavor == "seurat":
         return []
     sums, target = _merge(plan, corpus, config)
-    key = name_of([plan.name, config.num_hvgs, target, [piece.result.name for piece, _ in plan.parts]])
+    key = name_of([plan.name, config.num_hvgs, target, [piece.result.name for piece in plan.pieces]])
     folder = (scratch / key).absolute()
     folder.mkdir(exist_ok=True)
     work = second_pass(config, sums, np.zeros(1, np.int32), target, folder)
     if work is None:
         return []
     tasks = []
-    for number, (piece, place) in enumerate(plan.parts):
+    for number, (piece, place) in enumerate(plan.parts()):
         columns = folder / f"columns-{number:06d}.npy"
         if not columns.exists():
             save(columns, place)
@@ -238,6 +268,7 @@ def _choose(plan: _Plan, again: Sequence[SecondTask], corpus: Corpus, config: Da
     best = best.rename_axis("gene").reset_index()
     best = best.sort_values(["score", "gene"], ascending=[False, True], ignore_index=True)
     best.insert(1, "rank", np.arange(1, len(best) + 1))
-    logger.info("%s: %d studies, %d cells, %d of %d genes chosen", plan.name, len(plan.members),
-                int(sums.cells[0]), len(best), len(plan.genes))  # fmt: skip
+    logger.info(
+        "%s: %d cells, %d of %d genes chosen", plan.name, int(sums.cells[0]), len(best), len(plan.genes)
+    )
     return Composite(plan.name, plan.members, plan.genes, int(sums.cells[0]), target, best)

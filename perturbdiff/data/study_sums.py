@@ -163,8 +163,8 @@ def merge(parts: Iterable[tuple[StudyPiece, np.ndarray]], num_genes: int) -> tup
     Parameters
     ----------
     parts
-        Finished pieces, each with the place of its file's genes among the merged ones, int32 [G of the file]. A
-        gene that a file lacks counts 0 in its cells. Their order fixes the rounding.
+        Finished pieces, each with the place of its file's genes among the merged ones, -1 for those that are left
+        out, int32 [G of the file]. A gene that a file lacks counts 0 in its cells. Their order fixes the rounding.
     num_genes
         Number of merged genes.
 
@@ -177,9 +177,9 @@ def merge(parts: Iterable[tuple[StudyPiece, np.ndarray]], num_genes: int) -> tup
     """
     sums, values, cells = GeneSums(1, num_genes), [np.empty(0, np.float32)], [np.empty(0, np.int64)]
     for piece, place in parts:
-        saved = load(piece.result)
+        saved, used = load(piece.result), place >= 0
         for number in range(len(saved["sums_batches"])):  # none if no cell passed the filters
-            sums.values[0, place] += saved["sums_values"][number]
+            sums.values[0, place[used]] += saved["sums_values"][number][used]
             sums.cells[0] += saved["sums_cells"][number]
         merged = add_histograms([*values, saved["depths"]], [*cells, saved["cells_with_depth"]])
         values, cells = [merged[0]], [merged[1]]

@@ -31,7 +31,7 @@ class Composite:
     members
         Places of its studies in the corpus.
     genes
-        Numbers of its genes, the union of its studies', in the order of their names.
+        Numbers of its genes, the union or the intersection of its studies', in the order of names.
     cells
         Cells that passed the filters.
     target_sum
@@ -68,7 +68,9 @@ def write_tables(
     hvgs.insert(0, "composite", hvgs.pop("composite"))
     hvgs.to_parquet(folder / "hvgs.parquet", index=False)
     _study_table(corpus, merged, chosen).to_csv(folder / "composites.csv", index=False)
-    _coverage(corpus, merged, added, covered, genes, chosen).to_csv(folder / "coverage.csv", index=False)
+    _coverage(corpus, merged, added, covered, genes, chosen).to_csv(
+        folder / "coverage.csv", index=False, float_format="%.8g"
+    )
     logger.info("%d genes: %d of %d composites, %d only added", len(genes), len(chosen), len(merged),
                 len(genes) - len(chosen))  # fmt: skip
     facts = [

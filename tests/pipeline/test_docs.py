@@ -11,13 +11,14 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
     page: re.findall(r"^```(bash|python)\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-    for page in ("usage.md", "embeddings.md", "sampling.md", "training.md")
+    for page in ("usage.md", "embeddings.md", "sampling.md", "training.md", "vocabulary.md")
 }
 MADE = {
     "usage.md": ("report.html", "from_python.h5ad"),
     "embeddings.md": ("new.h5ad",),
     "training.md": ("early.h5ad", "finetuned/model.safetensors", "few/model.safetensors"),
     "sampling.md": ("two.h5ad", "all.h5ad", "random.h5ad"),
+    "vocabulary.md": ("aligned.h5ad",),
 }
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
 STAGES += ("baseline", "evaluate", "report", "doctor", "config")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from tiny_data import TINY, tiny_counts
 
-HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
+HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning")
 
 
 @pytest.mark.parametrize("command", [[], ["build"], ["align"]])

@@ -104,6 +104,22 @@ def test_one_composite_of_pieces_is_one_dataset(folder, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.parametrize("flavor", ["seurat", "cell_ranger"])
+def test_intersection_leaves_out_what_one_study_lacks(folder, tmp_path, flavor):
+    paths, config = files_of(folder)[:3], CONFIG.model_copy(update={"hvg_flavor": flavor})
+    out = build_vocabulary(paths, tmp_path / "v", config, composites=1, join="intersection")
+    merged = ad.concat([read(p) for p in paths], join="outer", fill_value=0)
+    merged.X = sp.csr_matrix(merged.X)
+    sc.pp.normalize_total(merged)  # depth over all genes of each study
+    sc.pp.log1p(merged)
+    common = set.intersection(*(set(read(p).var_names) for p in paths))
+    merged = merged[:, sorted(common)].copy()
+    sc.pp.highly_variable_genes(merged, n_top_genes=TOP, flavor=flavor)
+    assert read_names(out) == sorted(merged.var_names[merged.var["highly_variable"]])
+    coverage = pd.read_csv(out / "coverage.csv").set_index(["kind", "data"])
+    assert coverage.loc[("composite", "composite-01"), "genes"] == len(common)
+
+
 def test_balanced_by_cells_and_independent_of_order(folder, tmp_path):
     config = DataConfig()
     forward = composites.survey(files_of(folder), config, tmp_path)
