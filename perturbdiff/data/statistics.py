@@ -189,7 +189,8 @@ def _sizes(sizes: np.ndarray) -> pd.DataFrame:
     """Return ``lower, upper, n``: groups by number of cells, lower <= cells < upper, in bins even in the logarithm."""
     if not len(sizes):
         return pd.DataFrame({"lower": [], "upper": [], "n": []}, dtype=np.int64)
-    edges = np.unique(np.rint(np.geomspace(max(1, sizes.min()), sizes.max() + 1, 31)).astype(np.int64))
+    bins = int(np.clip(2 * np.sqrt(len(sizes)), 5, 30))
+    edges = np.unique(np.rint(np.geomspace(max(1, sizes.min()), sizes.max() + 1, bins + 1)).astype(np.int64))
     edges = np.unique(np.append(edges, sizes.max() + 1))
     counts = np.histogram(sizes, edges)[0]
     return pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "n": counts})

@@ -18,6 +18,8 @@ from perturbdiff.evaluation.tables import Cell, Row, Table
 MOST_CELL_TYPES = 30
 """Cell types shown in a figure: those with most cells."""
 
+_LEAST_FOR_CORRELATION = 4  # cell types
+
 _LEVELS = {
     "perturbation": "Perturbations, all cells pooled",
     "condition": "Perturbations within a cell type and batch",

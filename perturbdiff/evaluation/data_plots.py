@@ -169,7 +169,7 @@ def _violin(axes: Axes, row: int, values: np.ndarray, color: str) -> None:
     if len(values) < 4 or np.ptp(values) < 1e-9:
         return
     density = stats.gaussian_kde(values)
-    pad = 2 * float(np.sqrt(density.covariance[0, 0]))
+    pad = float(np.sqrt(density.covariance[0, 0]))
     y = np.linspace(values.min() - pad, values.max() + pad, 120)
     width = density(y)
     width *= 0.38 / width.max()
@@ -201,7 +201,7 @@ def beside(name: str, kind: str, table: pd.DataFrame, values: pd.DataFrame) -> P
         The distances: columns ``cell_type, ed``.
     """
     title = "Cells and distances by cell type"
-    with canvas(WIDTH * 1.15, 1.0 + 0.22 * len(table)) as (figure, flat):
+    with canvas(WIDTH * 1.15, max(1.9, 1.0 + 0.22 * len(table))) as (figure, flat):
         flat.remove()
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.3))
         _cell_bars(left, table, share=False)
