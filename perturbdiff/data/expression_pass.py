@@ -18,6 +18,7 @@ from perturbdiff.data.crew import Crew
 from perturbdiff.data.kernels import kernel
 from perturbdiff.data.row_reader import RowReader
 from perturbdiff.data.store import Store
+from perturbdiff.errors import UserError
 
 ROWS_PER_TASK = 524_288
 """Rows of one task. Large, because what a task returns is about as large as all results together."""
@@ -98,6 +99,11 @@ def sum_expression(
         Names of the cell types by number.
     listed
         Which genes belong to a second list, bool [G], or None.
+
+    Raises
+    ------
+    UserError
+        If the store is damaged.
     """
     number = {name: code for code, name in enumerate(cell_types)}
     conditions = store.conditions
@@ -111,7 +117,11 @@ def sum_expression(
         tasks.append(_Range(store.path, start, stop, runs[a:b], listed))
     sizes = [task.stop - task.start for task in tasks]
     found = crew.run(_sum_range, tasks, weights=sizes, label="reading cells")
-    return reduce(ExpressionSums.add, found)
+    sums = reduce(ExpressionSums.add, found)
+    # zarr reads a chunk whose file is gone as zeros; a store keeps positive values only
+    if int(sums.expressed.sum()) != store.n_values:
+        raise UserError(f"{store.path}: values are missing; run preprocess again with --force")
+    return sums
 
 
 def _sum_range(task: _Range) -> ExpressionSums:

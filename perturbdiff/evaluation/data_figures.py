@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,16 @@ MOST_CELL_TYPES = 30
 
 _LEAST_FOR_CORRELATION = 4  # cell types
 
+_DRAWN = (
+    "nonzero_by_cell_type",
+    "genes_per_cell",
+    "genes_per_cell_list",
+    "cells_per_perturbation",
+    "cells_per_condition",
+    "cell_types",
+    "distances",
+    "distance_summary",
+)
 _LEVELS = {
     "perturbation": "Perturbations, all cells pooled",
     "condition": "Perturbations within a cell type and batch",
@@ -48,16 +59,31 @@ class DataPictures:
 def pictures(statistics: Sequence[Path]) -> list[DataPictures]:
     """Return the figures of each folder of `stats`; those whose tables a folder lacks are left out.
 
+    Folders with the same tables, such as those of one store with several splits, are shown once under all their
+    names.
+
     Raises
     ------
     UserError
         If a table cannot be read.
     """
-    names = unique_names(statistics)
+    same: dict[bytes, list[tuple[str, Path]]] = {}
+    for name, folder in zip(unique_names(statistics), statistics, strict=True):
+        same.setdefault(_fingerprint(Path(folder)), []).append((name, Path(folder)))
     return [
-        _pictures(f"data-{i}", name, Path(folder))
-        for i, (name, folder) in enumerate(zip(names, statistics, strict=True), start=1)
+        _pictures(f"data-{i}", ", ".join(name for name, _ in shown), shown[0][1])
+        for i, shown in enumerate(same.values(), start=1)
     ]
+
+
+def _fingerprint(folder: Path) -> bytes:
+    """Return a hash of the tables that are drawn."""
+    digest = hashlib.sha256()
+    for name in _DRAWN:
+        path = folder / f"{name}.csv"
+        digest.update(path.read_bytes() if path.is_file() else b"")
+        digest.update(b"\0" + name.encode())
+    return digest.digest()
 
 
 def write_figures(folder: Path) -> None:

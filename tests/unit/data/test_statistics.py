@@ -1,12 +1,14 @@
 """Tables of a store against the same numbers counted in memory."""
 
 import json
+import shutil
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 from distributed import LocalCluster
+from tiny_data import tiny_counts
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import expression_pass, row_reader
@@ -24,14 +26,17 @@ def tables_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.csv"))}
 
 
-@pytest.fixture
-def store(counts_file, tmp_path):
-    return preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=30))
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A store that no test changes, beside the file it was made from."""
+    folder = tmp_path_factory.mktemp("statistics")
+    tiny_counts().write_h5ad(folder / "counts.h5ad")
+    return preprocess([folder / "counts.h5ad"], folder / "store", DataConfig(num_hvgs=30))
 
 
-def test_counts_and_composition(counts_file, store, tmp_path):
+def test_counts_and_composition(store, tmp_path):
     out = write_statistics(store, tmp_path / "stats")
-    obs = ad.read_h5ad(counts_file).obs.astype(str)
+    obs = ad.read_h5ad(store.with_name("counts.h5ad")).obs.astype(str)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["n_cells"], summary["n_genes"], summary["n_conditions"]) == (len(obs), 30, 16)
     assert (summary["n_perturbations"], summary["n_cell_types"], summary["n_batches"]) == (3, 2, 2)
@@ -267,3 +272,15 @@ def test_command(store, tmp_path, run_cli):
     manifest = json.loads((tmp_path / "stats" / "manifest.json").read_text())
     assert manifest["config"] == {"pairs": 5, "cells_per_group": 10}
     assert manifest["seed"] == 2
+
+
+@pytest.mark.parametrize("array", ["X/indptr", "X/data", "X/indices", "obs/n_counts"])
+def test_lost_files_of_a_store_are_noticed(store, tmp_path, array):
+    store = shutil.copytree(store, tmp_path / "store")
+    lost = [p for p in (store / "part-0000.zarr" / array / "c").rglob("*") if p.is_file()]
+    assert lost
+    for path in lost:
+        path.unlink()
+    with pytest.raises(UserError, match="preprocess again"):
+        write_statistics(store, tmp_path / "stats")
+    assert not (tmp_path / "stats").exists()

@@ -129,6 +129,15 @@ def test_same_tables_give_the_same_bytes(tmp_path):
     assert [p.svg for p in pictures([folder])[0].plots] == [p.svg for p in pictures([folder])[0].plots]
 
 
+def test_equal_tables_are_drawn_once(tmp_path):
+    folders = [make_statistics(tmp_path / name) for name in ("random", "by-donor")]
+    other = make_statistics(tmp_path / "other", TYPES[:3], pairs=5)
+    (folders[1] / "split.csv").write_text("split,n_cells\ntrain,5\n")
+    found = pictures([folders[0], other, folders[1]])
+    assert [p.name for p in found] == ["random, by-donor", "other"]
+    assert found[1].plots[0].name.startswith("data-2-")
+
+
 def test_the_largest_of_many_cell_types(tmp_path):
     folder = make_statistics(tmp_path / "stats", [f"type {i}" for i in range(40)], pairs=3)
     shown = {plot.name: (plot, caption) for plot, caption in pictures([folder])[0].figures}
