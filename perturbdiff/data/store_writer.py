@@ -19,8 +19,8 @@ from perturbdiff.data.shard_writer import ShardWriter, TextWriter
 from perturbdiff.files import sha256
 
 ROWS_PER_CHUNK = 64
-ROWS_PER_SHARD = 262_144
-"""Eight files of values and column numbers for a million cells."""
+ROWS_PER_SHARD = 524_288
+"""At most four files of values and column numbers for a million cells, and two more for each part."""
 
 _OBS_CHUNK = 65_536
 _WHOLE = 1 << 40  # all of an array in one file

@@ -25,7 +25,7 @@ TEXTS = ["", "a", "é", "cell-1", "a longer name of a cell\n", "细胞"]
 def by_zarr(path, values, shard=SHARD):
     """Write an array as `ShardWriter` does, with zarr alone."""
     text = values.dtype.kind not in "biuf"
-    codec = ZstdCodec(level=3) if text else BloscCodec(cname="zstd", clevel=3, shuffle="shuffle")
+    codec = ZstdCodec(level=2) if text else BloscCodec(cname="zstd", clevel=2, shuffle="shuffle")
     array = zarr.create_array(
         path,
         shape=values.shape,
