@@ -18,6 +18,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,8 @@ def _base(
     name: str, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None
 ) -> dict[str, Any]:
     """Return what determines a stage's result, as JSON would read it back."""
-    hashes = {role: _input(role, Path(path)) for role, path in inputs.items()}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # hashing releases the interpreter lock
+        hashes = dict(zip(inputs, pool.map(_input, inputs, map(Path, inputs.values())), strict=True))
     base = {"stage": name, "config": config, "inputs": hashes, "seed": seed, "versions": versions()}
     return json.loads(as_json(base))
 
