@@ -11,7 +11,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
     page: re.findall(r"^```(bash|python)\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-    for page in ("usage.md", "embeddings.md", "sampling.md", "training.md", "vocabulary.md")
+    for page in ("usage.md", "embeddings.md", "sampling.md", "training.md", "vocabulary.md", "store.md")
 }
 MADE = {
     "usage.md": ("report.html", "from_python.h5ad"),
@@ -19,9 +19,10 @@ MADE = {
     "training.md": ("early.h5ad", "finetuned/model.safetensors", "few/model.safetensors"),
     "sampling.md": ("two.h5ad", "all.h5ad", "random.h5ad"),
     "vocabulary.md": ("aligned.h5ad",),
+    "store.md": ("all.h5ad",),
 }
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
-STAGES += ("baseline", "evaluate", "report", "doctor", "config")
+STAGES += ("baseline", "evaluate", "report", "doctor", "config", "store")
 
 
 def test_every_command_has_an_example():
