@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,10 +70,20 @@ def pictures(statistics: Sequence[Path]) -> list[DataPictures]:
     same: dict[bytes, list[tuple[str, Path]]] = {}
     for name, folder in zip(unique_names(statistics), statistics, strict=True):
         same.setdefault(_fingerprint(Path(folder)), []).append((name, Path(folder)))
-    return [
-        _pictures(f"data-{i}", ", ".join(name for name, _ in shown), shown[0][1])
-        for i, shown in enumerate(same.values(), start=1)
-    ]
+    stores = {", ".join(name for name, _ in shown): shown[0][1] for shown in same.values()}
+    found = [_pictures(f"data-{i}", name, folder) for i, (name, folder) in enumerate(stores.items(), start=1)]
+    return [*_side_by_side(stores), *found]
+
+
+def _side_by_side(stores: Mapping[str, Path]) -> list[DataPictures]:
+    """Return what is shown of several stores in one figure."""
+    read = {name: _Tables(folder).get("genes_per_cell") for name, folder in stores.items()}
+    histograms = {name: table for name, table in read.items() if table is not None}
+    if len(histograms) < 2:
+        return []
+    plot = data_plots.outlines("data-all-sparsity", "Non-zero genes per cell", histograms)
+    caption = "Each outline has the same area. The stores may have different numbers of genes."
+    return [DataPictures("Data sets side by side", [(plot, caption)])]
 
 
 def _fingerprint(folder: Path) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +64,28 @@ def histogram(
         axes.set_ylim(0, 1.28 * max(1.0, float(counts.max(initial=0))))
         axes.grid(visible=False, axis="x")
         return draw(figure, name, title, table)
+
+
+def outlines(name: str, title: str, histograms: Mapping[str, pd.DataFrame]) -> Plot:
+    """Draw the number of non-zero genes of several data sets as outlines of equal area, from bins of cells each."""
+    with canvas(WIDTH, 2.9 + 0.16 * ((len(histograms) + 1) // 2)) as (figure, axes):
+        frames = []
+        for i, (label, table) in enumerate(histograms.items()):
+            lower, upper = table["lower"].to_numpy(np.float64), table["upper"].to_numpy(np.float64)
+            density = table["n_cells"].to_numpy(np.float64) / max(1, table["n_cells"].sum()) / (upper - lower)
+            color, dashes = PALETTE[i % len(PALETTE)], ("-", "--", ":")[i // len(PALETTE) % 3]
+            edges = np.append(lower, upper[-1])
+            axes.stairs(density, edges, color=color, ls=dashes, lw=1.5, label=f"\u200b{shorten(label, 28)}")
+            frames.append(table.assign(data=label, density=density))
+        axes.set_yticks([])
+        axes.set_ylim(bottom=0)
+        axes.spines["left"].set_visible(False)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_formatter(FuncFormatter(_amount))
+        axes.set(xlabel="non-zero genes", ylabel="density of cells")
+        axes.set_title(title, loc="left", fontweight="bold")
+        figure.legend(loc="outside lower center", ncols=2, handlelength=1.4)
+        return draw(figure, name, title, pd.concat(frames, ignore_index=True))
 
 
 def _plain(axis: Axis) -> None:

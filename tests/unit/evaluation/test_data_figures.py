@@ -134,8 +134,12 @@ def test_equal_tables_are_drawn_once(tmp_path):
     other = make_statistics(tmp_path / "other", TYPES[:3], pairs=5)
     (folders[1] / "split.csv").write_text("split,n_cells\ntrain,5\n")
     found = pictures([folders[0], other, folders[1]])
-    assert [p.name for p in found] == ["random, by-donor", "other"]
-    assert found[1].plots[0].name.startswith("data-2-")
+    assert [p.name for p in found] == ["Data sets side by side", "random, by-donor", "other"]
+    assert found[2].plots[0].name.startswith("data-2-")
+    both = found[0].plots[0]
+    assert "random, by-donor" in texts(both.file)
+    area = (both.data["density"] * (both.data["upper"] - both.data["lower"])).groupby(both.data["data"]).sum()
+    np.testing.assert_allclose(area, 1.0)
 
 
 def test_the_largest_of_many_cell_types(tmp_path):
