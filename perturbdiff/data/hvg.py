@@ -83,7 +83,7 @@ def dispersions(flavor: str, mean: np.ndarray, variance: np.ndarray, num_top: in
     scores = frame["dispersions_norm"].to_numpy()
     defined = np.sort(scores[~np.isnan(scores)])[::-1]
     cut = defined[min(num_top, len(defined)) - 1] if len(defined) else np.inf
-    frame["highly_variable"] = ~np.isnan(scores) & (np.nan_to_num(scores, nan=-np.inf) >= cut)
+    frame["highly_variable"] = np.nan_to_num(scores, nan=-np.inf) >= cut
     return frame
 
 
