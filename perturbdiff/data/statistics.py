@@ -27,6 +27,9 @@ from perturbdiff.errors import UserError
 NUM_BINS = 50
 """Most bins of a histogram."""
 
+SMALL_STORE = 100_000
+"""Stores of fewer cells are described in this process, whatever the number of jobs."""
+
 PAIRS = 300
 CELLS_PER_GROUP = 256
 
@@ -102,7 +105,8 @@ def write_statistics(
         parts = None if split is None else _parts(opened, split)
         listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
         tables = _label_tables(opened, conditions)
-        with Crew(jobs, scheduler) as crew:
+        # starting workers takes longer than a small store
+        with Crew(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as crew:
             measured, summary = _expression_tables(opened, crew, listed)
             tables |= measured
             found, groups = distance_tables.distances(
