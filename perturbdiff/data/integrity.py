@@ -65,8 +65,8 @@ def read_checksums(store: Path) -> dict[str, str] | None:
         raise UserError(f"{path}: is not a list of checksums; run preprocess again with --force") from None
 
 
-def confirm(store: Path, names: Iterable[str]) -> None:
-    """Compare small files of a store with its checksums, if it has any.
+def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
+    """Compare small files of a store with its checksums, if it has any; return all that are recorded.
 
     Raises
     ------
@@ -80,6 +80,20 @@ def confirm(store: Path, names: Iterable[str]) -> None:
             raise UserError(
                 f"{path}: was changed since the store was made; run preprocess again with --force"
             )
+    return recorded
+
+
+def require(store: Path, recorded: Mapping[str, str], prefix: str) -> None:
+    """Refuse to go on if a recorded file whose name begins with ``prefix`` is gone: zarr reads it as zeros.
+
+    Raises
+    ------
+    UserError
+        If one is missing.
+    """
+    for name in recorded:
+        if name.startswith(prefix) and not (store / name).is_file():
+            raise UserError(f"{store / name}: is missing; run preprocess again with --force")
 
 
 def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[str]:

@@ -100,7 +100,8 @@ class Store:
         self.scale, self.control = float(facts["scale"]), str(facts["control"])
         self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
         small = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
-        integrity.confirm(self.path, [*small, *(f"{part['name']}/zarr.json" for part in facts["parts"])])
+        metadata = [f"{part['name']}/zarr.json" for part in facts["parts"]]
+        self._recorded = integrity.confirm(self.path, [*small, *metadata])
         self.conditions = self._table("conditions")
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
@@ -170,7 +171,7 @@ class Store:
         frames = []
         for path in self._parts:
             with _reading(path):
-                frames.append(self._part_obs(zarr.open_group(path, mode="r")["obs"], columns))
+                frames.append(self._part_obs(path, columns))
         return pd.concat(frames, ignore_index=True)
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
@@ -179,11 +180,14 @@ class Store:
         for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
             if start < high and stop > low:
                 group = zarr.open_group(path, mode="r")["obs"]
-                names: Any = group[str(group.attrs["_index"])]  # type: ignore[index]
+                index = str(group.attrs["_index"])
+                self.require(f"{path.name}/obs/{index}/")
+                names: Any = group[index]  # type: ignore[index]
                 pieces.append(np.asarray(names[max(start - low, 0) : min(stop, high) - low], object))
         return np.concatenate(pieces)
 
-    def _part_obs(self, group: Any, columns: Sequence[str] | None) -> pd.DataFrame:
+    def _part_obs(self, path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
+        group: Any = zarr.open_group(path, mode="r")["obs"]
         have = ["cell", *group.attrs["column-order"]]
         unknown = [c for c in columns or () if c not in have]
         if unknown:
@@ -191,8 +195,14 @@ class Store:
                 f"{self.path}: no obs column '{unknown[0]}'{nearest(unknown[0], have)} columns: {listing(have, 20)}"
             )
         names = have if columns is None else columns
-        index = group.attrs["_index"]
-        return pd.DataFrame({n: anndata.io.read_elem(group[index if n == "cell" else n]) for n in names})
+        stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
+        for name in stored.values():
+            self.require(f"{path.name}/obs/{name}/")
+        return pd.DataFrame({n: anndata.io.read_elem(group[name]) for n, name in stored.items()})
+
+    def require(self, prefix: str) -> None:
+        """Raise `UserError` if a file of the store whose name begins with ``prefix`` is gone."""
+        integrity.require(self.path, self._recorded, prefix)
 
     @cached_property
     def n_counts(self) -> np.ndarray:

@@ -226,8 +226,12 @@ def _check_labels(store: Store, part: _Part, content: _Content) -> None:
             array = array["codes"] if isinstance(array, zarr.Group) else array
             if array.shape != (rows,):
                 content.problems.append(f"{part.path / 'obs' / str(name)}: has {array.shape[0]} cells")
+            empty = 0
             for start in range(0, array.shape[0], _ROWS):
-                array[start : start + _ROWS]
+                values = array[start : start + _ROWS]
+                empty += int((values == "").sum()) if name == "_index" else 0
+            if empty:
+                content.problems.append(f"{part.path / 'obs/_index'}: {empty} cells have no name")
 
 
 def _check_values(store: Store, part: _Part, content: _Content) -> None:

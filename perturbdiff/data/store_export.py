@@ -176,7 +176,7 @@ class ObsReader:
     """Reads obs of a store's rows, some at a time."""
 
     def __init__(self, store: Store) -> None:
-        listed = integrity.facts_of(store.path)["parts"]
+        self._store, listed = store, integrity.facts_of(store.path)["parts"]
         self._parts = [store.path / str(part["name"]) for part in listed]
         self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in listed)])
         self._kept: tuple[tuple[int, int], pd.DataFrame] | None = None
@@ -207,6 +207,7 @@ class ObsReader:
     def _frame(self, part: int, block: int) -> pd.DataFrame:
         """Return a block of one part's obs; the last one asked for is kept."""
         if self._kept is None or self._kept[0] != (part, block):
+            self._store.require(f"{self._parts[part].name}/obs/")
             group: Any = zarr.open_group(self._parts[part] / "obs", mode="r")
             cut = slice(block * _ROWS, (block + 1) * _ROWS)
             columns = {name: self._column(group[name], name, cut) for name in group.attrs["column-order"]}

@@ -86,6 +86,8 @@ HARM = {
     "an empty shard": (lambda s: cut(s / P1 / "X/indices/c/0", 0), f"{P1}/X/indices"),
     "a missing shard": (lambda s: (s / P1 / "X/data/c/1").unlink(), f"{P1}/X/data"),
     "missing depths": (lambda s: (s / P1 / "obs/n_counts/c/0").unlink(), f"{P1}/obs/n_counts"),
+    "missing labels": (lambda s: (s / P1 / "obs/perturbation/codes/c/0").unlink(), f"{P1}/obs/perturbation"),
+    "missing names": (lambda s: (s / P1 / "obs/_index/c/0").unlink(), f"{P1}/obs/_index"),
     "a part cut short": (lambda s: shutil.rmtree(s / P1 / "obs"), f"{P1}/obs"),
     "cut metadata": (lambda s: cut(s / P1 / "zarr.json", 500), f"{P1}/zarr.json"),
     "a missing part": (lambda s: shutil.rmtree(s / P1), P1),
