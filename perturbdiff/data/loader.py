@@ -122,11 +122,12 @@ class SetLoader:
         }
         ids["dataset"] = torch.tensor([self._dataset[s.store] for s in sets])
         ids["condition"] = torch.tensor([s.condition for s in sets])
+        batch: Batch | PackedBatch
         if self.packed:
-            kinds = {
-                kind: self._packed([getattr(s, kind) for s in sets], sets) for kind in ("target", "control")
-            }
-            batch = PackedBatch(**kinds, **ids)
+            target, control = (
+                self._packed([getattr(s, kind) for s in sets], sets) for kind in ("target", "control")
+            )
+            batch = PackedBatch(target, control, **ids)
         else:
             both = self._dense(sets)
             batch = Batch(both[0], both[1], **ids)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from perturbdiff.data import views
     from perturbdiff.data.memory_store import MemoryStore
+    from perturbdiff.data.shared_memory import Node
 
 __all__ = ["Store", "condition_table", "value_factors"]
 
@@ -303,11 +304,11 @@ class Store:
         for start in range(0, self.n_cells, rows_per_block):
             yield start, self.expression(slice(start, start + rows_per_block))
 
-    def in_memory(self) -> MemoryStore:
-        """Return the same store with its values held in memory (`nbytes_in_memory`)."""
+    def in_memory(self, node: Node | None = None) -> MemoryStore:
+        """Return the same store held in memory (`nbytes_in_memory`), in one copy for all processes of ``node``."""
         from perturbdiff.data.memory_store import MemoryStore
 
-        return MemoryStore(self)
+        return MemoryStore(self, node)
 
     def to_dask(
         self,

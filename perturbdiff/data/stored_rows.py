@@ -50,9 +50,13 @@ class RowPointers:
         int64 [parts + 1]: first row of each part, and the number of rows.
     num_values
         Values in all parts together, which is checked.
+    places
+        What another one of the same store read; by default it is read here.
 
     Attributes
     ----------
+    places
+        `dtype_for` [rows + parts]: place of each row's first value within its part, and after a part's rows the end.
     base
         int64 [parts + 1]: values before each part.
 
@@ -62,36 +66,28 @@ class RowPointers:
         If the pointers of a part are damaged.
     """
 
-    def __init__(self, parts: Sequence[Path], edges: np.ndarray, num_values: int) -> None:
+    def __init__(
+        self, parts: Sequence[Path], edges: np.ndarray, num_values: int, places: np.ndarray | None = None
+    ) -> None:
         self._edges = edges
-        small = num_values <= np.iinfo(np.uint32).max
-        # one more than rows for each part: its end
-        self._places = np.empty(int(edges[-1]) + len(parts), np.uint32 if small else np.uint64)
-        ends = []
-        for p, path in enumerate(parts):
-            first, last = int(edges[p]) + p, int(edges[p + 1]) + p + 1
-            own = self._places[first:last]
-            stored = zarr.open_array(path / "X" / "indptr", mode="r")
-            if stored.shape != own.shape:
-                raise UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
-            before = 0
-            for start in range(0, len(own), _POINTERS_PER_READ):
-                piece = np.asarray(stored[start : start + _POINTERS_PER_READ], np.int64)
-                if piece[0] < before or (np.diff(piece) < 0).any() or piece[-1] > num_values:
-                    raise UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
-                own[start : start + len(piece)] = piece
-                before = int(piece[-1])
-            ends.append(before)
-        self.base = np.cumsum([0, *ends])
+        if places is None:
+            places = np.empty(int(edges[-1]) + len(parts), self.dtype_for(num_values))
+            for p, path in enumerate(parts):
+                _read_pointers(path, places[int(edges[p]) + p : int(edges[p + 1]) + p + 1], num_values)
+        self.places = places
+        self.base = np.cumsum([0, *places[edges[1:] + np.arange(len(parts))].astype(np.int64)])
         if self.base[-1] != num_values:
-            raise UserError(
-                f"{parts[0].parent if parts else ''}: row pointers are damaged; run preprocess again with --force"
-            )
+            raise _damaged(parts[0].parent)
+
+    @staticmethod
+    def dtype_for(num_values: int) -> np.dtype:
+        """Return the type of the places in a store of so many values."""
+        return np.dtype(np.uint32 if num_values <= np.iinfo(np.uint32).max else np.uint64)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._places.nbytes
+        return self.places.nbytes
 
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each row's part, and where its values start and stop within the part, int64 [n]."""
@@ -100,7 +96,7 @@ class RowPointers:
         else:
             part = np.searchsorted(self._edges, rows, "right") - 1
         places = rows + part
-        return part, self._places[places].astype(np.int64), self._places[places + 1].astype(np.int64)
+        return part, self.places[places].astype(np.int64), self.places[places + 1].astype(np.int64)
 
     def flat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where rows start among the values of all parts end to end, and their lengths, int64 [n]."""
@@ -111,6 +107,23 @@ class RowPointers:
         """Return which of the rows ``start`` to ``stop`` have values."""
         _, begin, end = self.find(np.arange(start, stop))
         return end > begin
+
+
+def _read_pointers(part: Path, places: np.ndarray, most: int) -> None:
+    stored = zarr.open_array(part / "X" / "indptr", mode="r")
+    if stored.shape != places.shape:
+        raise _damaged(part)
+    before = 0
+    for start in range(0, len(places), _POINTERS_PER_READ):
+        piece = np.asarray(stored[start : start + _POINTERS_PER_READ], np.int64)
+        if piece[0] < before or (np.diff(piece) < 0).any() or piece[-1] > most:
+            raise _damaged(part)
+        places[start : start + len(piece)] = piece
+        before = int(piece[-1])
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
 
 
 class RowsOnDisk:

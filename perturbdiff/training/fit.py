@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.loader import Batch, SetLoader
+from perturbdiff.data.batches import Batch, PackedBatch
+from perturbdiff.data.loader import SetLoader
 from perturbdiff.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.checkpoints import Allocation, CheckpointFolder, Checkpoints
@@ -61,7 +62,7 @@ class _Endless:
     def __init__(self, loader: SetLoader, passes: int) -> None:
         self.loader, self.passes = loader, passes
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch | PackedBatch]:
         for batch in self.loader:
             yield from batch.split(self.passes)
 

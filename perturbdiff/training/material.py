@@ -318,19 +318,27 @@ def thin_out(sources: Sequence[Source], config: Config) -> dict[str, Any]:
 
 
 def hold(sources: Sequence[Source], config: Config) -> None:
-    """Take the stores into memory if the recipe's limit and this machine allow all of them."""
+    """Take the stores into memory if the recipe's limit and this machine allow all of them.
+
+    Processes of one node hold one copy together.
+    """
     size = sum(s.store.nbytes_in_memory for s in sources)
     if _too_large(sources, config):
         logger.info("%.1f GiB of cells are read from disk (train.memory_gib)", size / 2**30)
-    elif size > _MEMORY_SHARE * psutil.virtual_memory().available:
+        return
+    node = Processes.from_environment().node()
+    fits = size <= _MEMORY_SHARE * psutil.virtual_memory().available
+    if node is not None:
+        fits = node.agree("fits", fits)
+    if not fits:
         logger.warning(
             "%.1f GiB of cells do not fit in memory now and are read from disk, cell by cell and slowly; "
             "with a smaller train.memory_gib they are read in windows",
             size / 2**30,
         )
-    else:
-        for source in sources:
-            source.store = source.store.in_memory()
+        return
+    for source in sources:
+        source.store = source.store.in_memory(node)
 
 
 def _too_large(sources: Sequence[Source], config: Config) -> bool:

@@ -3,14 +3,17 @@ import time
 
 import numpy as np
 import pytest
+import scanpy as sc
 import torch
 from small_store import small_store
+from tiny_data import tiny_counts
 
-from perturbdiff.data import loader
+from perturbdiff.data import loader, stored_rows
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.loader import SetLoader, in_order, resident
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.errors import UserError
 
 
@@ -137,3 +140,84 @@ def test_closing_ends_the_threads():
 def test_a_large_store_stays_on_disk(small, monkeypatch):
     monkeypatch.setattr(loader.psutil, "virtual_memory", lambda: type("M", (), {"available": 10})())
     assert resident(small.opened, 0.5).__class__.__name__ == "Store"
+
+
+def in_windows(small, store, **kwargs):
+    use = np.ones(len(store.conditions), bool)
+    options = {"set_size": 6, "sets_per_step": 4, "seed": 2, "window": 3, "bundle": 12, "mixed": 48}
+    sampler = WindowedSampler(store.conditions, use, **options)
+    words = Vocabulary.from_conditions([store.conditions], control=store.control)
+    return SetLoader([store], sampler, vocabulary=words, genes=store.genes, **kwargs)
+
+
+def test_windows_do_not_depend_on_threads_or_resumption(small, monkeypatch):
+    monkeypatch.setattr(stored_rows, "CACHE_BYTES", 1)  # the threads compete for a few slots
+    expected = list(in_windows(small, small.opened.in_memory(), stop_step=30, prefetch=0))
+    for threads in (1, 3):
+        made = in_windows(small, small.opened, stop_step=30, threads=threads, prefetch=4)
+        assert all(same(a, b) for a, b in zip(expected, made, strict=True))
+    tail = in_windows(small, small.opened, start_step=17, stop_step=30, threads=3, prefetch=3)
+    assert all(same(a, b) for a, b in zip(expected[17:], tail, strict=True))
+
+
+def test_memory_of_batches_is_used_again_when_nobody_holds_it(small):
+    made = make(small, stop_step=8, prefetch=0)
+    seen, kept = set(), []
+    for batch in made:
+        seen.add(batch.target.data_ptr())
+        if len(kept) < 2:
+            kept.append((batch.target[1], batch.target[1].clone()))
+        del batch
+    assert len(seen) < 8
+    assert all(torch.equal(view, copy) for view, copy in kept)
+
+
+def packed_pair(stores, genes, **kwargs):
+    """Return the batches of a mixture made dense on the host, and those made dense on arrival."""
+    words = Vocabulary.from_conditions([s.conditions for s in stores], control="control", datasets=("a", "b"))
+    use = np.ones(len(stores[0].conditions), bool)
+
+    def loader(packed):
+        samplers = [
+            CellSetSampler(s.conditions, use, set_size=5, sets_per_step=1, seed=i, quiet=True)
+            for i, s in enumerate(stores)
+        ]
+        mixed = MixtureSampler(samplers, sets_per_step=8, seed=0)
+        names = ("a", "b")[: len(stores)]
+        return SetLoader(
+            stores, mixed, vocabulary=words, genes=genes, datasets=names, stop_step=2, packed=packed, **kwargs
+        )
+
+    return zip(loader(False), loader(True), strict=True)
+
+
+@pytest.mark.parametrize("genes", ["same", "mapped", "many"])
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "log1p", "both"])
+def test_packed_batches_become_the_same(small, tmp_path, genes, kind):
+    stores = [small.opened]
+    if kind != "uint16":
+        cells = tiny_counts()
+        if kind == "log1p":
+            sc.pp.log1p(cells)
+            cells.X = cells.X.astype(np.float32)
+        else:
+            cells.X.data[0] = 100_000
+        other = small_store(tmp_path, [f"data.input_scale={'log1p' if kind == 'log1p' else 'counts'}"], cells)
+        stores = [other.opened] if kind != "both" else [small.opened, other.opened]
+        assert stores[-1].dtype == ("float32" if kind == "log1p" else "uint32")
+    wanted = stores[0].genes
+    if genes != "same":
+        wanted = [wanted[3], "not here", *wanted[:3], *wanted[9:4:-1]]
+    if genes == "many":
+        wanted = [f"more{i}" for i in range(40_000)] + wanted
+    for dense, packed in packed_pair(stores, wanted):
+        values = packed.target.values
+        assert values.dtype == {"uint16": torch.int16, "log1p": torch.float32}.get(kind, torch.int32)
+        assert packed.target.columns.dtype == (torch.int32 if genes == "many" else torch.int16)
+        halves = packed.split(2)
+        arrived = packed.to("cpu")
+        for name in vars(dense):
+            a, b = getattr(dense, name), getattr(arrived, name)
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+            both = torch.cat([getattr(half.to("cpu"), name) for half in halves])
+            torch.testing.assert_close(a, both, rtol=1e-6, atol=1e-6)
