@@ -140,7 +140,7 @@ class Crew:
                 processes=True,
                 memory_limit=0,  # tasks are sized to fit; pausing and spilling would only stall them
                 dashboard_address=None,  # type: ignore[arg-type]
-                silence_logs=logging.ERROR,
+                silence_logs=logging.CRITICAL,  # workers complain when the cluster goes; errors come back as results
             )
         )
 
