@@ -27,6 +27,7 @@ from perturbdiff.data.preprocess import Machine
 from perturbdiff.data.study_sums import (
     SecondTask,
     StudyPiece,
+    check_unchanged,
     merge,
     name_of,
     pieces_of,
@@ -185,6 +186,7 @@ def _select(
     if tasks:
         weights = [task.piece.stop - task.piece.start for task in tasks]
         crew.run(sum_again, tasks, weights=weights, label="reading studies again")
+    check_unchanged(flat)
     return [_choose(plan, own, corpus, config) for plan, own in zip(plans, again, strict=True)]
 
 

@@ -34,13 +34,14 @@ _LARGEST_LOG1P = 20.0
 
 @dataclass(frozen=True)
 class StudyPiece:
-    """Rows ``start`` to ``stop`` of a study, and the file that takes their sums."""
+    """Rows ``start`` to ``stop`` of a study, its size and time of change, and the file that takes the rows' sums."""
 
     path: Path
     n_cells: int
     start: int
     stop: int
     config: DataConfig
+    signature: tuple[int, int]
     result: Path
 
 
@@ -87,10 +88,11 @@ def pieces_of(study: Study, config: DataConfig, scratch: Path) -> list[StudyPiec
     """Return the tasks of a study's first pass."""
     path, scratch = study.path.absolute(), scratch.absolute()
     settings = {name: getattr(config, name) for name in _SETTINGS}
-    state = name_of([_FORMAT, VALUES_PER_PIECE, settings, path.resolve(), files.signature(path)])
+    signature = files.signature(path)
+    state = name_of([_FORMAT, VALUES_PER_PIECE, settings, path.resolve(), signature])
     edges = np.linspace(0, study.n_cells, min(study.num_pieces, study.n_cells) + 1).astype(np.int64).tolist()
     return [
-        StudyPiece(path, study.n_cells, a, b, config, scratch / f"{state}-{a:012d}.npz")
+        StudyPiece(path, study.n_cells, a, b, config, signature, scratch / f"{state}-{a:012d}.npz")
         for a, b in pairwise(edges)
     ]
 
@@ -131,6 +133,14 @@ def _first(reader: StudyReader, config: DataConfig) -> dict[str, np.ndarray]:
     if config.hvg_flavor != "seurat":  # its second pass needs them
         kept |= {"depth": found["depth"], "codes": found["codes"]}
     return kept
+
+
+def check_unchanged(pieces: Iterable[StudyPiece]) -> None:
+    """Raise a `UserError`, and forget the sums, if the file of a piece was changed since its task was made."""
+    for piece in pieces:
+        if files.signature(piece.path) != piece.signature:
+            piece.result.unlink(missing_ok=True)
+            raise UserError(f"{piece.path}: was changed while it was read; run again")
 
 
 def sum_again(task: SecondTask) -> None:

@@ -1,5 +1,7 @@
 """Merge-then-select: composites choose what scanpy chooses on their merged cells; folders, resumption, mistakes."""
 
+import errno
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -258,6 +260,41 @@ def test_a_broken_study_does_not_cost_the_others(folder, tmp_path, monkeypatch):
     broken.write_h5ad(tmp_path / "zz.h5ad")
     build_vocabulary(paths, tmp_path / "v", CONFIG)
     assert read_again == ["zz.h5ad"]
+
+
+def test_a_study_changed_meanwhile(folder, tmp_path, monkeypatch):
+    paths = [tmp_path / "a.h5ad", files_of(folder)[0]]
+    study(3, 30, ["g1", "g2", "g3", "g4"]).write_h5ad(paths[0])
+    original = study_sums._first
+
+    def changing(reader, config):
+        found = original(reader, config)
+        paths[0].touch()
+        return found
+
+    monkeypatch.setattr(study_sums, "_first", changing)
+    with pytest.raises(UserError, match=r"a\.h5ad: was changed"):
+        build_vocabulary(paths, tmp_path / "v", CONFIG)
+    assert not (tmp_path / "v").exists()
+
+
+def test_a_full_disk_keeps_the_sums(folder, tmp_path, monkeypatch):
+    done, original = [], study_sums.save
+
+    def full(path, arrays):
+        if len(done) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(path, arrays)
+        done.append(path.name)
+
+    monkeypatch.setattr(study_sums, "save", full)
+    with pytest.raises(UserError, match=r"disk full .* goes on where it stopped .*\.v\.sums"):
+        build_vocabulary(files_of(folder), tmp_path / "v", CONFIG)
+    monkeypatch.setattr(
+        study_sums, "save", lambda path, arrays: done.append(path.name) or original(path, arrays)
+    )
+    build_vocabulary(files_of(folder), tmp_path / "v", CONFIG)
+    assert len(done) == len(set(done)) == 5
 
 
 def test_same_bytes_from_worker_processes(folder, tmp_path, monkeypatch):
