@@ -13,9 +13,10 @@ import scipy.sparse as sp
 from memory_passes import choose
 
 from perturbdiff.config import DataConfig
+from perturbdiff.data import passes
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 
@@ -280,6 +281,18 @@ def test_sums_travel_as_arrays():
 def test_nothing_to_choose_by():
     with pytest.raises(UserError, match="no gene is detected in any cell that gene selection may look at"):
         choose_genes(GeneSums(1, 3), ["a", "b", "c"], 1.0, 2, by_batch=False)
+
+
+@pytest.mark.parametrize("by_batch", [False, True])
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_a_store_has_the_genes_scanpy_chooses(tmp_path, monkeypatch, flavor, by_batch):
+    monkeypatch.setattr(passes, "VALUES_PER_PIECE", 10_000)
+    adata = counts(3)
+    adata.write_h5ad(tmp_path / "x.h5ad")
+    config = DataConfig(num_hvgs=50, hvg_flavor=flavor, hvg_by_batch=by_batch)
+    out = preprocess([tmp_path / "x.h5ad"], tmp_path / "store", config, machine=Machine(jobs=1))
+    theirs = scanpy_table(adata, 50, "batch" if by_batch else None, None, flavor)
+    assert Store(out).genes == list(adata.var_names[theirs["highly_variable"]])
 
 
 def test_training_only_needs_a_split(counts_file, tmp_path):

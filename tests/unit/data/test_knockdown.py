@@ -13,10 +13,11 @@ from perturbdiff.config import DataConfig
 from perturbdiff.data import passes
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.knockdown import decide, knockdown_values, plan_knockdown, read_targets
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 
+HERE = Machine(jobs=1)
 GENES = ["A", "B", "C", "D", "filler"]
 
 
@@ -266,7 +267,7 @@ def screen(seed=0, cells=900):
     return ad.AnnData(sp.csr_matrix(x), obs, pd.DataFrame(index=genes))
 
 
-@pytest.mark.parametrize("flavor", ["seurat", "seurat_v3"])
+@pytest.mark.parametrize("flavor", ["seurat", "cell_ranger", "seurat_v3"])
 def test_a_store_holds_what_is_left_and_its_genes_are_chosen_from_that(tmp_path, monkeypatch, flavor):
     monkeypatch.setattr(passes, "VALUES_PER_PIECE", 10_000)
     adata = screen()
@@ -281,9 +282,9 @@ def test_a_store_holds_what_is_left_and_its_genes_are_chosen_from_that(tmp_path,
     kept &= ~shallow
     config = DataConfig(num_hvgs=12, hvg_flavor=flavor, min_genes=20)
     full = config.model_copy(update={"knockdown": True})
-    store = Store(preprocess([tmp_path / "x.h5ad"], tmp_path / "filtered", full))
+    store = Store(preprocess([tmp_path / "x.h5ad"], tmp_path / "filtered", full, machine=HERE))
     adata[kept].write_h5ad(tmp_path / "y.h5ad")
-    other = Store(preprocess([tmp_path / "y.h5ad"], tmp_path / "given", config))
+    other = Store(preprocess([tmp_path / "y.h5ad"], tmp_path / "given", config, machine=HERE))
     assert sorted(store.obs(["cell"])["cell"]) == sorted(adata.obs_names[kept])
     assert store.genes == other.genes
     assert store.target_sum == other.target_sum
