@@ -22,6 +22,9 @@ BYTES_IN_MEMORY = 4
 """16-bit count and 16-bit column of a stored value."""
 
 BYTES_PER_GENE_SUM = 24
+BOOKKEEPING = 16
+"""Bytes per cell that preprocess may hold at most, of labels; a peak also varies by what a block happens to hold."""
+
 EFFICIENCY = 0.8
 """Share of a core that is used when many work at once."""
 
@@ -93,7 +96,6 @@ class Rates:
         self.reads = alone["bytes read"] / alone["reads"]
         self.disk = max(0.0, alone["disk"] - alone["bytes"]) / stored
         self.worker = pair["private"] * MIB / 2
-        self.growth = max(0.0, *measured["growth"].values()) if measured["growth"] else 0.0
         self.data_files = alone["data files"] / max(1, alone["parts"])
         packed = measured.get("gzip", {}).get("ours --jobs 1")
         self.gzip_read = self.gzip_bytes = float("nan")
@@ -146,7 +148,7 @@ def preprocess_table(rates: Rates) -> list[str]:
 def resource_table(rates: Rates) -> list[str]:
     """Return the table of memory, disk, files and requests of preprocessing."""
     lines = [
-        "| | memory of a worker | memory that grows with cells | store | scratch while running | data files "
+        "| | memory of a worker | labels, at most | store | scratch while running | data files "
         "| reads of the input |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -157,7 +159,7 @@ def resource_table(rates: Rates) -> list[str]:
         scratch = data.cells * data.values * rates.disk
         requests = 3 * input_bytes(data, rates, gzip=False) / rates.reads
         lines.append(
-            f"| {title(data)} | {(rates.worker + sums) / MIB:.0f} MiB | {data.cells * rates.growth / MIB:.0f} MiB "
+            f"| {title(data)} | {(rates.worker + sums) / MIB:.0f} MiB | {data.cells * BOOKKEEPING / MIB:.0f} MiB "
             f"| {amount(stored)} | {amount(scratch)} | {parts * rates.data_files:.0f} | {requests / 1e6:.1f} M |"
         )
     return lines
@@ -212,7 +214,7 @@ def rate_table(rates: Rates, loader: dict[str, float]) -> list[str]:
         ("a read of the input", f"{rates.reads / 1024:.0f} KiB"),
         ("store", f"{rates.store:.2f} bytes per stored value, {rates.obs:.1f} bytes of obs per cell"),
         ("scratch", f"{rates.disk:.1f} bytes per stored value"),
-        ("memory", f"{rates.worker / MIB:.0f} MiB per worker, {rates.growth:.1f} bytes per cell"),
+        ("memory", f"{rates.worker / MIB:.0f} MiB per worker"),
     ]
     if rates.gzip_read == rates.gzip_read:
         text = f"{rates.gzip_read * 1e9:.1f} ns per stored value; {rates.gzip_bytes:.2f} bytes on disk"
