@@ -25,8 +25,8 @@ BYTES_PER_GENE_SUM = 24
 BOOKKEEPING = 16
 """Bytes per cell that preprocess may hold at most, of labels; a peak also varies by what a block happens to hold."""
 
-EFFICIENCY = 0.8
-"""Share of a core that is used when many work at once."""
+EFFICIENCY = 0.7
+"""What a process does beside others, alone = 1: as two on two busy cores, their start left out."""
 
 READS_PER_CELL = 2 / 64
 """Reads of windows of 64 cells, counts and columns, where no measurement is given."""
