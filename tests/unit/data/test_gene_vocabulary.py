@@ -1,6 +1,7 @@
 """Merge-then-select: composites choose what scanpy chooses on their merged cells; folders, resumption, mistakes."""
 
 import errno
+import pickle
 
 import anndata as ad
 import numpy as np
@@ -297,6 +298,20 @@ def test_a_full_disk_keeps_the_sums(folder, tmp_path, monkeypatch):
     assert len(done) == len(set(done)) == 5
 
 
+@pytest.mark.parametrize("flavor", ["seurat", "seurat_v3"])
+def test_the_order_in_which_tasks_end_changes_nothing(folder, tmp_path, monkeypatch, flavor):
+    config = CONFIG.model_copy(update={"hvg_flavor": flavor})
+    forward = build_vocabulary(files_of(folder), tmp_path / "forward", config, composites=2)
+
+    def backward(self, function, tasks, **_):
+        return [function(pickle.loads(pickle.dumps(task))) for task in reversed(tasks)][::-1]
+
+    monkeypatch.setattr(gene_vocabulary.Crew, "run", backward)
+    other = build_vocabulary(files_of(folder), tmp_path / "backward", config, composites=2)
+    assert tree(forward) == tree(other)
+
+
+@pytest.mark.slow
 def test_same_bytes_from_worker_processes(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(gene_vocabulary, "_STUDIES_PER_JOB", 2)
     one = build_vocabulary(files_of(folder), tmp_path / "one", CONFIG, composites=2)
