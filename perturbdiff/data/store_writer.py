@@ -20,7 +20,7 @@ from perturbdiff.files import sha256
 
 ROWS_PER_CHUNK = 64
 ROWS_PER_SHARD = 524_288
-"""At most four files of values and column numbers for a million cells, and two more for each part."""
+"""About four files of values and column numbers for a million cells; see `_even`."""
 
 _OBS_CHUNK = 65_536
 _WHOLE = 1 << 40  # all of an array in one file
@@ -56,7 +56,7 @@ class PartWriter:
     mean_values
         Stored values per cell in the whole store, which sets the size of chunks.
     rows_per_shard
-        See `rows_per_shard`.
+        See `rows_per_shard`; files hold up to half as many rows more or less, so that they are equal.
     dtype, index_dtype, pointer_dtype
         Of the values, the column numbers and the row pointers.
     rows_per_chunk
@@ -95,7 +95,7 @@ class PartWriter:
         )
         rows_per_chunk = rows_per_chunk or ROWS_PER_CHUNK
         chunk = max(1, round(mean_values * rows_per_chunk))
-        shard = chunk * max(1, rows_per_shard // rows_per_chunk)
+        shard = _even(num_values, chunk, chunk * max(1, rows_per_shard // rows_per_chunk))
         # normalised values repeat as a whole, which shuffling their bytes hides: half the size without
         shuffle = np.dtype(dtype).kind != "f"
         self._data = self._keep(
@@ -220,6 +220,12 @@ class _Codes:
         if not values.cat.categories.equals(self._categories):
             raise ValueError(f"categories of obs column '{values.name}' change")
         self._array.append(values.cat.codes.to_numpy())
+
+
+def _even(length: int, chunk: int, shard: int) -> int:
+    """Return a size of shards near ``shard`` that cuts an array into equal files, without a small one at its end."""
+    files = max(1, round(length / shard))
+    return -(-length // (files * chunk)) * chunk if length else shard
 
 
 def rows_per_shard(num_cells: int) -> int:

@@ -180,6 +180,30 @@ def test_part_is_the_anndata_that_was_appended(tmp_path, monkeypatch):
     assert all((n.split("/c/")[-1] == "0" or n.startswith("X/")) for n in files if "/c/" in n)
 
 
+@pytest.mark.parametrize(
+    ("values", "files"), [(0, 0), (3, 1), (200, 1), (290, 1), (310, 2), (801, 4), (890, 4)]
+)
+def test_files_of_a_part_are_even(tmp_path, values, files):
+    part = PartWriter(
+        tmp_path / "p.zarr",
+        num_cells=1,
+        num_values=values,
+        num_genes=values,
+        mean_values=1.0,
+        rows_per_shard=200,
+        rows_per_chunk=10,
+        dtype=np.dtype(np.uint16),
+        index_dtype=np.dtype(np.int16),
+    )
+    obs = pd.DataFrame(index=pd.Index(["a"], dtype=object))
+    part.append(obs, np.array([0, values]), np.arange(values, dtype="i2"), np.ones(values, "u2"))
+    part.close(pd.DataFrame(index=[f"g{j}" for j in range(values)]), {})
+    sizes = [p.stat().st_size for p in (tmp_path / "p.zarr" / "X" / "data" / "c").glob("*")]
+    assert len(sizes) == files
+    assert not files or max(sizes) < 1.3 * min(sizes)
+    assert ad.read_zarr(tmp_path / "p.zarr").X.sum() == values
+
+
 def test_blocks_of_another_kind_are_refused(tmp_path):
     (first, x), (second, _) = frames(np.random.default_rng(0), (5, 5))
     part = PartWriter(
