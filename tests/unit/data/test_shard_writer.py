@@ -64,6 +64,25 @@ def test_bytes_equal_zarr(tmp_path, dtype, length):
     assert writer.checksums == {n: hashlib.sha256(b).hexdigest() for n, b in ours.items() if n != "zarr.json"}
 
 
+@pytest.mark.parametrize(("name", "level", "shuffle"), [("lz4hc", 4, True), ("zstd", 2, False)])
+def test_other_codecs_equal_zarr(tmp_path, name, level, shuffle):
+    values = np.sort(np.random.default_rng(0).integers(0, 2000, 233)).astype(np.int16)
+    writer = ShardWriter(tmp_path / "a", 233, values.dtype, CHUNK, SHARD, codec=name, shuffle=shuffle)
+    written(writer, values, (50,))
+    codec = BloscCodec(cname=name, clevel=level, shuffle="shuffle" if shuffle else "noshuffle")
+    array = zarr.create_array(
+        tmp_path / "b",
+        shape=(233,),
+        dtype=values.dtype,
+        chunks=(CHUNK,),
+        shards=(SHARD,),
+        compressors=[codec, Crc32cCodec()],
+        fill_value=0,
+    )
+    array[:] = values
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
 @given(st.lists(st.integers(0, 90), max_size=8), st.integers(1, 12), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_pieces_of_any_size(tmp_path_factory, sizes, chunk, chunks):
