@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff.data.shared_memory import Node
@@ -38,8 +38,8 @@ class Processes:
     world_size: int = 1
     per_node: int = 1
     launcher: Literal["none", "torchrun", "srun"] = "none"
-    local_rank: int = 0
-    run: str = ""
+    local_rank: int = field(default=0, compare=False)
+    run: str = field(default="", compare=False)
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> Processes:
