@@ -110,7 +110,7 @@ class Crew:
 
     def _connected(self) -> Any:
         if self._client is None:
-            import dask
+            import dask.config
             from distributed import Client
 
             settings = {"distributed.scheduler.allowed-failures": _TRIES - 1}
@@ -139,7 +139,8 @@ class Crew:
                 threads_per_worker=1,
                 processes=True,
                 memory_limit=0,  # tasks are sized to fit; pausing and spilling would only stall them
-                dashboard_address=None,  # type: ignore[arg-type]
+                dashboard_address=":0",
+                scheduler_kwargs={"dashboard": False},
                 silence_logs=logging.CRITICAL,  # workers complain when the cluster goes; errors come back as results
             )
         )

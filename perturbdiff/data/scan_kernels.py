@@ -23,7 +23,7 @@ def highest_bits(bits: np.ndarray) -> int:
     top = np.uint32(0)
     for k in range(len(bits)):
         top = max(top, bits[k])
-    return top
+    return int(top)
 
 
 @kernel
@@ -35,7 +35,7 @@ def _row_totals(data: np.ndarray) -> tuple[int, int, int]:
         total += whole
         positive += whole > 0
         wrong |= np.int32(np.float32(whole) != data[k])
-    return total, positive, wrong
+    return int(total), int(positive), int(wrong)
 
 
 @kernel
@@ -46,7 +46,7 @@ def _used_totals(data: np.ndarray, indices: np.ndarray, columns: np.ndarray, unu
         whole = np.int64(data[k]) * np.int64(columns[indices[k]] != unused)
         total += whole
         positive += whole > 0
-    return total, positive
+    return int(total), int(positive)
 
 
 @kernel
