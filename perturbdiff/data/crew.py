@@ -113,7 +113,10 @@ class Crew:
             import dask.config
             from distributed import Client
 
-            settings = {"distributed.scheduler.allowed-failures": _TRIES - 1}
+            settings = {
+                "distributed.scheduler.allowed-failures": _TRIES - 1,
+                "distributed.worker.profile.enabled": False,  # a sample of every stack, for a dashboard
+            }
             self._stack.enter_context(dask.config.set(settings))
             if self.scheduler is None:
                 self._client = self._stack.enter_context(Client(self._local()))
