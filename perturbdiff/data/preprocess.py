@@ -45,6 +45,9 @@ CELLS_PER_PART = (524_288, 2_097_152)
 BUCKET_VALUES = 16_000_000
 """Stored values that are held at once while cells are sorted: 64 MB of counts, twice that while put in order."""
 
+PIECES_PER_WORKER = 4
+"""A worker spends as much on its imports as on a piece."""
+
 _BYTES_PER_PROCESS = 300 << 20
 _BYTES_PER_VALUE = 12
 _FEWEST_VALUES = 1_000_000
@@ -72,9 +75,9 @@ class Machine:
     unfinished: Path | None = None
 
     def crew(self, inputs: Inputs) -> Crew:
-        """Return who does the work for these inputs: no more workers than there are full pieces."""
+        """Return who does the work for these inputs: no more workers than pay for being started."""
         values = sum(file.matrix.num_values for file in inputs.files)
-        most = max(1, values // passes.VALUES_PER_PIECE)
+        most = max(1, values // (PIECES_PER_WORKER * passes.VALUES_PER_PIECE))
         jobs = len(os.sched_getaffinity(0)) if self.jobs is None else self.jobs
         return Crew(min(jobs, most), self.scheduler)
 
