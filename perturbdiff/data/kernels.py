@@ -1,4 +1,4 @@
-"""Compiled loops over rows of CSR matrices. They hold neither the interpreter lock nor any state."""
+"""Compiling loops over rows of CSR matrices, which hold neither the interpreter lock nor any state."""
 
 from __future__ import annotations
 
