@@ -60,7 +60,7 @@ class Machine:
     Attributes
     ----------
     jobs
-        Most worker processes; None: one per CPU. Inputs that are not worth it are read by this process alone.
+        Worker processes, at most one per piece of the inputs; None: one per CPU, fewer where they do not pay.
     scheduler
         Address of a running dask scheduler to use instead.
     memory_limit
@@ -75,11 +75,12 @@ class Machine:
     unfinished: Path | None = None
 
     def crew(self, inputs: Inputs) -> Crew:
-        """Return who does the work for these inputs: no more workers than pay for being started."""
+        """Return who does the work for these inputs; unless told, no more workers than pay for being started."""
         values = sum(file.matrix.num_values for file in inputs.files)
-        most = max(1, values // (PIECES_PER_WORKER * passes.VALUES_PER_PIECE))
-        jobs = len(os.sched_getaffinity(0)) if self.jobs is None else self.jobs
-        return Crew(min(jobs, most), self.scheduler)
+        if self.jobs is None:
+            pays = values // (PIECES_PER_WORKER * passes.VALUES_PER_PIECE)
+            return Crew(max(1, min(len(os.sched_getaffinity(0)), pays)), self.scheduler)
+        return Crew(max(1, min(self.jobs, -(-values // passes.VALUES_PER_PIECE))), self.scheduler)
 
     def bucket_values(self, jobs: int) -> int:
         """Return how many stored values a process may hold while cells are sorted.

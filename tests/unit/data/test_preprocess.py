@@ -339,7 +339,6 @@ def test_too_little_memory_is_said_before_anything_is_read():
 def test_workers_and_little_memory_give_the_same_bytes(counts_file, tmp_path, monkeypatch):
     monkeypatch.setattr(passes, "VALUES_PER_PIECE", 2000)
     monkeypatch.setattr(module, "CELLS_PER_PART", (130, 130))
-    monkeypatch.setattr(module, "PIECES_PER_WORKER", 1)
     alone, together = module.Machine(jobs=1), module.Machine(jobs=2)
     preprocess([counts_file], tmp_path / "alone", DataConfig(num_hvgs=40), machine=alone)
     monkeypatch.setattr(module, "BUCKET_VALUES", 300)
