@@ -14,7 +14,7 @@ process STATS {
     def args  = task.ext.args ?: ''
     def parts = split ? "--split ${split}" : ''
     """
-    perturbdiff stats ${store} --out ${meta.id}.stats ${parts} --jobs ${task.cpus} ${args}
+    perturbdiff stats ${store} --out ${meta.id}.stats ${parts} --jobs "\${OMP_NUM_THREADS:-1}" ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

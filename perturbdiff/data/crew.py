@@ -75,6 +75,8 @@ class Crew:
         label, unit
             Of the progress display.
         """
+        if not tasks:
+            return []
         sizes = [1] * len(tasks) if weights is None else list(weights)
         results: list[Any] = [None] * len(tasks)
         with track(label, sum(sizes), unit) as progress:

@@ -37,7 +37,7 @@ from perturbdiff.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_SCRATCH = ".scratch"
+_SCRATCH, _DONE_WITH = ".scratch", ".scratch.old"
 _PARTS = 16
 CELLS_PER_PART = (524_288, 2_097_152)
 """Least and most cells of a part that is full; a store has about 16 parts or more, which are written side by side."""
@@ -187,11 +187,14 @@ def preprocess(
         unfinished=where.unfinished,
     ) as run:
         if not run.skip:
-            scratch = run.path / _SCRATCH
+            scratch, done_with = run.path / _SCRATCH, run.path / _DONE_WITH
+            files.remove(done_with)
             with Inputs(inputs, config, scratch, obs) as opened, where.crew(opened) as crew:
                 made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
                 run.results["store"] = made.run(split, genes, seed)
-            files.remove(scratch)
+            # first renamed: were it deleted bit by bit, a run killed meanwhile would leave results without their files
+            scratch.rename(done_with)
+            files.remove(done_with)
             run.results["checksums"] = integrity.write_checksums(run.path, made.checksums)
     return out
 

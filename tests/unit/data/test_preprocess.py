@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -301,6 +302,27 @@ def test_after_a_full_disk_a_second_run_goes_on(counts_file, tmp_path, monkeypat
     preprocess([counts_file], tmp_path / "undisturbed", DataConfig())
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["counts.h5ad", "store", "undisturbed"]
+
+
+def test_killed_while_the_scratch_folder_is_deleted(counts_file, tmp_path, monkeypatch, small_pieces):
+    """What is left of it is not taken for results."""
+    remove = files.remove
+
+    def half(path: Path) -> None:
+        if path.name.startswith(".scratch") and path.exists():
+            for spilled in path.glob("spill-*.arrow"):
+                spilled.unlink()
+            raise KeyboardInterrupt
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", half)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
+    shutil.rmtree(files.temporary_name(tmp_path / "store") / "part-0000.zarr")
+    preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
+    preprocess([counts_file], tmp_path / "undisturbed", DataConfig(num_hvgs=40))
+    assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")
 
 
 def test_other_settings_do_not_go_on_with_what_another_run_left(counts_file, tmp_path, monkeypatch):
