@@ -195,7 +195,7 @@ def report(
 
     Prints the main metrics as well.
     """
-    from perturbdiff.evaluation.report import headline, write_report
+    from perturbdiff.report.page import headline, write_report
 
     settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
     page = write_report(runs, out, title=title, against=against, force=force, **settings)

@@ -38,7 +38,7 @@ def stats(
     perturbations.
     """
     from perturbdiff.data.statistics import write_statistics
-    from perturbdiff.evaluation.data_figures import write_figures
+    from perturbdiff.report.data_figures import write_figures
 
     done = write_statistics(
         store,

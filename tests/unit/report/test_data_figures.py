@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.errors import UserError
-from perturbdiff.evaluation.data_figures import pictures, write_figures
+from perturbdiff.report.data_figures import pictures, write_figures
 
 TYPES = ["B", "CD4 <naive>", "NA", "Plasmablast"]
 ALL = {
@@ -180,8 +180,8 @@ def test_report_shows_figures_of_each_store(counts_file, tmp_path):
     from perturbdiff.config import EvaluateConfig
     from perturbdiff.data.preprocess import preprocess
     from perturbdiff.data.splits import make_split
-    from perturbdiff.evaluation.report import write_report
     from perturbdiff.evaluation.run import evaluate
+    from perturbdiff.report.page import write_report
 
     recipe = recipes.load("tiny", ["split.held_out=[d2]"])
     store = preprocess([counts_file], tmp_path / "store", recipe.data)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.comparison import ranks
-from perturbdiff.evaluation.results import POOLED, Column, Run, Scope, metric_columns, score_table
-from perturbdiff.evaluation.svg import Look
+from perturbdiff.report.comparison import ranks
+from perturbdiff.report.results import POOLED, Column, Run, Scope, metric_columns, score_table
+from perturbdiff.report.svg import Look
 
 _TOP_GENES = 10
 _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation import plots
-from perturbdiff.evaluation.comparison import changes, collapse, compare, paired, ranks, scaled
-from perturbdiff.evaluation.results import Column
-from perturbdiff.evaluation.svg import PALETTE, looks, shorten, slug
-from perturbdiff.evaluation.tables import decimals_for, number, small
+from perturbdiff.report import plots
+from perturbdiff.report.comparison import changes, collapse, compare, paired, ranks, scaled
+from perturbdiff.report.results import Column
+from perturbdiff.report.svg import PALETTE, looks, shorten, slug
+from perturbdiff.report.tables import decimals_for, number, small
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")
 LOOK = looks(["ours", "theirs"], ["ceiling"])

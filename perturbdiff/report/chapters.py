@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.errors import UserError, listing, nearest
-from perturbdiff.evaluation import plots, tables
-from perturbdiff.evaluation.comparison import Collapse, changes, collapse, compare, paired, ranks, scaled
-from perturbdiff.evaluation.results import (
+from perturbdiff.report import plots, tables
+from perturbdiff.report.comparison import Collapse, changes, collapse, compare, paired, ranks, scaled
+from perturbdiff.report.results import (
     ENERGY,
     PDCORR,
     POOLED,
@@ -23,8 +23,8 @@ from perturbdiff.evaluation.results import (
     named,
     score_table,
 )
-from perturbdiff.evaluation.svg import Look, Plot
-from perturbdiff.evaluation.tables import Cell, Row, Table, number
+from perturbdiff.report.svg import Look, Plot
+from perturbdiff.report.tables import Cell, Row, Table, number
 
 _CONDITIONS = 6
 _CONTEXTS = 61  # tables of contexts on the page: their mean and sixty of them

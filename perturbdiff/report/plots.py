@@ -10,8 +10,8 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from perturbdiff.evaluation.results import Column
-from perturbdiff.evaluation.svg import (
+from perturbdiff.report.results import Column
+from perturbdiff.report.svg import (
     DENSE,
     GREY,
     INK,

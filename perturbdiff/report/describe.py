@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 
 from perturbdiff.errors import UserError
-from perturbdiff.evaluation import tables
-from perturbdiff.evaluation.results import read_json, unique_names
-from perturbdiff.evaluation.tables import Cell, Row, Table
+from perturbdiff.report import tables
+from perturbdiff.report.results import read_json, unique_names
+from perturbdiff.report.tables import Cell, Row, Table
 
 _EXPLAINED = {
     "depth": ", counts per cell",

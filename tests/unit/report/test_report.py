@@ -13,7 +13,7 @@ import pytest
 from perturbdiff.errors import UserError
 from perturbdiff.evaluation.aggregate import aggregate
 from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.evaluation.report import headline, write_report
+from perturbdiff.report.page import headline, write_report
 
 SKILL = {"perturbdiff": 0.9, "linear": 0.6, "nearest-context": 0.7, "control": 0.1, "ceiling": 0.97}
 CONTEXTS = ("B cell", "Monocyte")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.errors import UserError
-from perturbdiff.evaluation import data_plots, tables
-from perturbdiff.evaluation.results import read_json, unique_names
-from perturbdiff.evaluation.svg import Plot
-from perturbdiff.evaluation.tables import Cell, Row, Table
+from perturbdiff.report import data_plots, tables
+from perturbdiff.report.results import read_json, unique_names
+from perturbdiff.report.svg import Plot
+from perturbdiff.report.tables import Cell, Row, Table
 
 MOST_CELL_TYPES = 30
 """Cell types shown in a figure: those with most cells."""

@@ -1,4 +1,4 @@
-"""How the figures of a store's statistics are drawn; see `perturbdiff.evaluation.data_figures` for which there are."""
+"""How the figures of a store's statistics are drawn; see `perturbdiff.report.data_figures` for which there are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from scipy import stats
 
-from perturbdiff.evaluation.svg import DENSE, GREY, INK, PALETTE, WIDTH, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import DENSE, GREY, INK, PALETTE, WIDTH, Plot, canvas, draw, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

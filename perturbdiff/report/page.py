@@ -12,12 +12,12 @@ import yaml
 
 from perturbdiff import __version__, files, provenance
 from perturbdiff.errors import UserError, listing
-from perturbdiff.evaluation import plots, tables
-from perturbdiff.evaluation.chapters import Chapter, chapter
-from perturbdiff.evaluation.data_figures import pictures
-from perturbdiff.evaluation.describe import data_tables, read_splits
-from perturbdiff.evaluation.results import Run, read_json, read_runs, unique_names
-from perturbdiff.evaluation.svg import Look, Plot, looks, page_color, slug
+from perturbdiff.report import plots, tables
+from perturbdiff.report.chapters import Chapter, chapter
+from perturbdiff.report.data_figures import pictures
+from perturbdiff.report.describe import data_tables, read_splits
+from perturbdiff.report.results import Run, read_json, read_runs, unique_names
+from perturbdiff.report.svg import Look, Plot, looks, page_color, slug
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 
@@ -202,7 +202,7 @@ def _clipped(manifest: Mapping[str, Any]) -> str:
 
 def _render(page: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("perturbdiff.evaluation"),
+        loader=jinja2.PackageLoader("perturbdiff.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,1 @@
+"""From evaluated runs to one page: tables, figures and sentences."""
