@@ -236,26 +236,44 @@ class SampleConfig(Section):
 class EvaluateConfig(Section):
     """Definitions of the metrics."""
 
-    definition: Literal["cell-eval-0.6.6"] = "cell-eval-0.6.6"
+    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = "cell-eval-0.6.6"
+    metrics: tuple[str, ...] = Field(
+        default=(), description="metrics or their families (expression, de, count, distribution); none: all"
+    )
     alpha: float = Field(default=0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
-    context_column: str = Field(
-        default="cell_type", description="obs column of the contexts scored one by one"
+    min_de: int = Field(
+        default=10,
+        ge=1,
+        description="real DE genes from which a perturbation counts in DEOver_10 and DEPrec_10",
     )
-    perturbation_key: str = Field(
-        default="perturbation", description="perturbation column of a truth that is AnnData"
+    context_column: str | None = Field(
+        default=None,
+        description="obs column of the contexts scored one by one; none: cell types, if there are any",
     )
-    cell_type_key: str | None = Field(default="cell_type", description="its cell type column; none: one type")
-    batch_key: str | None = Field(default="batch", description="its batch column; none: one batch")
-    scale: Literal["declared", "log1p"] = Field(
+    perturbation_key: str = Field(default="perturbation", description="perturbation column of AnnData files")
+    cell_type_key: str | None = Field(
+        default="cell_type", description="their cell type column, if they have it"
+    )
+    batch_key: str | None = Field(default="batch", description="their batch column, if they have it")
+    scale: Literal["declared", "log1p", "counts"] = Field(
         default="declared",
-        description="what AnnData values are: as uns['perturbdiff'] says, or log1p on your word",
+        description="what AnnData values are: as uns['perturbdiff'] says, or log1p or counts on your word",
     )
     control: str | None = Field(
         default=None, description="control label of AnnData files that do not declare theirs"
     )
-    max_cells: int = Field(
-        default=2000, ge=2, description="cells a side in the energy distance of a condition"
+    controls: Literal["real", "own"] = Field(
+        default="real",
+        description="controls of the predicted side: the real ones, or those of the predictions",
     )
+    missing: Literal["error", "skip"] = Field(
+        default="error",
+        description="what to do about real conditions that an AnnData pair lacks a prediction of",
+    )
+    max_cells: int = Field(
+        default=2000, ge=2, description="cells a side in the distances between populations of a condition"
+    )
+    bootstrap: int = Field(default=2000, ge=0, description="draws of perturbations for the intervals")
     embed_conditions: int = Field(default=6, ge=0, description="conditions in the embedding")
     embed_cells: int = Field(
         default=300, ge=2, description="cells of each kind and condition in the embedding"
