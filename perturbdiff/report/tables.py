@@ -21,13 +21,17 @@ _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "E
 
 @dataclass(frozen=True)
 class Cell:
-    """One field: its text, CSS classes, a small note below, a longer text on hover, a bar in [-1, 1]."""
+    """One field: its text, CSS classes, a small note below, a longer text on hover, a bar in [-1, 1].
+
+    ``value`` is what the column is sorted by and what a download holds; without it, the text.
+    """
 
     text: str
     kind: str = ""
     note: str = ""
     hint: str = ""
     bar: float | None = None
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its column heads; the first names the rows."""
+    """A table with its column heads; the first names the rows. ``name`` is that of its download."""
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
+    note: str = ""
+    name: str = ""
 
 
 def number(value: float, decimals: int = 3) -> str:
