@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli_embed import embed
+from perturbdiff.cli_evaluate import ceiling, evaluate, merge
 from perturbdiff.cli_import import import_checkpoint
 from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, print_version
 from perturbdiff.cli_preprocess import preprocess
@@ -138,44 +139,9 @@ def baseline(
     _done(predict(name, store, split, out, part=part, seed=seed or 0, force=force))
 
 
-@app.command()
-def evaluate(
-    predictions: Annotated[Path | None, typer.Argument(help="Predictions (h5ad or zarr).")] = None,
-    truth: Annotated[
-        Path | None, typer.Option("--truth", help="Store, or AnnData with the real cells.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output folder.")] = None,
-    ceiling: Annotated[
-        bool, typer.Option("--ceiling", help="Score one half of the real cells against the other instead.")
-    ] = False,
-    split: Annotated[Path | None, typer.Option("--split", help="Split, for --ceiling.")] = None,
-    method: Annotated[
-        str | None, typer.Option("--method", help="Name in the tables; default: the file's.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Name in the tables; default: the store's.")
-    ] = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Score predictions against real cells.
-
-    The 14 metrics of the paper, energy distance, realism of the cells and DE tables.
-    """
-    from perturbdiff.evaluation import run
-
-    if truth is None or out is None or (split is None if ceiling else predictions is None):
-        raise UserError(
-            "evaluate needs PREDICTIONS --truth STORE --out FOLDER, or --ceiling --truth --split --out"
-        )
-    config = config_of(recipe, overrides, seed)
-    common: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
-    if ceiling and split is not None:
-        _done(run.ceiling(truth, split, out, config.evaluate, **common))
-    elif predictions is not None:
-        _done(run.evaluate(predictions, truth, out, config.evaluate, method=method, **common))
+app.command()(evaluate)
+app.command()(ceiling)
+app.command()(merge)
 
 
 @app.command()

@@ -15,7 +15,7 @@ process CEILING {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate --ceiling --truth ${store} --split ${split} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed}
+    perturbdiff ceiling ${store} --split ${split} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -15,7 +15,7 @@ process EVALUATE {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate ${predictions} --truth ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed}
+    perturbdiff evaluate ${predictions} ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -33,6 +33,8 @@ def evaluate(
     method: str | None = None,
     dataset: str | None = None,
     seed: int = 0,
+    threads: int | None = None,
+    shard: tuple[int, int] = (0, 1),
     force: bool = False,
 ) -> Path:
     """Score predicted cells against the real cells of the same conditions.
@@ -78,26 +80,28 @@ def evaluate(
 
 
 def ceiling(
-    store: Path,
-    split: Path,
+    truth: Path,
     out: Path,
     config: EvaluateConfig,
     *,
-    dataset: str | None = None,
+    split: Path | None = None,
     part: str = "test",
+    dataset: str | None = None,
     seed: int = 0,
+    threads: int | None = None,
+    shard: tuple[int, int] = (0, 1),
     force: bool = False,
 ) -> Path:
-    """Score one random half of each test condition's real cells against the other: the data's own ceiling.
+    """Score one random half of each condition's real cells against the other: the data's own ceiling.
 
     Half the cells are half the evidence: full-size predictions meet a truth with less noise than these halves.
 
     Parameters
     ----------
-    store, split
-        As `perturbdiff preprocess` and `perturbdiff split` write them.
-    part
-        Which part of the split to score.
+    truth
+        Store folder, or AnnData whose columns ``config`` names.
+    split, part
+        Score the conditions of this part only; all of them without a split.
 
     Returns
     -------
@@ -110,13 +114,13 @@ def ceiling(
         If a file is missing, or the split has no condition of the store in ``part``.
     """
     settings = {**config.model_dump(), "dataset": dataset, "part": part}
-    files = {"truth": Path(store), "split": Path(split)}
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {})}
     with provenance.stage(
         "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
         if not stage.skip:
-            real = inputs.open_truth(existing(files["truth"], "store"), config)
-            wanted = pairing.held_out_conditions(files["split"], part, real)
+            real = inputs.open_truth(existing(files["truth"], "truth"), config)
+            wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
             names = {"kind": CEILING, "method": CEILING, "dataset": dataset or real.names["dataset"]}
             _run(stage, pairing.split_half(real, wanted, seed=seed), config, names, seed)
     return Path(out)

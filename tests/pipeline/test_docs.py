@@ -22,7 +22,7 @@ MADE = {
     "store.md": ("all.h5ad",),
 }
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
-STAGES += ("baseline", "evaluate", "report", "doctor", "config", "store")
+STAGES += ("baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
 
 
 def test_every_command_has_an_example():

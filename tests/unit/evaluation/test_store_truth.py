@@ -67,7 +67,9 @@ def test_the_real_cells_themselves_score_best(work, tmp_path):
 
 
 def test_the_ceiling_scores_disjoint_halves_of_the_test_cells(work, tmp_path):
-    out = ceiling(work / "store", work / "split.parquet", tmp_path / "out", EVALUATE, dataset="tiny", seed=3)
+    out = ceiling(
+        work / "store", tmp_path / "out", EVALUATE, split=work / "split.parquet", dataset="tiny", seed=3
+    )
     summary = json.loads((out / "summary.json").read_text())
     split = pd.read_parquet(work / "split.parquet")
     assert summary["kind"] == summary["method"] == "ceiling"
@@ -77,13 +79,13 @@ def test_the_ceiling_scores_disjoint_halves_of_the_test_cells(work, tmp_path):
         == split.query("part == 'test'")["n_cells"].sum()
     )
     assert 0 < summary["headline"]["pooled"]["R2"] < 1
-    other = ceiling(work / "store", work / "split.parquet", tmp_path / "other", EVALUATE, seed=4)
+    other = ceiling(work / "store", tmp_path / "other", EVALUATE, split=work / "split.parquet", seed=4)
     assert json.loads((other / "summary.json").read_text())["headline"] != summary["headline"]
 
 
 def test_a_part_without_conditions_is_named(work, tmp_path):
     with pytest.raises(UserError, match="'unused'"):
-        ceiling(work / "store", work / "split.parquet", tmp_path / "out", EVALUATE, part="unused")
+        ceiling(work / "store", tmp_path / "out", EVALUATE, split=work / "split.parquet", part="unused")
 
 
 def test_other_columns_of_the_cells_may_be_contexts_or_are_named(work, tmp_path):

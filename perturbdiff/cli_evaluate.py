@@ -1,0 +1,182 @@
+"""The commands ``evaluate``, ``ceiling`` and ``merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of
+
+if TYPE_CHECKING:
+    from perturbdiff.config import EvaluateConfig
+
+Truth = Annotated[Path, typer.Argument(help="Real cells: a store, or AnnData (h5ad or zarr).")]
+Column = Annotated[
+    str | None, typer.Option("--pert-col", metavar="COLUMN", help="obs column of the perturbation.")
+]
+Control = Annotated[str | None, typer.Option("--control", metavar="LABEL", help="Label of the controls.")]
+ContextColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--context-col", metavar="COLUMN", help="Contexts to score one by one; default: cell types, if any."
+    ),
+]
+CellTypeColumn = Annotated[
+    str | None, typer.Option("--cell-type-col", metavar="COLUMN", help="obs column of the cell type.")
+]
+BatchColumn = Annotated[
+    str | None, typer.Option("--batch-col", metavar="COLUMN", help="obs column of the batch or donor.")
+]
+DefinitionName = Annotated[
+    Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] | None,
+    typer.Option("--definition", help="Whose numbers; default: cell-eval-0.6.6."),
+]
+Scale = Annotated[
+    Literal["log1p", "counts"] | None,
+    typer.Option("--scale", help="What AnnData values are, where the file does not declare it."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", metavar="A,B", help="Only these metrics or families; default: all."),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", "-t", min=1, help="Threads; default: all CPUs. They change no number."),
+]
+Shard = Annotated[
+    str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0; join them by merge.")
+]
+Dataset = Annotated[
+    str | None, typer.Option("--dataset", help="Name of the data in the tables; default: the truth's.")
+]
+
+
+def evaluate(
+    predictions: Annotated[Path, typer.Argument(help="Predicted cells: AnnData (h5ad or zarr).")],
+    truth: Truth,
+    out: Out,
+    perturbation: Column = None,
+    control: Control = None,
+    context: ContextColumn = None,
+    cell_type: CellTypeColumn = None,
+    batch: BatchColumn = None,
+    definition: DefinitionName = None,
+    scale: Scale = None,
+    predicted_controls: Annotated[
+        bool,
+        typer.Option(
+            "--predicted-controls", help="Predicted changes are from the prediction's own controls."
+        ),
+    ] = False,
+    missing: Annotated[
+        Literal["error", "skip"] | None,
+        typer.Option("--missing", help="What to do about real conditions without a prediction."),
+    ] = None,
+    metrics: Metrics = None,
+    threads: Threads = None,
+    shard: Shard = "0/1",
+    method: Annotated[
+        str | None, typer.Option("--method", help="Name in the tables; default: the file's.")
+    ] = None,
+    dataset: Dataset = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Score predictions against real cells.
+
+    The metrics of cell-eval and R², distances and realism of the cells, DE tables. Files of perturbdiff need no
+    options; for other AnnData files name the columns, the control and the scale. An option overrides the recipe.
+    """
+    from perturbdiff.evaluation import run
+
+    config = config_of(recipe, overrides, seed)
+    given = _columns(perturbation, control, context, cell_type, batch)
+    given |= {"definition": definition, "scale": scale, "missing": missing, "metrics": _names(metrics)}
+    given["controls"] = "own" if predicted_controls else None
+    settings: dict[str, Any] = {"method": method, "dataset": dataset, "seed": config.seed, "force": force}
+    settings |= {"threads": threads, "shard": shard_of(shard)}
+    typer.echo(str(run.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings)))
+
+
+def ceiling(
+    truth: Truth,
+    out: Out,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Only the conditions of a part of this split.")
+    ] = None,
+    part: Part = "test",
+    perturbation: Column = None,
+    control: Control = None,
+    context: ContextColumn = None,
+    cell_type: CellTypeColumn = None,
+    batch: BatchColumn = None,
+    definition: DefinitionName = None,
+    scale: Scale = None,
+    metrics: Metrics = None,
+    threads: Threads = None,
+    shard: Shard = "0/1",
+    dataset: Dataset = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Score real cells against real cells: what no model can pass.
+
+    One random half of each condition's cells is the prediction of the other half. Without a split: all conditions.
+    """
+    from perturbdiff.evaluation import run
+
+    config = config_of(recipe, overrides, seed)
+    given = _columns(perturbation, control, context, cell_type, batch)
+    given |= {"definition": definition, "scale": scale, "metrics": _names(metrics)}
+    settings: dict[str, Any] = {"split": split, "part": part, "dataset": dataset, "seed": config.seed}
+    settings |= {"threads": threads, "shard": shard_of(shard), "force": force}
+    typer.echo(str(run.ceiling(truth, out, _changed(config.evaluate, given), **settings)))
+
+
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Folders that evaluate --shard wrote, all N of them.")],
+    out: Out,
+    force: Force = False,
+) -> None:
+    """Join the parts of one evaluation.
+
+    The tables are those of a single run.
+    """
+    from perturbdiff.evaluation.merge import merge as run
+
+    typer.echo(str(run(parts, out, force=force)))
+
+
+def _columns(
+    perturbation: str | None,
+    control: str | None,
+    context: str | None,
+    cell_type: str | None,
+    batch: str | None,
+) -> dict[str, Any]:
+    """Return the settings that say where labels are."""
+    return {
+        "perturbation_key": perturbation,
+        "control": control,
+        "context_column": context,
+        "cell_type_key": cell_type,
+        "batch_key": batch,
+    }
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    """Read names with commas between them."""
+    if text is None:
+        return None
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _changed(config: EvaluateConfig, given: dict[str, Any]) -> EvaluateConfig:
+    """Return ``config`` with the options that were given in place of its values."""
+    return config.model_copy(update={key: value for key, value in given.items() if value is not None})
