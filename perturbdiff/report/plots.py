@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
+from perturbdiff.report.axes import legend_text, logarithmic, points, spread
 from perturbdiff.report.results import Column
 from perturbdiff.report.svg import (
-    DENSE,
     GREY,
     INK,
     PALETTE,
@@ -69,13 +69,9 @@ def radar(
         axes.spines["polar"].set_visible(False)
         handles = [Line2D([], [], color=look[m].color, lw=2.5) for m in strong]
         figure.legend(
-            handles, [_legend_text(m) for m in strong], loc="outside lower center", ncols=2, handlelength=1.2
+            handles, [legend_text(m) for m in strong], loc="outside lower center", ncols=2, handlelength=1.2
         )
         return draw(figure, name, title, scores.rename_axis("method").reset_index())
-
-
-def _legend_text(label: str) -> str:
-    return f"\u200b{shorten(label, 28)}"  # a first letter '_' would hide the entry
 
 
 def scatter(
@@ -85,52 +81,21 @@ def scatter(
     ours, other = methods
     a, b = pairs["a"].to_numpy(), pairs["b"].to_numpy()
     better = (a > b) if metric.higher else (a < b)
-    low, high, logarithmic = _range(np.concatenate([a, b]))
+    low, high, logarithmic = spread(np.concatenate([a, b]))
     with canvas(WIDTH, 4.4) as (figure, axes):
         if logarithmic:
-            _logarithmic(axes, "x", "y")
+            logarithmic(axes, "x", "y")
         axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
         size = 16 if len(pairs) < 300 else 8
         for rows, method in ((~better, other), (better, ours)):
             color, marker = look[method].color, look[method].marker
-            axes.scatter(
-                b[rows],
-                a[rows],
-                s=size,
-                color=color,
-                marker=marker,
-                alpha=0.65,
-                lw=0,
-                rasterized=len(a) > DENSE,
-            )
+            points(axes, b[rows], a[rows], color, size=size, alpha=0.65, marker=marker)
         axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
         axes.set_xlabel(f"{shorten(other, 40)}")
         axes.set_ylabel(f"{shorten(ours, 40)}")
         axes.set_title(metric.heading, loc="left", fontweight="bold")
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
         return draw(figure, name, f"{metric.label}: {ours} against {other}", data)
-
-
-def _range(values: np.ndarray) -> tuple[float, float, bool]:
-    """Return padded limits and whether a logarithmic axis serves better (all positive, wide spread)."""
-    values = values[np.isfinite(values)]
-    if not values.size:
-        return 0.0, 1.0, False
-    low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low > 30:
-        return low / 1.3, high * 1.3, True
-    pad = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
-    return low - pad, high + pad, False
-
-
-def _logarithmic(axes: Axes, *directions: str) -> None:
-    """Make axes logarithmic with plain numbers: labels are never read as formulas here."""
-    for direction in directions:
-        axes.set(**{f"{direction}scale": "log"})
-        axis = axes.xaxis if direction == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
 
 
 def strips(
@@ -140,15 +105,15 @@ def strips(
     filled = {method: series.dropna() for method, series in values.items()}
     order = sorted(filled, key=lambda m: _median_key(filled[m], higher=metric.higher))
     every = np.concatenate([filled[m].to_numpy() for m in order]) if order else np.empty(0)
-    low, high, logarithmic = _range(every)
+    low, high, logarithmic = spread(every)
     rng = np.random.default_rng(0)
     with canvas(WIDTH, 0.75 + 0.36 * len(order)) as (figure, axes):
         if logarithmic:
-            _logarithmic(axes, "x")
+            logarithmic(axes, "x")
         for row, method in enumerate(order):
             x, style = filled[method].to_numpy(), look[method]
             y = row + 0.22 * rng.uniform(-1, 1, len(x))
-            axes.scatter(x, y, s=7, color=style.color, alpha=0.35, lw=0, rasterized=len(every) > DENSE)
+            points(axes, x, y, style.color, size=7, alpha=0.35, most=1000)
             if len(x) > 1:
                 _box(axes, x, row, style.color)
         axes.set_yticks(range(len(order)), [shorten(m, 24) for m in order])
@@ -194,8 +159,8 @@ def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
             elif split != "train":
                 axes.plot(step, value, "o", color=color, ms=3.5)
             axes.plot([], [], color=color, label=f"\u200b{split}")
-        if _range(data[term].to_numpy(np.float64))[2]:
-            _logarithmic(axes, "y")
+        if spread(data[term].to_numpy(np.float64))[2]:
+            logarithmic(axes, "y")
         axes.set(xlabel="optimiser step")
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(term, loc="left", fontweight="bold")
@@ -227,15 +192,15 @@ def embedding(
     """
     label = condition.replace("|", " · ")
     sources = cells["source"].astype(str).to_numpy()
-    points = cells[["x", "y"]].to_numpy(np.float64)
+    places = cells[["x", "y"]].to_numpy(np.float64)
     with canvas(WIDTH, 4.0) as (figure, axes):
         looks = (("control", GREY, 0.35), ("real", INK, 0.4), ("predicted", color, 0.5))
         for source, tint, alpha in looks:
-            x, y = points[sources == source].T
-            axes.scatter(x, y, s=6, color=tint, alpha=alpha, lw=0, rasterized=len(x) > DENSE)
+            x, y = places[sources == source].T
+            points(axes, x, y, tint, size=6, alpha=alpha, most=1500)
         for source, tint, _ in looks:
             if (sources == source).any():
-                x, y = points[sources == source].mean(axis=0)
+                x, y = places[sources == source].mean(axis=0)
                 axes.plot(x, y, "P", color=tint, ms=9, mec=PAPER, mew=1.0)
         axes.set(xlim=limits[:2], ylim=limits[2:], box_aspect=0.8)
         for set_label, axis, number in ((axes.set_xlabel, "x", 1), (axes.set_ylabel, "y", 2)):
@@ -255,17 +220,8 @@ def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look])
     style = look[method]
     with canvas(WIDTH, 4.2) as (figure, axes):
         axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))
-        dense = len(shown) > DENSE
-        axes.scatter(
-            shown["real"],
-            shown["predicted"],
-            s=12 if len(shown) < 300 else 6,
-            color=style.color,
-            marker=style.marker,
-            alpha=0.5,
-            lw=0,
-            rasterized=dense,
-        )
+        x, y = (shown[side].to_numpy(np.float64) for side in ("real", "predicted"))
+        points(axes, x, y, style.color, size=12 if len(shown) < 300 else 6, marker=style.marker)
         low = min(-0.05, *shown[["real", "predicted"]].min()) if len(shown) else -0.05
         axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), box_aspect=1)
         axes.set_xlabel("correlation of the real changes")
