@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.evaluation.collapse import changes
 from perturbdiff.report import plots, tables
-from perturbdiff.report.comparison import Collapse, changes, collapse, compare, paired, ranks, scaled
+from perturbdiff.report.comparison import Alike, alike, compare, paired, ranks, scaled
 from perturbdiff.report.results import (
     ENERGY,
     PDCORR,
@@ -220,13 +221,13 @@ def _alike(found: Chapter, runs: Sequence[Run], look: Mapping[str, Look]) -> Non
         if result is None:
             continue
         cells = (
-            Cell(number(result.predicted, 2), "num"),
-            Cell(number(result.real, 2), "num"),
-            Cell(number(result.ratio, 2), "num"),
-            Cell(result.verdict),
+            Cell(number(result.found.predicted, 2), "num"),
+            Cell(number(result.found.real, 2), "num"),
+            Cell(number(result.found.ratio, 2), "num"),
+            Cell(result.found.verdict),
         )
         rows.append(Row(run.method, cells, run.kind, look[run.method].color))
-        if len(found.alike_plots) < _COLLAPSE_PLOTS and np.isfinite(result.predicted):
+        if len(found.alike_plots) < _COLLAPSE_PLOTS and np.isfinite(result.found.predicted):
             name = f"{found.anchor}-alike-{len(found.alike_plots)}"
             found.alike_plots.append(plots.alike(name, run.method, result.pairs, look))
     if rows:
@@ -234,8 +235,8 @@ def _alike(found: Chapter, runs: Sequence[Run], look: Mapping[str, Look]) -> Non
         found.alike = Table(heads, tuple(rows))
 
 
-def _collapse(run: Run) -> Collapse | None:
+def _collapse(run: Run) -> Alike | None:
     real, predicted = run.table("de_real", POOLED[0]), run.table("de_pred", POOLED[0])
     if real is None or predicted is None or real.empty or predicted.empty:
         return None
-    return collapse(changes(real), changes(predicted))
+    return alike(changes(real), changes(predicted))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from perturbdiff.evaluation.collapse import Collapse, collapse, shared
 
 _DRAWS = 2000
 
@@ -101,89 +102,31 @@ def ranks(scores: pd.Series, direction: str) -> pd.Series:
     return scores.rank(ascending=direction == "lower", method="min")
 
 
-def changes(table: pd.DataFrame) -> pd.DataFrame:
-    """Return each perturbation's mean change from control, [perturbations × genes] in log1p units.
-
-    Parameters
-    ----------
-    table
-        One scope of ``de_real`` or ``de_pred``: perturbation, gene, mean and control_mean (log1p).
-    """
-    delta = table["mean"].to_numpy(np.float64) - table["control_mean"].to_numpy(np.float64)
-    keys = {name: table[name].astype(str).to_numpy() for name in ("perturbation", "gene")}
-    return pd.DataFrame({**keys, "delta": delta}).pivot(index="perturbation", columns="gene", values="delta")
-
-
 @dataclass(frozen=True)
-class Collapse:
-    """Whether the predictions of different perturbations are alike.
+class Alike:
+    """The collapse check of a run with its pairs by name: columns first, second, real, predicted."""
 
-    ``pairs`` has a row per pair of perturbations: columns first, second, real, predicted (Pearson correlations
-    of their mean changes over genes). ``ratio`` is the median over perturbations of the norm of the predicted
-    change over the norm of the real one.
-    """
-
+    found: Collapse
     pairs: pd.DataFrame
-    real: float
-    predicted: float
-    ratio: float
-
-    @property
-    def verdict(self) -> str:
-        """Return what the numbers say, in a phrase."""
-        if not np.isfinite(self.predicted):
-            return "no change predicted"
-        if self.ratio < 1 / 3:
-            return "hardly any change predicted"
-        if self.predicted > 0.9 and self.predicted - self.real > 0.1:
-            return "collapsed: nearly one answer for all"
-        if self.predicted - self.real > 0.2:
-            return "more alike than the truth"
-        if self.real - self.predicted > 0.2:
-            return "less alike than the truth"
-        return "as different as the truth"
 
 
-def collapse(real: pd.DataFrame, predicted: pd.DataFrame) -> Collapse | None:
+def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
     """Compare how alike predicted changes are between perturbations with how alike the real ones are.
 
     Parameters
     ----------
     real, predicted
-        Changes [perturbations × genes], see `changes`. Only shared perturbations and genes are used.
+        Changes [perturbations × genes], see `perturbdiff.evaluation.collapse.changes`; what both have is used.
 
     Returns
     -------
-    Collapse or None
-        None with fewer than two perturbations.
+    Alike or None
+        None with fewer than two perturbations or genes.
     """
-    rows, genes = real.index.intersection(predicted.index), real.columns.intersection(predicted.columns)
-    if len(rows) < 2 or len(genes) < 2:
+    x, y = shared(real, predicted)
+    found = collapse(x.to_numpy(np.float64), y.to_numpy(np.float64))
+    if found is None:
         return None
-    x, y = (t.loc[rows, genes].to_numpy(np.float64, na_value=0.0) for t in (real, predicted))
-    first, second = np.triu_indices(len(rows), k=1)
-    pairs = pd.DataFrame(
-        {
-            "first": rows.to_numpy()[first],
-            "second": rows.to_numpy()[second],
-            "real": _correlations(x)[first, second],
-            "predicted": _correlations(y)[first, second],
-        }
-    )
-    length = np.linalg.norm(x, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.linalg.norm(y, axis=1) / np.where(length > 0, length, np.nan)
-    return Collapse(pairs, *(_median(v) for v in (pairs["real"], pairs["predicted"], ratio)))
-
-
-def _median(values: Any) -> float:
-    numbers = np.asarray(values, np.float64)
-    return float(np.median(numbers[~np.isnan(numbers)])) if not np.isnan(numbers).all() else float("nan")
-
-
-def _correlations(x: np.ndarray) -> np.ndarray:
-    """Pearson correlations between rows; NaN for rows that are constant up to rounding."""
-    centred = x - x.mean(axis=1, keepdims=True)
-    length = np.linalg.norm(centred, axis=1)
-    length = np.where(length > 1e-6, length, np.nan)[:, None]
-    return np.clip((centred / length) @ (centred / length).T, -1.0, 1.0)
+    names, pairs = x.index.to_numpy(), found.pairs
+    columns = {"first": names[pairs.first], "second": names[pairs.second]}
+    return Alike(found, pd.DataFrame({**columns, "real": pairs.real, "predicted": pairs.predicted}))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.report import plots
-from perturbdiff.report.comparison import changes, collapse, compare, paired, ranks, scaled
+from perturbdiff.report.comparison import compare, paired, ranks, scaled
 from perturbdiff.report.results import Column
 from perturbdiff.report.svg import PALETTE, looks, shorten, slug
 from perturbdiff.report.tables import decimals_for, number, small
@@ -67,41 +67,6 @@ def test_ranks_know_the_direction(direction, expected):
     found = ranks(pd.Series([0.2, 1.5, 0.9, np.nan]), direction)
     assert math.isnan(found[3])
     assert found[:3].isna().all() if expected is None else found[:3].to_list() == expected
-
-
-def genes_table(delta: np.ndarray) -> pd.DataFrame:
-    """Return a de table of changes [perturbations × genes] on a control that differs between genes."""
-    control = np.arange(1, delta.shape[1] + 1) / 10
-    rows = [
-        {
-            "perturbation": f"p{i}",
-            "gene": f"g{j}",
-            "mean": control[j] + delta[i, j],
-            "control_mean": control[j],
-        }
-        for i, j in np.ndindex(*delta.shape)
-    ]
-    return pd.DataFrame(rows)
-
-
-def test_collapse_is_seen():
-    rng = np.random.default_rng(0)
-    real = rng.standard_normal((6, 200))
-    np.testing.assert_allclose(changes(genes_table(real)).loc["p3", "g7"], real[3, 7])
-    one = np.tile(real.mean(axis=0), (6, 1))
-    honest = collapse(changes(genes_table(real)), changes(genes_table(0.5 * real)))
-    collapsed = collapse(changes(genes_table(real)), changes(genes_table(one)))
-    nothing = collapse(changes(genes_table(real)), changes(genes_table(0 * real)))
-    assert honest.ratio == pytest.approx(0.5)
-    assert honest.predicted == pytest.approx(honest.real)
-    assert honest.verdict == "as different as the truth"
-    assert collapsed.predicted == pytest.approx(1.0)
-    assert collapsed.verdict.startswith("collapsed")
-    assert nothing.verdict == "no change predicted"
-    assert collapse(changes(genes_table(real)), changes(genes_table(0.1 * real))).verdict.startswith("hardly")
-    assert nothing.ratio == 0
-    assert len(honest.pairs) == 15
-    assert collapse(changes(genes_table(real[:1])), changes(genes_table(real[:1]))) is None
 
 
 def well_formed(plot):
