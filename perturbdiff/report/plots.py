@@ -81,9 +81,9 @@ def scatter(
     ours, other = methods
     a, b = pairs["a"].to_numpy(), pairs["b"].to_numpy()
     better = (a > b) if metric.higher else (a < b)
-    low, high, logarithmic = spread(np.concatenate([a, b]))
+    low, high, wide = spread(np.concatenate([a, b]))
     with canvas(WIDTH, 4.4) as (figure, axes):
-        if logarithmic:
+        if wide:
             logarithmic(axes, "x", "y")
         axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
         size = 16 if len(pairs) < 300 else 8
@@ -105,10 +105,10 @@ def strips(
     filled = {method: series.dropna() for method, series in values.items()}
     order = sorted(filled, key=lambda m: _median_key(filled[m], higher=metric.higher))
     every = np.concatenate([filled[m].to_numpy() for m in order]) if order else np.empty(0)
-    low, high, logarithmic = spread(every)
+    low, high, wide = spread(every)
     rng = np.random.default_rng(0)
     with canvas(WIDTH, 0.75 + 0.36 * len(order)) as (figure, axes):
-        if logarithmic:
+        if wide:
             logarithmic(axes, "x")
         for row, method in enumerate(order):
             x, style = filled[method].to_numpy(), look[method]

@@ -137,6 +137,48 @@ class Run:
         """Return a metric's mean over the perturbations where it is defined, that number, and all."""
         return self._scores.get((scope, metric), (float("nan"), 0, 0))
 
+    def interval(self, metric: str, scope: Scope = POOLED) -> tuple[float, float]:
+        """Return the 95 % bootstrap interval of a metric's mean; NaN where the run holds none."""
+        low, high, _ = self._further.get((scope, metric), (float("nan"),) * 3)
+        return low, high
+
+    def chance(self, metric: str, scope: Scope = POOLED) -> float:
+        """Return what the predictions score when they are given to other perturbations; NaN if unknown."""
+        return self._further.get((scope, metric), (float("nan"),) * 3)[2]
+
+    @cached_property
+    def alpha(self) -> float:
+        """Return the q below which a gene counts as differentially expressed."""
+        found = self.summary.get("alpha", (self.manifest.get("config") or {}).get("alpha", 0.05))
+        return float(found)
+
+    @cached_property
+    def findings(self) -> list[dict[str, Any]]:
+        """Return what evaluation found worth saying: records of kind, text and, mostly, count."""
+        found = self.summary.get("findings")
+        return [f for f in found if isinstance(f, dict) and f.get("text")] if isinstance(found, list) else []
+
+    @cached_property
+    def collapse(self) -> pd.DataFrame | None:
+        """Return the collapse check per scope (real, predicted, ratio, verdict), or None if it was not made."""
+        path = self.path / "collapse.csv"
+        if not path.is_file():
+            return None
+        table = pd.read_csv(path, dtype={"scope_kind": str, "scope": str, "verdict": str})
+        return table if {"scope_kind", "real", "predicted", "ratio", "verdict"} <= set(table) else None
+
+    @cached_property
+    def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:
+        """Return low and high end of the interval, and chance, of each scope and metric."""
+        table = self.aggregate
+        numbers = (
+            pd.to_numeric(table[c], errors="coerce") if c in table else pd.Series(np.nan, table.index)
+            for c in ("low", "high", "chance")
+        )
+        keys = (table[c].astype(str) for c in ("scope_kind", "scope", "metric"))
+        rows = zip(*keys, *numbers, strict=True)
+        return {((k, s), m): (float(low), float(high), float(by)) for k, s, m, low, high, by in rows}
+
     @cached_property
     def _scores(self) -> dict[tuple[Scope, str], tuple[float, int, int]]:
         columns = (self.aggregate[c] for c in _MEANS[:6])
@@ -256,6 +298,33 @@ def further_columns(columns: Sequence[Column]) -> list[Column]:
     """Return the columns that describe the predicted populations and counts."""
     main = {c.name for c in main_columns(columns)}
     return [c for c in columns if c.name not in main]
+
+
+_KEY = ("PDCorr", "MSE", "PDS_cos", "DEOver", "DirAgr", "LFCSpear", "AUPRC", "ES", ENERGY)
+_RADAR = (
+    "R2",
+    "PDCorr",
+    "PDS_L1",
+    "PDS_L2",
+    "PDS_cos",
+    "DEOver",
+    "DEPrec",
+    "DirAgr",
+    "LFCSpear",
+    "AUROC",
+    "AUPRC",
+    "ES",
+)
+
+
+def key_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the metrics that figures compare: one or two of each kind, in the catalogue's order."""
+    return [c for c in columns if c.name in _KEY] or list(main_columns(columns) or columns)[: len(_KEY)]
+
+
+def radar_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the metrics of the paper's radar: the 12 of which more is better."""
+    return [c for c in columns if c.name in _RADAR]
 
 
 def named(columns: Sequence[Column], name: str) -> Column | None:
