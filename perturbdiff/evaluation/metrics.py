@@ -1,29 +1,39 @@
-"""The paper's 14 metrics and the counts of DE genes, each a pure function over arrays (App. Metric Definitions).
+"""Metrics of mean profiles and of DE genes, each a pure function over arrays (App. Metric Definitions).
 
-Numbers follow cell-eval 0.6.6 and, for R², CellFlow. M perturbations, G genes; ``real`` and ``predicted`` are
-[M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in all), NaN where
-the metric is not defined. `METRICS` says of each what it is, which way is better and when it is undefined.
+Numbers follow cell-eval in the definition asked for and, for R², CellFlow. M perturbations, G genes; ``real`` and
+``predicted`` are [M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in
+all), NaN where the metric is not defined. `perturbdiff.evaluation.catalogue` says of each what it is, which way is
+better and when it is undefined.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 from scipy.stats import rankdata
 
+from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
 from perturbdiff.evaluation.differential import Differential
+from perturbdiff.evaluation.discrimination import Distance, discrimination
 
-DEFINITION = "cell-eval-0.6.6"
-Distance = Literal["l1", "l2", "cosine"]
-_Q_FLOOR = np.float32(1e-10)  # what a q of exactly zero becomes before its logarithm
+__all__ = ["Comparison", "Distance", "Metric", "discrimination"]
+
+DEFINITION = DEFAULT
+MIN_DE = 10  # real DE genes from which on a perturbation counts in DEOver_10 and DEPrec_10
+_Q_FLOOR = np.float32(1e-10)
+_NOT_RANKED = np.iinfo(np.int32).max
 
 
 def pearson_delta(real: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Pearson correlation over genes of the mean changes from control; NaN where either side is constant."""
-    return np.array([_pearson(x, y) for x, y in zip(real, predicted, strict=True)])
+    x = real - real.mean(axis=1, keepdims=True)
+    y = predicted - predicted.mean(axis=1, keepdims=True)
+    lengths = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
+    return np.divide((x * y).sum(axis=1), lengths, out=np.full(len(x), np.nan), where=lengths > 0)
 
 
 def mean_squared_error(real: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -48,62 +58,47 @@ def r_squared(real: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     return np.where(total > 0, ordinary, (residual == 0).astype(np.float64))
 
 
-def discrimination(
-    real: np.ndarray,
-    predicted: np.ndarray,
-    perturbations: Sequence[str],
-    genes: Sequence[str],
-    *,
-    distance: Distance,
-) -> np.ndarray:
-    """1 − rank / M, rank (from 0) of the true change among all M real changes by distance to the predicted one.
+def top_ranks(table: Differential, genes: Sequence[str]) -> np.ndarray:
+    """Rank each perturbation's significant genes by falling |log2 fold change|, then smaller p, then name.
 
-    The gene that a perturbation is named after is left out for it. Equal distances rank by position, that is by
-    name. NaN for a single perturbation, which cannot be told from others.
+    Returns
+    -------
+    ndarray
+        int32 [M, G], from 0; a number beyond all ranks for genes that are not significant.
     """
-    num = len(perturbations)
-    if num < 2:
-        return np.full(num, np.nan)
-    position = {gene: i for i, gene in enumerate(genes)}
-    scores = np.empty(num)
-    for i, name in enumerate(perturbations):
-        effects, guess = real, predicted[i]
-        if name in position:
-            keep = np.arange(len(genes)) != position[name]
-            effects, guess = real[:, keep], guess[keep]
-        order = np.argsort(_distances(effects, guess, distance), kind="stable")
-        scores[i] = 1.0 - float(np.flatnonzero(order == i)[0]) / num
-    return scores
-
-
-def _distances(effects: np.ndarray, guess: np.ndarray, distance: str) -> np.ndarray:
-    if distance == "l1":
-        return np.abs(effects - guess).sum(axis=1)
-    if distance == "l2":
-        return np.linalg.norm(effects - guess, axis=1)
-    lengths = np.linalg.norm(effects, axis=1) * np.linalg.norm(guess)
-    return 1.0 - (effects @ guess) / np.where(lengths == 0, 1.0, lengths)
-
-
-def ranked_genes(table: Differential, i: int) -> np.ndarray:
-    """Return perturbation ``i``'s significant genes by falling |log2 fold change|, then p, then position."""
-    genes = np.flatnonzero(table.significant[i])
-    return genes[np.lexsort((genes, table.p[i, genes], -np.abs(table.log2_fold[i, genes])))]
+    names = np.argsort(np.argsort(np.asarray(genes), kind="stable"))
+    ranks = np.full(table.p.shape, _NOT_RANKED, np.int32)
+    for i, row in enumerate(table.significant):
+        found = np.flatnonzero(row)
+        order = np.lexsort((names[found], table.p[i, found], -np.abs(table.log2_fold[i, found])))
+        ranks[i, found[order]] = np.arange(len(found))
+    return ranks
 
 
 def top_overlap(
-    real: Differential, predicted: Differential, *, size: Literal["real", "predicted"]
+    real: np.ndarray, predicted: np.ndarray, *, size: Literal["real", "predicted"], most: int | None = None
 ) -> np.ndarray:
     """Share of the k strongest significant genes that real and predicted have in common.
 
-    k is the number of significant genes on the side that ``size`` names, and the divisor; 0 where it is 0.
+    Parameters
+    ----------
+    real, predicted
+        As `top_ranks` returns them.
+    size
+        The side whose number of significant genes is k, and the divisor; the share is 0 where k is 0.
+    most
+        Upper limit of k; none by default.
     """
-    scores = np.zeros(len(real.p))
-    for i in range(len(scores)):
-        first, second = ranked_genes(real, i), ranked_genes(predicted, i)
-        k = len(first) if size == "real" else len(second)
-        scores[i] = np.intersect1d(first[:k], second[:k]).size / k if k else 0.0
-    return scores
+    k = ((real if size == "real" else predicted) != _NOT_RANKED).sum(axis=1)
+    k = k if most is None else np.minimum(k, most)
+    common = ((real < k[:, None]) & (predicted < k[:, None])).sum(axis=1)
+    return common / np.maximum(k, 1)
+
+
+def recall(real: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Share of the real significant genes (bool [M, G]) that are predicted significant; NaN if there are none."""
+    found = real.sum(axis=1)
+    return np.divide((real & predicted).sum(axis=1), found, out=np.full(len(found), np.nan), where=found > 0)
 
 
 def direction_agreement(real: Differential, predicted: Differential) -> np.ndarray:
@@ -113,9 +108,12 @@ def direction_agreement(real: Differential, predicted: Differential) -> np.ndarr
     return np.divide(same.sum(axis=1), found, out=np.full(len(found), np.nan), where=found > 0)
 
 
-def fold_change_spearman(real: Differential, predicted: Differential) -> np.ndarray:
+def fold_change_spearman(
+    real: Differential, predicted: Differential, definition: Definition = DEFINITIONS[DEFAULT]
+) -> np.ndarray:
     """Spearman correlation of real and predicted fold changes over the real significant genes."""
-    rows = zip(real.significant, real.fold, predicted.fold, strict=True)
+    ranked = [table.fold if definition.ranks == "fold" else table.log2_fold for table in (real, predicted)]
+    rows = zip(real.significant, *ranked, strict=True)
     return np.array([spearman(x[genes], y[genes]) for genes, x, y in rows])
 
 
@@ -125,14 +123,16 @@ def effect_size_spearman(real: Differential, predicted: Differential) -> np.ndar
     return np.array([spearman(found[found > 0], called[found > 0])])
 
 
-def area_under_roc(real: Differential, predicted: Differential) -> np.ndarray:
-    """Area under the ROC curve (trapezoid) of −log10 predicted q for real significance."""
-    return np.array([_areas(*pair)[0] for pair in zip(real.significant, _scores(predicted), strict=True)])
+def areas(
+    real: Differential, predicted: Differential, definition: Definition = DEFINITIONS[DEFAULT]
+) -> np.ndarray:
+    """Area under the ROC curve (trapezoid) and average precision Σ(Rₙ − Rₙ₋₁)Pₙ, float64 [M, 2].
 
-
-def average_precision(real: Differential, predicted: Differential) -> np.ndarray:
-    """Average precision Σ(Rₙ − Rₙ₋₁)Pₙ of −log10 predicted q for real significance."""
-    return np.array([_areas(*pair)[1] for pair in zip(real.significant, _scores(predicted), strict=True)])
+    Genes are ranked by −log10 predicted q, labelled by real significance; NaN if all labels are equal.
+    """
+    floored = predicted.q == 0 if definition.score_floor == "zero" else predicted.q < _Q_FLOOR
+    scores = -np.log10(np.where(floored, _Q_FLOOR, predicted.q))
+    return np.array([_areas(*pair) for pair in zip(real.significant, scores, strict=True)]).reshape(-1, 2)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
@@ -144,10 +144,6 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x - x.mean(), y - y.mean()
     lengths = np.sqrt((x * x).sum() * (y * y).sum())
     return float((x * y).sum() / lengths) if lengths > 0 else float("nan")
-
-
-def _scores(table: Differential) -> np.ndarray:
-    return -np.log10(np.where(table.q == 0, _Q_FLOOR, table.q))
 
 
 def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
@@ -164,12 +160,41 @@ def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Real and predicted test results of the same perturbations (sorted by name) over the same genes."""
+    """Real and predicted test results of the same perturbations over the same genes.
+
+    Attributes
+    ----------
+    perturbations, genes
+        Names of the rows and columns of both tables.
+    real, predicted
+        Test results.
+    definition
+        What the metrics follow; the tables must follow it as well.
+    min_de
+        Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
+    """
 
     perturbations: tuple[str, ...]
     genes: tuple[str, ...]
     real: Differential
     predicted: Differential
+    definition: Definition = DEFINITIONS[DEFAULT]
+    min_de: int = MIN_DE
+
+    @cached_property
+    def ranks(self) -> tuple[np.ndarray, np.ndarray]:
+        """`top_ranks` of real and predicted, which ten metrics share."""
+        return top_ranks(self.real, self.genes), top_ranks(self.predicted, self.genes)
+
+    @cached_property
+    def areas(self) -> np.ndarray:
+        """`areas` of the two tables."""
+        return areas(self.real, self.predicted, self.definition)
+
+    @cached_property
+    def num_real(self) -> np.ndarray:
+        """Number of real DE genes of each perturbation, int64 [M]."""
+        return self.real.significant.sum(axis=1)
 
 
 @dataclass(frozen=True)
@@ -183,17 +208,29 @@ class Metric:
     column
         cell-eval's column; empty if it has none.
     family
-        ``expression``, ``de``, ``count`` (of cell-eval), or ``distribution`` (scored per condition).
+        ``expression``, ``de``, ``count``, ``further`` (of cell-eval, beyond the paper's), or ``distribution``
+        (scored per condition).
     formula, undefined
         In words.
     direction
         ``higher`` or ``lower`` is better; ``one``: the ratio 1 is best; ``none``.
     low, high
         Range.
+    chance
+        What a prediction that tells perturbations apart no better than a coin scores, in words; empty if no
+        formula gives it (`perturbdiff.evaluation.chance` measures it).
+    source
+        Where the definition is from.
     per_perturbation
         False for one number in all (ES).
     needs_real_de
         Without a real DE gene the value is absent and cell-eval's mean leaves it out, unlike a NaN.
+    needs_min_de
+        The same below `Comparison.min_de` real DE genes.
+    coupled
+        A perturbation's value depends by its formula on which others are scored. See also `is_coupled`.
+    uses_q
+        The value depends on q or on what is significant.
     compute
         From a `Comparison`; None for metrics of the distribution, see `perturbdiff.evaluation.distances`.
     """
@@ -201,7 +238,7 @@ class Metric:
     name: str
     label: str
     column: str
-    family: Literal["expression", "de", "count", "distribution"]
+    family: Literal["expression", "de", "count", "further", "distribution"]
     formula: str
     direction: Literal["higher", "lower", "one", "none"]
     low: float
@@ -210,8 +247,22 @@ class Metric:
     per_perturbation: bool = True
     needs_real_de: bool = False
     compute: Callable[[Comparison], np.ndarray] | None = None
+    chance: str = ""
+    source: str = "cell-eval"
+    needs_min_de: bool = False
+    coupled: bool = False
+    uses_q: bool = False
 
     @property
     def higher(self) -> bool:
         """Whether larger values are better (False also where neither is)."""
         return self.direction == "higher"
+
+    def is_coupled(self, definition: Definition) -> bool:
+        """Whether a perturbation's value depends on which others are scored: also by a q adjusted over all."""
+        return self.coupled or (self.uses_q and definition.bh_family == "all")
+
+    def absent(self, comparison: Comparison) -> np.ndarray:
+        """Return which perturbations have too few real DE genes for a value, bool [M]: not even a NaN."""
+        least = comparison.min_de if self.needs_min_de else int(self.needs_real_de)
+        return comparison.num_real < least

@@ -7,7 +7,9 @@ import pytest
 import scipy.sparse as sp
 from scipy import stats
 
+from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import (
+    Columns,
     Controls,
     Differential,
     benjamini_hochberg,
@@ -84,14 +86,65 @@ def test_benjamini_hochberg_equals_scipy_over_the_whole_table():
     np.testing.assert_allclose(benjamini_hochberg(p), expected, rtol=1e-12)
 
 
+def test_benjamini_hochberg_of_each_perturbation():
+    p = np.random.default_rng(1).random((7, 30)) ** 3
+    expected = np.stack([stats.false_discovery_control(row) for row in p])
+    np.testing.assert_allclose(benjamini_hochberg(p, "perturbation"), expected, rtol=1e-12)
+
+
 def test_fold_changes_at_zero_means():
     mean, control = np.array([np.log(3.0), 0.0, 1.0, 0.0]), np.array([np.log(2.0), 1.0, 0.0, 0.0])
     np.testing.assert_allclose(fold_change(mean, control), [2.0, 0.05, 20.0, 1.0], rtol=1e-6)
+    np.testing.assert_allclose(fold_change(mean, control, float("inf")), [2.0, 0.0, np.inf, 1.0], rtol=1e-6)
+    new = Differential.of(np.ones((1, 4)), mean[None], control, definition=DEFINITIONS["cell-eval-0.8.2"])
+    np.testing.assert_allclose(new.log2_fold[0], [1.0, -np.inf, np.inf, 0.0], rtol=1e-6)
 
 
 def test_a_change_below_rounding_is_none():
-    control = np.array([1.0, 1.0])
-    table = Differential.of(np.ones((1, 2)), control + np.array([[4e-7, 4e-6]]), control)
+    control = np.array([1.0, 1.0, 1e-3, 0.0])
+    table = Differential.of(np.ones((1, 4)), control + np.array([[4e-7, 4e-6, 4e-7, 4e-7]]), control)
     assert table.delta[0, 0] == 0
     assert table.fold[0, 0] == 1
-    assert table.delta[0, 1] > 0
+    assert (table.delta[0, 1:] > 0).all()  # a mean of 0 has no rounding, one of 0.001 less
+
+
+def test_the_newer_definition_is_never_exact():
+    rng = np.random.default_rng(0)
+    x, c = rng.random((4, 25)) + 0.1, rng.random((30, 25))
+    p, _ = Controls(sp.csr_matrix(c)).test(sp.csr_matrix(x), definition=DEFINITIONS["cell-eval-0.8.2"])
+    expected = stats.mannwhitneyu(x, c, axis=0, method="asymptotic").pvalue
+    np.testing.assert_allclose(p, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("sizes", [(5,), (40, 1), (7, 200, 3, 90, 12)])
+def test_joined_columns_equal_columns_sorted_together(sizes, dtype):
+    rng = np.random.default_rng(sum(sizes))
+    blocks = [sp.csr_matrix(cells(rng, n, genes=17).astype(dtype)) for n in sizes]
+    joined, together = Columns.joined([Columns.of([b]) for b in blocks]), Columns.of(blocks)
+    for name in ("values", "starts", "ties", "mean", "num_cells"):
+        np.testing.assert_array_equal(getattr(joined, name), getattr(together, name), err_msg=name)
+
+
+@pytest.mark.parametrize("n", [1, 12, 13, 24, 25, 100, 1000])
+def test_columns_are_sorted_and_forget_the_order_of_cells(n):
+    rng = np.random.default_rng(n)
+    x = cells(rng, n, genes=9, density=0.7, decimals=3)
+    found, turned = Columns.of([sp.csr_matrix(x)]), Columns.of([sp.csr_matrix(x[rng.permutation(n)])])
+    for gene in range(9):
+        values = found.values[found.starts[gene] : found.starts[gene + 1]]
+        np.testing.assert_array_equal(values, np.sort(x[x[:, gene] > 0, gene]))
+    np.testing.assert_array_equal(found.mean, turned.mean)
+
+
+def test_float64_cells_keep_their_precision_beside_float32_controls():
+    c = np.full((6, 1), 0.1, np.float32)
+    x = np.array([[0.1], [0.1], [0.1], [float(np.float32(0.1))]])
+    p, _ = Controls(sp.csr_matrix(c)).test(sp.csr_matrix(x))
+    expected = stats.mannwhitneyu(x[:, 0], c[:, 0].astype(float), method="asymptotic").pvalue
+    np.testing.assert_allclose(p, expected, rtol=1e-12)
+
+
+def test_a_value_that_is_not_a_number_is_refused():
+    with pytest.raises(ValueError, match="NaN"):
+        Controls(sp.csr_matrix(np.array([[1.0, np.nan]])))

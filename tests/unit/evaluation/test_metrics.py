@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from perturbdiff.errors import UserError
 from perturbdiff.evaluation import metrics as m
-from perturbdiff.evaluation.catalogue import METRICS, PAPER, score
+from perturbdiff.evaluation.catalogue import METRICS, PAPER, chosen, score
+from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import Differential
 from perturbdiff.evaluation.metrics import Comparison
 
@@ -132,15 +134,22 @@ def test_overlap_and_precision_count_only_the_top():
     base = dataclasses.replace(base, log2_fold=strength)
     real = with_significant(base, [{0, 1}, {0, 5}, ()])
     predicted = with_significant(base, [{1, 2, 3, 4}, (), {3}])
-    np.testing.assert_allclose(m.top_overlap(real, predicted, size="real"), [0.5, 0.0, 0.0])
-    np.testing.assert_allclose(m.top_overlap(real, predicted, size="predicted"), [0.25, 0.0, 0.0])
+    ranks = [m.top_ranks(side, GENES) for side in (real, predicted)]
+    np.testing.assert_allclose(m.top_overlap(*ranks, size="real"), [0.5, 0.0, 0.0])
+    np.testing.assert_allclose(m.top_overlap(*ranks, size="predicted"), [0.25, 0.0, 0.0])
+    np.testing.assert_allclose(m.top_overlap(*ranks, size="predicted", most=2), [0.5, 0.0, 0.0])
+    np.testing.assert_allclose(m.top_overlap(*ranks, size="real", most=1), [0.0, 0.0, 0.0])
 
 
-def test_ties_in_fold_change_go_to_the_smaller_p():
+def test_ties_in_fold_change_go_to_the_smaller_p_then_to_the_name():
     base = table(np.random.default_rng(3), num=1)
     p = np.linspace(0.9, 0.1, 12)[None]
+    p[0, 5] = p[0, 2]
     base = dataclasses.replace(base, log2_fold=np.full((1, 12), 4.0, np.float32), p=p)
-    np.testing.assert_array_equal(m.ranked_genes(with_significant(base, [{2, 5, 7}]), 0), [7, 5, 2])
+    marked = with_significant(base, [{2, 5, 7}])
+    np.testing.assert_array_equal(m.top_ranks(marked, GENES)[0, [2, 5, 7]], [1, 2, 0])
+    np.testing.assert_array_equal(m.top_ranks(marked, GENES[::-1])[0, [2, 5, 7]], [2, 1, 0])
+    assert (m.top_ranks(marked, GENES)[0, [0, 1]] > 12).all()
 
 
 def test_direction_and_fold_changes_over_real_genes_only(comparison):
@@ -174,10 +183,69 @@ def test_areas_equal_the_reference_with_ties():
             assert precision == pytest.approx(metrics.average_precision_score(label, rank))
 
 
-def test_areas_without_both_labels_and_a_q_of_zero(comparison):
+@pytest.mark.parametrize(
+    ("definition", "expected"), [("cell-eval-0.6.6", 10 / 11), ("cell-eval-0.8.2", 10.5 / 11)]
+)
+def test_areas_without_both_labels_and_a_q_of_zero(comparison, definition, expected):
     real = with_significant(comparison.real, [(), range(12), {0}, {0}, {0}])
-    assert np.isnan(m.area_under_roc(real, comparison.predicted)[:2]).all()
     q = comparison.predicted.q.copy()
-    q[2], q[2, 0], q[2, 1] = 0.5, 0.0, 1e-20  # the zero scores 10, below 1e-20's 20
-    scored = m.area_under_roc(real, dataclasses.replace(comparison.predicted, q=q))
-    assert scored[2] == pytest.approx(10 / 11)
+    q[2], q[2, 0], q[2, 1] = (
+        0.5,
+        0.0,
+        1e-20,
+    )  # the zero scores 10, in 0.6.6 below 1e-20's 20, in 0.8.2 like it
+    found = m.areas(real, dataclasses.replace(comparison.predicted, q=q), DEFINITIONS[definition])
+    assert np.isnan(found[:2]).all()
+    assert found[2, 0] == pytest.approx(expected)
+
+
+def test_metrics_of_enough_genes_leave_the_others_out(comparison):
+    real = with_significant(comparison.real, [range(10), range(11), range(9), (), {1}])
+    found = dataclasses.replace(comparison, real=real)
+    values = score(found, ["DEOver", "DEOver_10", "DEPrec_10"])
+    np.testing.assert_array_equal(values["DEOver_10"][:2], values["DEOver"][:2])
+    assert np.isnan(values["DEPrec_10"][2:]).all()
+    np.testing.assert_array_equal(METRICS["DEOver_10"].absent(found), [False, False, True, True, True])
+    np.testing.assert_array_equal(METRICS["DirAgr"].absent(found), [False, False, False, True, False])
+    assert np.isfinite(score(dataclasses.replace(found, min_de=1), ["DEOver_10"])["DEOver_10"]).sum() == 4
+
+
+@pytest.mark.parametrize("distance", ["l1", "l2", "cosine"])
+def test_discrimination_equals_the_plain_formula(distance):
+    rng = np.random.default_rng(6)
+    real, predicted = rng.normal(size=(40, 57)), rng.normal(size=(40, 57))
+    predicted[:20] = 0.4 * real[:20] + predicted[:20]
+    real[7] = real[3]  # equal distances
+    real[9] = 0
+    genes = [f"g{i:02d}" for i in range(57)]
+    names = genes[:5] + [f"p{i:02d}" for i in range(35)]
+    expected = []
+    for i, name in enumerate(names):
+        keep = np.array(genes) != name
+        x, y = real[:, keep], predicted[i, keep]
+        if distance == "cosine":
+            lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(y)
+            distances = 1 - (x @ y) / np.where(lengths == 0, 1, lengths)
+        else:
+            distances = np.linalg.norm(x - y, ord=int(distance[1]), axis=1)
+        distances = distances.round(12)  # rounding is no reason to tell two equal rows apart
+        expected.append(1 - np.flatnonzero(np.argsort(distances, kind="stable") == i)[0] / 40)
+    scores = m.discrimination(real, predicted, names, genes, distance=distance)
+    np.testing.assert_allclose(scores, expected)
+    turned = m.discrimination(real[::-1], predicted[::-1], names[::-1], genes, distance=distance)
+    np.testing.assert_array_equal(turned[::-1], scores)
+
+
+def test_names_and_families_choose_metrics_in_the_catalogues_order():
+    assert chosen(["count", "MSE", "n_DE_real"]) == ("MSE", "n_DE_real", "n_DE_pred")
+    assert chosen() == tuple(METRICS)
+    with pytest.raises(UserError, match="PDCorr"):
+        chosen(["PDCor"])
+
+
+def test_coupled_metrics_depend_on_the_definition():
+    old, new = DEFINITIONS.values()
+    assert METRICS["PDS_L1"].is_coupled(new)
+    assert METRICS["DEOver"].is_coupled(old)
+    assert not METRICS["DEOver"].is_coupled(new)
+    assert not METRICS["MSE"].is_coupled(old)
