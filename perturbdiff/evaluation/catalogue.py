@@ -12,6 +12,7 @@ from perturbdiff.evaluation.table_metrics import COUNT, DE, EXPRESSION, FURTHER
 
 _INF = float("inf")
 
+_OTHER = "measured: the same prediction against the real cells of another perturbation"
 _DISTRIBUTION = (
     Metric(
         "energy_distance",
@@ -24,6 +25,37 @@ _DISTRIBUTION = (
         -_INF,
         _INF,
         "NaN with fewer than two cells on a side",
+        chance=_OTHER,
+        source="own",
+    ),
+    Metric(
+        "mmd",
+        "MMD²",
+        "",
+        "distribution",
+        "E k(x, x') + E k(y, y') − 2E k(x, y), self-pairs left out; k(x, y) is the mean over s = ¼, ½, 1, 2, 4 of "
+        "exp(−|x − y|² / (s m)), m the median squared distance of two real cells; an unbiased estimate, so that "
+        "it can be slightly negative",
+        "lower",
+        -2.0,
+        2.0,
+        "NaN with fewer than two cells on a side or if half the pairs of real cells are equal",
+        chance=_OTHER,
+        source="own",
+    ),
+    Metric(
+        "wasserstein",
+        "Wasserstein per gene",
+        "",
+        "distribution",
+        "Wasserstein-1 distance of the predicted and real log1p values of each gene; median over genes in more "
+        "than 5 % of the real cells",
+        "lower",
+        0.0,
+        _INF,
+        "NaN without such a gene",
+        chance=_OTHER,
+        source="own",
     ),
     Metric(
         "nonzero_ratio",
@@ -35,6 +67,31 @@ _DISTRIBUTION = (
         0.0,
         _INF,
         "NaN if all real values are zero",
+        source="own",
+    ),
+    Metric(
+        "library_ratio",
+        "Library size",
+        "",
+        "distribution",
+        "sum over genes of expm1 of the log1p values, median over cells, predicted over real",
+        "one",
+        0.0,
+        _INF,
+        "NaN if the real median is zero",
+        source="own",
+    ),
+    Metric(
+        "library_sd_ratio",
+        "SD of library sizes",
+        "",
+        "distribution",
+        "SD over cells of log(1 + sum over genes of expm1 of the log1p values), predicted over real",
+        "one",
+        0.0,
+        _INF,
+        "NaN with fewer than two cells on a side or equal real sizes",
+        source="own",
     ),
     Metric(
         "gene_sd_ratio",
@@ -46,6 +103,7 @@ _DISTRIBUTION = (
         0.0,
         _INF,
         "NaN with fewer than two cells on a side or without such a gene",
+        source="own",
     ),
     Metric(
         "cell_sd_ratio",
@@ -57,6 +115,20 @@ _DISTRIBUTION = (
         0.0,
         _INF,
         "NaN with fewer than two cells on a side or equal real cells",
+        source="own",
+    ),
+    Metric(
+        "mean_variance_gap",
+        "Mean–variance trend",
+        "",
+        "distribution",
+        "|T̂ − T| / max(T̂, T), median over the means of genes in more than 5 % of the real cells; T and T̂ are the "
+        "real and predicted trends of SD over mean: medians of groups of at least 10 such genes of similar mean",
+        "lower",
+        0.0,
+        1.0,
+        "NaN with fewer than two cells on a side, fewer than 20 such genes, or no mean in the range of both",
+        source="own",
     ),
     Metric(
         "correlation_agreement",
@@ -69,6 +141,7 @@ _DISTRIBUTION = (
         -1.0,
         1.0,
         "NaN with fewer than three cells on a side or constant correlations",
+        source="own",
     ),
     Metric(
         "max_value",
@@ -79,6 +152,7 @@ _DISTRIBUTION = (
         "none",
         0.0,
         _INF,
+        source="own",
     ),
 )
 

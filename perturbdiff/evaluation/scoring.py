@@ -15,10 +15,10 @@ import pandas as pd
 
 from perturbdiff.errors import UserError
 from perturbdiff.evaluation.differential import Controls, Differential, Sparse
-from perturbdiff.evaluation.distances import energy_distance, realism
 from perturbdiff.evaluation.inputs import Condition, Group
 from perturbdiff.evaluation.metrics import Comparison
 from perturbdiff.evaluation.pairing import Pairing
+from perturbdiff.evaluation.populations import DISTRIBUTION, condition_metrics
 from perturbdiff.progress import track
 
 POOLED = "pooled"
@@ -154,6 +154,5 @@ def _condition(
         "n_cells": real.shape[0],
         "n_predicted": predicted.shape[0],
         "effect": float("nan") if control_mean is None else float(np.linalg.norm(mean - control_mean)),
-        "energy_distance": energy_distance(predicted, real, max_cells=max_cells, seed=own_seed),
-        **realism(predicted, real),
+        **condition_metrics(predicted, real, DISTRIBUTION, max_cells=max_cells, seed=own_seed),
     }
