@@ -193,7 +193,7 @@ class Store:
         unknown = [c for c in columns or () if c not in have]
         if unknown:
             raise UserError(
-                f"{self.path}: no obs column '{unknown[0]}'{nearest(unknown[0], have)} columns: {listing(have, 20)}"
+                f"{self.path}: no obs column '{unknown[0]}'{nearest(unknown[0], have) or ';'} columns: {listing(have, 20)}"
             )
         names = have if columns is None else columns
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}

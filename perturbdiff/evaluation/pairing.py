@@ -1,6 +1,7 @@
 """Which cells are compared with which: predictions with the truth, or one half of the truth with the other.
 
-The same real controls stand on both sides; those that a predictions file carries are checked, never scored.
+The same real controls stand on both sides; those that a predictions file carries are checked, and only used if
+asked for.
 """
 
 from __future__ import annotations
@@ -12,67 +13,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 
+from perturbdiff.config import EvaluateConfig
 from perturbdiff.errors import UserError, listing
-from perturbdiff.evaluation.differential import Sparse
-from perturbdiff.evaluation.inputs import Cells, Condition, Group, Reader
+from perturbdiff.evaluation.cells import Cells, Condition, Group, Reader
+from perturbdiff.evaluation.sides import Side, median_depth
 
 logger = logging.getLogger(__name__)
 
-_HIGHEST = 15.0  # log1p values beyond this are no expression profile that the field's tools would accept
+_CELLS_AT_ONCE = 4096
 
 
-@dataclass
-class Side:
-    """One side of the comparison: reads cells in the shared gene order and checks every value.
+class Findings:
+    """What is found about the inputs: logged at once, kept for the summary.
 
     Attributes
     ----------
-    columns
-        Positions of the shared genes among the reader's, or None where they are the same.
-    highest
-        Largest value seen so far.
+    found
+        ``kind``, ``text`` and ``count`` of each.
+    facts
+        Numbers by name.
     """
 
-    reader: Reader
-    rows: Mapping[Condition, np.ndarray]
-    columns: np.ndarray | None = None
-    highest: float = 0.0
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self.facts: dict[str, Any] = {}
 
-    def cells(self, rows: np.ndarray) -> Sparse:
-        """Return log1p values of ``rows`` over the shared genes.
-
-        Raises
-        ------
-        UserError
-            If a value is not finite or negative.
-        """
-        cells: Sparse = sp.csr_matrix(self.reader.expression(rows))
-        cells = cells.astype(np.float32, copy=False)  # equal on both sides, so that equal values stay ties
-        if cells.data.size:
-            low, high = float(cells.data.min()), float(cells.data.max())
-            if not np.isfinite(low + high):
-                raise UserError(
-                    f"{self.reader.path}: X holds values that are not finite; mend or drop these cells"
-                )
-            if low < 0:
-                raise UserError(
-                    f"{self.reader.path}: X holds negative values (lowest {low:.3g}), log1p values are at least 0; "
-                    "clip the predictions at 0"
-                )
-            self.highest = max(self.highest, high)
-        return cells if self.columns is None else cells[:, self.columns]
-
-    def warn_if_high(self) -> None:
-        """Say so if values are too large for log1p of normalised counts."""
-        if self.highest >= _HIGHEST:
-            logger.warning(
-                "%s: largest value %.1f; log1p of normalised counts stays below %g. Are these log1p values?",
-                self.reader.path,
-                self.highest,
-                _HIGHEST,
-            )
+    def add(self, kind: str, text: str, count: int, *, warn: bool = True) -> None:
+        """Log and keep a sentence."""
+        (logger.warning if warn else logger.info)("%s", text)
+        self.found.append({"kind": kind, "text": text, "count": count})
 
 
 @dataclass
@@ -86,13 +56,17 @@ class Pairing:
     conditions
         Conditions scored, sorted by perturbation, cell type, batch.
     contexts
-        Context of each condition.
+        Context of each condition; empty if all are pooled only.
     real, predicted
         The two sides; controls are read from ``real`` and serve both.
     controls
         Rows of the real controls of each (cell type, batch) in question that has any.
+    predicted_controls
+        Rows on the predicted side of the controls that predicted changes and tests are from; None: the real ones.
     facts
         What the summary says of the inputs.
+    findings
+        What a person must know of them: ``kind``, ``text`` (a sentence) and ``count``.
     """
 
     genes: tuple[str, ...]
@@ -103,6 +77,8 @@ class Pairing:
     predicted: Side
     controls: Mapping[Group, np.ndarray]
     facts: dict[str, Any] = field(default_factory=dict)
+    predicted_controls: Mapping[Group, np.ndarray] | None = None
+    findings: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def perturbations(self) -> list[str]:
@@ -110,31 +86,38 @@ class Pairing:
         return sorted({c[2] for c in self.conditions})
 
 
-def pair(predictions: Cells, truth: Cells) -> Pairing:
+def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     """Match predicted conditions with the truth's, genes by name.
+
+    A covariate (cell type or batch) that only one side has is forgotten on the other.
 
     Raises
     ------
     UserError
         If units, control labels, genes, conditions or controls do not match.
     """
-    path = predictions.reader.path
+    notes = Findings()
     _check_units(predictions, truth)
-    columns = _columns(predictions.reader, truth.reader)
-    conditions = sorted(predictions.rows, key=lambda c: (c[2], c[0], c[1]))
-    if unknown := [c for c in conditions if c not in truth.rows]:
-        raise UserError(
-            f"{path}: {len(unknown)} predicted conditions have no real cells in {truth.reader.path}: "
-            f"{listing('|'.join(c) for c in unknown)} (cell type|batch|perturbation); predict conditions of the truth"
-        )
-    controls = _controls(truth, conditions)
-    real = Side(truth.reader, truth.rows)
-    predicted = Side(predictions.reader, predictions.rows, columns)
-    replaced = _differing_controls(real, predicted, controls, predictions.controls)
-    label = truth.control or predictions.control or "control"
-    facts = {"control_groups": len(controls), "control_groups_replaced": replaced}
-    contexts = {c: truth.contexts[c] for c in conditions}
-    return Pairing(tuple(truth.reader.genes), label, conditions, contexts, real, predicted, controls, facts)
+    predictions, truth = _same_covariates(predictions, truth, notes)
+    columns = _columns(predictions.reader, truth.reader, notes)
+    conditions = _conditions(predictions, truth, config, notes)
+    controls = _controls(truth, conditions, notes)
+    depths = _depths(predictions, truth)
+    real = Side(truth.reader, truth.rows, depth=depths[1])
+    predicted = Side(predictions.reader, predictions.rows, columns, depth=depths[0])
+    own = None
+    if config.controls == "own":
+        own = _own_controls(predictions, conditions, notes)
+        facts: dict[str, Any] = {"control_groups": len(own), "control_groups_replaced": 0}
+    else:
+        replaced = _differing_controls(real, predicted, controls, predictions.controls, notes)
+        facts = {"control_groups": len(controls), "control_groups_replaced": replaced}
+    _note_seen(predictions, notes)
+    facts |= {"controls": config.controls, **notes.facts}
+    contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
+    label = truth.control or "control"
+    genes = tuple(truth.reader.genes)
+    return Pairing(genes, label, conditions, contexts, real, predicted, controls, facts, own, notes.found)
 
 
 def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairing:
@@ -160,22 +143,31 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
             second[condition] = np.sort(rows[order[len(rows) // 2 :]])
     if not first:
         raise UserError(f"{truth.reader.path}: no test condition with at least two cells to split in halves")
-    conditions = list(first)
+    conditions, notes = list(first), Findings()
+    if small := len(wanted) - len(conditions):
+        notes.add(
+            "few_cells",
+            f"{truth.reader.path}: {small} conditions of one cell cannot be halved, left out",
+            small,
+        )
+    depth = median_depth(truth.reader) if truth.scale == "counts" else None
     return Pairing(
         tuple(truth.reader.genes),
         truth.control or "control",
         conditions,
-        {c: truth.contexts[c] for c in conditions},
-        Side(truth.reader, second),
-        Side(truth.reader, first),
-        _controls(truth, conditions),
-        {"conditions_too_small": len(wanted) - len(conditions)},
+        {c: truth.contexts[c] for c in conditions if c in truth.contexts},
+        Side(truth.reader, second, depth=depth),
+        Side(truth.reader, first, depth=depth),
+        _controls(truth, conditions, notes),
+        {"conditions_too_small": small, "controls": "real"},
+        findings=notes.found,
     )
 
 
 def _check_units(predictions: Cells, truth: Cells) -> None:
     path, a, b = predictions.reader.path, predictions.target_sum, truth.target_sum
-    if a is not None and b is not None and not np.isclose(a, b, rtol=1e-4):
+    both = predictions.scale == truth.scale == "log1p"
+    if both and a is not None and b is not None and not np.isclose(a, b, rtol=1e-4):
         raise UserError(
             f"{path}: cells are normalised to {a:g} counts, those of {truth.reader.path} to {b:g}; "
             "predict from, and evaluate against, the same store"
@@ -186,26 +178,83 @@ def _check_units(predictions: Cells, truth: Cells) -> None:
         )
 
 
-def _columns(predictions: Reader, truth: Reader) -> np.ndarray | None:
+def _depths(predictions: Cells, truth: Cells) -> tuple[float | None, float | None]:
+    """Return the depth that predicted and real counts are normalised to, None for a side that is log1p.
+
+    It is that of the side that is log1p already, else the median depth of the truth's cells.
+    """
+    counts = predictions.scale == "counts", truth.scale == "counts"
+    if not any(counts):
+        return None, None
+    if all(counts):
+        depth = median_depth(truth.reader)
+        return depth, depth
+    done, todo = (truth, predictions) if counts[0] else (predictions, truth)
+    if done.target_sum is None:
+        raise UserError(
+            f"{todo.reader.path}: are counts, but {done.reader.path} does not say to what depth its log1p values were "
+            "normalised; give counts on both sides, or declare uns['perturbdiff']['target_sum'] there"
+        )
+    return (done.target_sum, None) if counts[0] else (None, done.target_sum)
+
+
+def _same_covariates(predictions: Cells, truth: Cells, notes: Findings) -> tuple[Cells, Cells]:
+    """Return both sides with the covariates that both have."""
+    for one, other in ((predictions, truth), (truth, predictions)):
+        if without := sorted(other.covariates - one.covariates):
+            names = " and ".join(without)
+            text = (
+                f"{one.reader.path}: has no {names}, so that cells of {other.reader.path} are pooled over it"
+            )
+            notes.add("covariates", text, len(without))
+    both = predictions.covariates & truth.covariates
+    return tuple(cells.pooled_over(cells.covariates - both) for cells in (predictions, truth))  # type: ignore[return-value]
+
+
+def _conditions(predictions: Cells, truth: Cells, config: EvaluateConfig, notes: Findings) -> list[Condition]:
+    """Return the predicted conditions, sorted, after comparing them with the real ones."""
+    path = predictions.reader.path
+    conditions = sorted(predictions.rows, key=lambda c: (c[2], c[0], c[1]))
+    if unknown := [c for c in conditions if c not in truth.rows]:
+        raise UserError(
+            f"{path}: {len(unknown)} predicted conditions have no real cells in {truth.reader.path}: "
+            f"{listing('|'.join(c) for c in unknown)} (cell type|batch|perturbation); predict conditions of the truth"
+        )
+    missing = [c for c in truth.rows if c not in predictions.rows]
+    notes.facts["conditions_missing"] = len(missing)
+    if missing and truth.complete:
+        text = (
+            f"{path}: {len(missing)} of the {len(truth.rows)} conditions of {truth.reader.path} have no prediction: "
+            f"{listing('|'.join(c) for c in missing)} (cell type|batch|perturbation)"
+        )
+        if config.missing == "error":
+            raise UserError(f"{text}; predict them, or leave them out with --missing skip")
+        notes.add("missing", f"{text}; they are left out", len(missing))
+    return conditions
+
+
+def _columns(predictions: Reader, truth: Reader, notes: Findings) -> np.ndarray | None:
     """Return where the truth's genes are among the predictions', None if they are the same in the same order."""
-    for reader in (predictions, truth):
-        if len(set(reader.genes)) < len(reader.genes):
-            twice = sorted({g for g in reader.genes if reader.genes.count(g) > 1})
-            raise UserError(f"{reader.path}: gene names occur twice: {listing(twice)}; make them unique")
     position = {gene: i for i, gene in enumerate(predictions.genes)}
     if missing := [g for g in truth.genes if g not in position]:
         raise UserError(
             f"{predictions.path}: {len(missing)} of the truth's {len(truth.genes)} genes are missing: "
             f"{listing(missing)}; predict all of them, or give a truth with the predicted genes only"
         )
-    if extra := len(predictions.genes) - len(truth.genes):
-        logger.info("%s: %d genes that the truth does not have are left out", predictions.path, extra)
-    if predictions.genes == truth.genes:
-        return None
-    return np.array([position[g] for g in truth.genes])
+    extra = len(predictions.genes) - len(truth.genes)
+    columns = np.array([position[g] for g in truth.genes])
+    moved = 0 if (np.diff(columns) > 0).all() else int((np.argsort(columns) != np.arange(len(columns))).sum())
+    notes.facts |= {"genes_left_out": extra, "genes_reordered": moved}
+    if extra:
+        text = f"{predictions.path}: {extra} genes that the truth does not have are left out"
+        notes.add("genes", text, extra, warn=False)
+    if moved:
+        text = f"{predictions.path}: its genes are in another order than the truth's and were matched by name"
+        notes.add("genes", text, moved, warn=False)
+    return None if predictions.genes == truth.genes else columns
 
 
-def _controls(truth: Cells, conditions: Iterable[Condition]) -> dict[Group, np.ndarray]:
+def _controls(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:
     """Return the control rows of the conditions' groups; a group without any is left to the others' controls."""
     groups = sorted({c[:2] for c in conditions})
     if missing := [g for g in groups if g not in truth.controls]:
@@ -215,39 +264,73 @@ def _controls(truth: Cells, conditions: Iterable[Condition]) -> dict[Group, np.n
                 f"{truth.reader.path}: no control cells for {named} (cell type|batch), so that no change can be "
                 "computed; evaluate conditions that have controls"
             )
-        logger.warning(
-            "%s: no control cells for %d of %d groups (cell type|batch): %s; their cells are compared with the "
-            "controls of the scope they are pooled in",
-            truth.reader.path,
-            len(missing),
-            len(groups),
-            named,
+        text = (
+            f"{truth.reader.path}: no control cells for {len(missing)} of {len(groups)} groups (cell type|batch): "
+            f"{named}; their cells are compared with the controls of the scope they are pooled in"
         )
+        notes.add("controls", text, len(missing))
     return {g: truth.controls[g] for g in groups if g in truth.controls}
 
 
+def _own_controls(
+    predictions: Cells, conditions: Iterable[Condition], notes: Findings
+) -> dict[Group, np.ndarray]:
+    """Return the predictions' own controls of the conditions' groups, which are to be used."""
+    path = predictions.reader.path
+    found = {
+        g: predictions.controls[g] for g in sorted({c[:2] for c in conditions}) if g in predictions.controls
+    }
+    if not found:
+        raise UserError(
+            f"{path}: has no controls of its own; leave out --predicted-controls to use the real ones"
+        )
+    text = f"{path}: predicted changes are from its own controls, which a model can choose to its advantage"
+    notes.add("controls", text, len(found))
+    return found
+
+
 def _differing_controls(
-    real: Side, predicted: Side, controls: Mapping[Group, np.ndarray], theirs: Mapping[Group, np.ndarray]
+    real: Side,
+    predicted: Side,
+    controls: Mapping[Group, np.ndarray],
+    theirs: Mapping[Group, np.ndarray],
+    notes: Findings,
 ) -> int:
     """Count the groups whose controls in the predictions are not the real ones (the real ones are used anyway)."""
     differing = [g for g, rows in controls.items() if not _same(real, rows, predicted, theirs.get(g))]
     if differing:
-        logger.warning(
-            "%s: its controls are not the real ones in %d of %d groups (cell type|batch): %s; "
-            "the real controls are used on both sides",
-            predicted.reader.path,
-            len(differing),
-            len(controls),
-            listing("|".join(g) for g in differing),
+        text = (
+            f"{predicted.reader.path}: its controls are not the real ones in {len(differing)} of {len(controls)} "
+            f"groups (cell type|batch): {listing('|'.join(g) for g in differing)}; the real controls are used on "
+            "both sides"
         )
+        notes.add("controls", text, len(differing))
     return len(differing)
 
 
 def _same(real: Side, rows: np.ndarray, predicted: Side, theirs: np.ndarray | None) -> bool:
     if theirs is None or len(theirs) != len(rows):
         return False
-    a, b = (side.cells(r).mean(axis=0, dtype=np.float64) for side, r in ((real, rows), (predicted, theirs)))
-    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-5))
+    return bool(np.allclose(_mean(real, rows), _mean(predicted, theirs), rtol=1e-4, atol=1e-5))
+
+
+def _mean(side: Side, rows: np.ndarray) -> np.ndarray:
+    """Return the mean of cells over the shared genes, read a few at a time."""
+    parts = np.split(rows, range(_CELLS_AT_ONCE, len(rows), _CELLS_AT_ONCE))
+    total = sum(np.asarray(side.cells(part).sum(axis=0, dtype=np.float64)).ravel() for part in parts)
+    return np.asarray(total) / len(rows)
+
+
+def _note_seen(predictions: Cells, notes: Findings) -> None:
+    """Say which predicted conditions the model was trained on."""
+    number, first = predictions.trained_on
+    if number:
+        text = (
+            f"{predictions.reader.path}: the model was trained on {number} of the {len(predictions.rows)} predicted "
+            f"conditions ({listing(first)}); their scores say nothing about unseen ones"
+        )
+        notes.add("seen", text, number)
+    notes.facts["conditions_seen"] = number
 
 
 def held_out_conditions(split: Path, part: str, truth: Cells) -> list[Condition]:

@@ -75,7 +75,7 @@ def evaluate(
                 "method": method or predicted.names.get("method") or _stem(predictions),
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
-            _run(stage, pairing.pair(predicted, real), config, {"kind": "predictions", **names}, seed)
+            _run(stage, pairing.pair(predicted, real, config), config, {"kind": "predictions", **names}, seed)
     return Path(out)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.errors import UserError
+from perturbdiff.evaluation.cells import Condition, Group
 from perturbdiff.evaluation.differential import Controls, Differential, Sparse
-from perturbdiff.evaluation.inputs import Condition, Group
 from perturbdiff.evaluation.metrics import Comparison
 from perturbdiff.evaluation.pairing import Pairing
 from perturbdiff.evaluation.populations import DISTRIBUTION, condition_metrics
@@ -100,8 +100,6 @@ def score_cells(pairing: Pairing, *, alpha: float, max_cells: int, seed: int) ->
                 row = _condition(condition, r, p, control_means.get(condition[:2]), max_cells, seed)
                 rows.append({**row, "context": pairing.contexts[condition]})
                 progress.advance()
-    pairing.real.warn_if_high()
-    pairing.predicted.warn_if_high()
     comparisons = {scope: found.comparison(pairing.genes, alpha) for scope, found in tests.items()}
     sizes = {s: dict(zip(t.perturbations, t.sizes, strict=True)) for s, t in tests.items()}
     return Scored(comparisons, sizes, pd.DataFrame(rows), num_controls)

@@ -91,7 +91,7 @@ def test_a_part_without_conditions_is_named(work, tmp_path):
 def test_other_columns_of_the_cells_may_be_contexts_or_are_named(work, tmp_path):
     table = Store(work / "store").conditions
     predictions = copied(work, table[~table["is_control"]].iloc[:2], tmp_path / "copy.zarr.h5ad")
-    with pytest.raises(UserError, match="no column 'donor'"):
+    with pytest.raises(UserError, match="no obs column 'donor'"):
         evaluate(predictions, work / "store", tmp_path / "out", EvaluateConfig(context_column="donor"))
 
 
