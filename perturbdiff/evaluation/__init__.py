@@ -1,1 +1,76 @@
-"""Metrics, differential expression and the report."""
+"""Metrics and differential expression, from files (`evaluate`) or as pure functions over arrays.
+
+From two matrices in memory to a table of metrics:
+
+>>> import numpy as np
+>>> from perturbdiff.evaluation import compare, tabulate
+>>> rng = np.random.default_rng(0)
+>>> labels = np.repeat(["control", "A", "B"], 30)
+>>> real = np.log1p(rng.poisson(1.0 + (labels[:, None] == ["A", "B", "A", "B"])))
+>>> predicted = np.log1p(rng.poisson(1.0 + (labels[:, None] == ["A", "B", "A", "B"])))
+>>> comparison = compare(real, predicted, labels, labels, control="control")
+>>> tabulate(comparison, ["PDCorr", "PDS_L1"]).T.round(1)
+perturbation    A    B
+PDCorr        0.9  1.0
+PDS_L1        1.0  1.0
+
+`METRICS` says of every metric what it is: formula, direction, range, and when it is undefined. `DEFINITIONS`
+holds what tells the two releases of cell-eval apart. The functions behind the metrics are in
+`perturbdiff.evaluation.metrics`, those over cells in `perturbdiff.evaluation.populations`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perturbdiff.evaluation.catalogue import METRICS, chosen, score
+    from perturbdiff.evaluation.columns import Columns
+    from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
+    from perturbdiff.evaluation.differential import Controls, Differential, benjamini_hochberg, fold_change
+    from perturbdiff.evaluation.in_memory import compare, tabulate
+    from perturbdiff.evaluation.metrics import Comparison, Metric
+    from perturbdiff.evaluation.run import ceiling, evaluate
+
+_PLACES = {
+    "catalogue": ("METRICS", "chosen", "score"),
+    "columns": ("Columns",),
+    "definitions": ("DEFAULT", "DEFINITIONS", "Definition"),
+    "differential": ("Controls", "Differential", "benjamini_hochberg", "fold_change"),
+    "in_memory": ("compare", "tabulate"),
+    "metrics": ("Comparison", "Metric"),
+    "run": ("ceiling", "evaluate"),
+}
+_HOMES = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "DEFAULT",
+    "DEFINITIONS",
+    "METRICS",
+    "Columns",
+    "Comparison",
+    "Controls",
+    "Definition",
+    "Differential",
+    "Metric",
+    "benjamini_hochberg",
+    "ceiling",
+    "chosen",
+    "compare",
+    "evaluate",
+    "fold_change",
+    "score",
+    "tabulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, and only that: the command line must not wait for all of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

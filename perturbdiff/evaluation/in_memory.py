@@ -1,0 +1,134 @@
+"""From two matrices in memory to metrics: the evaluation without files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from perturbdiff.evaluation.catalogue import METRICS, chosen, score
+from perturbdiff.evaluation.columns import Sparse
+from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
+from perturbdiff.evaluation.differential import Controls, Differential
+from perturbdiff.evaluation.metrics import MIN_DE, Comparison
+
+Matrix = np.ndarray | Sparse
+
+
+def compare(
+    real: Matrix,
+    predicted: Matrix,
+    real_labels: Sequence[str],
+    predicted_labels: Sequence[str],
+    *,
+    control: str,
+    genes: Sequence[str] | None = None,
+    definition: str | Definition = DEFAULT,
+    alpha: float = 0.05,
+    min_de: int = MIN_DE,
+    own_controls: bool = False,
+    threads: int = 1,
+) -> Comparison:
+    """Test real and predicted cells of every perturbation against the controls.
+
+    Parameters
+    ----------
+    real, predicted
+        log1p values, cells × genes, dense or sparse, over the same genes.
+    real_labels, predicted_labels
+        The perturbation of each cell.
+    control
+        The label of control cells.
+    genes
+        Names of the genes; a perturbation's own gene is left out of its discrimination scores. By default they
+        are numbered.
+    definition
+        One of `DEFINITIONS`, or its name.
+    alpha
+        False discovery rate of a DE gene.
+    min_de
+        Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
+    own_controls
+        Hold predicted cells against the controls among them. By default both sides share the real controls, so
+        that no method can gain by shifting its own.
+    threads
+        Perturbations tested at a time; the result does not depend on it.
+
+    Returns
+    -------
+    Comparison
+        Of the perturbations by name, for `score` and `tabulate`.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not match, values are negative or NaN, there are no controls, or one side lacks a
+        perturbation of the other.
+    """
+    real, predicted = _by_rows(real), _by_rows(predicted)
+    sides = [_groups(real, real_labels, "real"), _groups(predicted, predicted_labels, "predicted")]
+    genes = [str(i) for i in range(real.shape[1])] if genes is None else list(genes)
+    if not real.shape[1] == predicted.shape[1] == len(genes):
+        raise ValueError(f"{real.shape[1]} real and {predicted.shape[1]} predicted genes, {len(genes)} names")
+    for side, words in zip(sides, ("real", "predicted"), strict=True):
+        if control not in side and (own_controls or words == "real"):
+            raise ValueError(f"no {words} cell is labelled {control!r}, the control")
+    names = sorted(set(sides[0]) - {control})
+    if odd := sorted((set(sides[0]) ^ set(sides[1])) - {control}):
+        raise ValueError(f"perturbation {odd[0]!r} is on one side only ({len(odd)} such perturbations)")
+    rules = DEFINITIONS[definition] if isinstance(definition, str) else definition
+    shared = Controls(_rows(real, sides[0][control]))
+    controls = [shared, Controls(_rows(predicted, sides[1][control])) if own_controls else shared]
+
+    def test(task: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
+        side, name = task
+        cells = (real, predicted)[side]
+        return controls[side].test(_rows(cells, sides[side][name]), definition=rules)
+
+    tasks = [(side, name) for side in (0, 1) for name in names]
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        found = list(pool.map(test, tasks)) if threads > 1 else [test(task) for task in tasks]
+    tables = []
+    for side in (0, 1):
+        rows = found[side * len(names) : (side + 1) * len(names)]
+        p, mean = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
+        tables.append(Differential.of(p, mean, controls[side].mean, definition=rules, alpha=alpha))
+    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de)
+
+
+def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:
+    """Return a row per perturbation and a column per metric; one number for all (ES) is in every row.
+
+    Parameters
+    ----------
+    comparison
+        As `compare` returns it.
+    names
+        Metrics or families of them, as `chosen` takes them; by default all that need no cells.
+    """
+    wanted = [name for name in chosen(names) if METRICS[name].compute is not None]
+    num = len(comparison.perturbations)
+    values = {name: np.broadcast_to(found, num) for name, found in score(comparison, wanted).items()}
+    return pd.DataFrame(values, index=pd.Index(comparison.perturbations, name="perturbation"))
+
+
+def _groups(cells: Matrix, labels: Sequence[str], words: str) -> dict[str, np.ndarray]:
+    """Return the rows of each label."""
+    names = np.asarray(labels).astype(str)
+    if names.shape != (cells.shape[0],):
+        raise ValueError(f"{names.size} labels for {cells.shape[0]} {words} cells")
+    order = np.argsort(names, kind="stable")
+    found, first = np.unique(names[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
+
+
+def _by_rows(cells: Matrix) -> Matrix:
+    return cells.tocsr() if sp.issparse(cells) else cells  # type: ignore[union-attr]
+
+
+def _rows(cells: Matrix, rows: np.ndarray) -> Sparse:
+    """Return rows as CSR, which copies no more than these."""
+    return sp.csr_matrix(cells[rows])
