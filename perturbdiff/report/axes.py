@@ -18,13 +18,16 @@ MOST_POINTS = 3000
 _MARKERS = 200  # up to here points keep their marker and are single elements of the SVG
 
 
-def spread(values: np.ndarray) -> tuple[float, float, bool]:
-    """Return padded limits and whether a logarithmic axis serves better (all positive, wide spread)."""
+def spread(values: np.ndarray, *, plain: bool = False) -> tuple[float, float, bool]:
+    """Return padded limits and whether a logarithmic axis serves better (all positive, wide spread).
+
+    ``plain`` asks for the limits of a linear axis.
+    """
     values = values[np.isfinite(values)]
     if not values.size:
         return 0.0, 1.0, False
     low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low > 30:
+    if low > 0 and high / low > 30 and not plain:
         return low / 1.3, high * 1.3, True
     pad = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
     return low - pad, high + pad, False

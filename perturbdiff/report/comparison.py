@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,38 @@ def compare(pairs: pd.DataFrame, *, higher: bool, seed: int = 0) -> Paired:
         gain=float(advantage.mean()),
         gain_interval=(float(low_gain), float(high_gain)),
     )
+
+
+def win_rates(values: Mapping[str, pd.Series], *, higher: bool) -> pd.DataFrame:
+    """Compare every method with every other on the conditions where both are scored.
+
+    Parameters
+    ----------
+    values
+        One metric per condition of each method.
+    higher
+        Whether larger values are better.
+
+    Returns
+    -------
+    DataFrame
+        A row per ordered pair with a shared condition: method, against, rate (a tie is half a win), n.
+    """
+    methods = list(values)
+    keys = pd.Index(sorted({key for column in values.values() for key in column.index}))
+    matrix = np.full((len(keys), len(methods)), np.nan)
+    for i, column in enumerate(values.values()):
+        matrix[keys.get_indexer(pd.Index(column.index)), i] = column.to_numpy(np.float64)
+    matrix *= 1.0 if higher else -1.0
+    rows = []
+    for i, j in np.ndindex(len(methods), len(methods)):
+        both = np.isfinite(matrix[:, i]) & np.isfinite(matrix[:, j])
+        if i == j or not both.any():
+            continue
+        gap = matrix[both, i] - matrix[both, j]
+        rate = float(((gap > 0) + 0.5 * (gap == 0)).mean())
+        rows.append({"method": methods[i], "against": methods[j], "rate": rate, "n": int(both.sum())})
+    return pd.DataFrame(rows, columns=pd.Index(["method", "against", "rate", "n"]))
 
 
 def scaled(scores: pd.DataFrame, higher: dict[str, bool]) -> pd.DataFrame:

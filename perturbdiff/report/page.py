@@ -141,7 +141,11 @@ def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
 
 def _looks(runs: Sequence[Run]) -> dict[str, Look]:
     ceilings = [r.method for r in runs if r.kind == "ceiling"]
-    return looks([r.method for r in runs if r.kind != "ceiling"], ceilings)
+    ranked = sorted(
+        (r for r in runs if r.kind != "ceiling"), key=lambda r: (r.kind, r.base != "nearest-context")
+    )
+    models = [r.method for r in ranked if r.kind == "model"]
+    return looks([*models, *(r.method for r in ranked if r.kind != "model")], ceilings)
 
 
 def _facts(runs: Sequence[Run]) -> list[str]:

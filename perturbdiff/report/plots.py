@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,14 +10,13 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.axes import legend_text, logarithmic, points, spread
+from perturbdiff.report.axes import logarithmic, points, spread
 from perturbdiff.report.results import Column
 from perturbdiff.report.svg import (
     GREY,
     INK,
     PALETTE,
     PAPER,
-    RULE,
     WIDTH,
     Look,
     Plot,
@@ -29,49 +28,7 @@ from perturbdiff.report.svg import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_RADAR_METHODS = 6
 _PAIRS_SHOWN = 3000
-
-
-def radar(
-    name: str, title: str, scores: pd.DataFrame, columns: Sequence[Column], look: Mapping[str, Look]
-) -> Plot:
-    """Draw scores scaled to [0, 1] (see `comparison.scaled`) as polygons, the strongest methods in colour.
-
-    Parameters
-    ----------
-    scores
-        Methods × metric names, scaled; a metric on which nothing is defined is left out.
-    """
-    scores = scores.dropna(axis=1, how="all")
-    labels = [m.label for m in columns if m.name in scores]
-    means = {str(method): float(row.mean()) for method, row in scores.iterrows()}
-    order = sorted(means, key=lambda method: -means[method])
-    strong = order[:_RADAR_METHODS]
-    angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
-    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + 1) // 2)) as (figure, flat):
-        flat.remove()
-        axes = figure.add_subplot(projection="polar")
-        axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
-        axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
-        for method in reversed(order):
-            values = np.nan_to_num(scores.loc[method].to_numpy(np.float64))
-            ring = np.append(values, values[0])
-            shown = method in strong
-            color = look[method].color if shown else RULE
-            axes.plot(np.append(angles, angles[0]), ring, color=color, lw=1.6 if shown else 0.8)
-            if method == strong[0]:
-                axes.fill(np.append(angles, angles[0]), ring, color=color, alpha=0.12, lw=0)
-        axes.set_xticks(angles, labels)
-        axes.tick_params(axis="x", pad=5)
-        axes.set_ylim(0, 1.02)
-        axes.set_yticks((0.25, 0.5, 0.75, 1.0), ("", "", "", ""))
-        axes.spines["polar"].set_visible(False)
-        handles = [Line2D([], [], color=look[m].color, lw=2.5) for m in strong]
-        figure.legend(
-            handles, [legend_text(m) for m in strong], loc="outside lower center", ncols=2, handlelength=1.2
-        )
-        return draw(figure, name, title, scores.rename_axis("method").reset_index())
 
 
 def scatter(
@@ -82,6 +39,10 @@ def scatter(
     a, b = pairs["a"].to_numpy(), pairs["b"].to_numpy()
     better = (a > b) if metric.higher else (a < b)
     low, high, wide = spread(np.concatenate([a, b]))
+    wide = wide and not metric.higher  # scores with a best value are read on a plain axis
+    if not wide:
+        low, high, _ = spread(np.concatenate([a, b]), plain=True)
+    won = 100 * float((better + 0.5 * (a == b)).mean())
     with canvas(WIDTH, 4.4) as (figure, axes):
         if wide:
             logarithmic(axes, "x", "y")
@@ -94,6 +55,7 @@ def scatter(
         axes.set_xlabel(f"{shorten(other, 40)}")
         axes.set_ylabel(f"{shorten(ours, 40)}")
         axes.set_title(metric.heading, loc="left", fontweight="bold")
+        axes.set_title(f"better in {won:.0f} %", loc="right", color=look[ours].color)
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
         return draw(figure, name, f"{metric.label}: {ours} against {other}", data)
 
@@ -209,6 +171,8 @@ def embedding(
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         axes.set_title(shorten(label, 52), loc="left")
+        handles = [Line2D([], [], marker="o", ls="", color=tint, ms=4) for _, tint, _ in looks]
+        figure.legend(handles, [source for source, _, _ in looks], loc="outside lower center", ncols=3)
         return draw(figure, name, f"Cells of {label}: control, real and predicted", cells)
 
 

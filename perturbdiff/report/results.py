@@ -74,7 +74,7 @@ class Column:
 PDCORR, ENERGY = "PDCorr", "energy_distance"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One folder of `evaluate`: one method scored on one data set."""
 
@@ -87,6 +87,7 @@ class Run:
     summary: dict[str, Any]
     manifest: dict[str, Any]
     record: dict[str, Any]
+    base: str = ""  # the method, before runs of it are told apart
 
     @cached_property
     def definition(self) -> str:
@@ -249,7 +250,7 @@ def _read_run(path: Path) -> Run:
     dataset = str(summary.get("dataset") or _first(metrics, "dataset") or "data")
     manifest, record = provenance.read_manifest(path) or {}, read_json(path / "run.json")
     kind = _kind(method, summary)
-    return Run(path, method, dataset, kind, metrics, aggregate, summary, manifest, record)
+    return Run(path, method, dataset, kind, metrics, aggregate, summary, manifest, record, method)
 
 
 def _first(table: pd.DataFrame, column: str) -> str | None:

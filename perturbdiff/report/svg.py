@@ -82,6 +82,7 @@ class Look:
 
     color: str
     marker: str
+    dash: str = "-"
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ def looks(models: Sequence[str], ceilings: Sequence[str] = ()) -> dict[str, Look
     """Return a look for each method: a colour first, then another marker once the colours are used up."""
     found = {}
     for i, name in enumerate(dict.fromkeys(models)):
-        found[name] = Look(PALETTE[i % len(PALETTE)], MARKERS[i // len(PALETTE) % len(MARKERS)])
-    return {**found, **{name: Look(GREY, "d") for name in ceilings}}
+        turn, place = divmod(i, len(PALETTE))
+        color = PALETTE[(place + 2 * turn) % len(PALETTE)]
+        found[name] = Look(color, MARKERS[turn % len(MARKERS)], ("-", "--", ":")[turn % 3])
+    return {**found, **{name: Look(GREY, "D") for name in ceilings}}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.report import plots
+from perturbdiff.report import plots, plots_scores
 from perturbdiff.report.comparison import compare, paired, ranks, scaled
 from perturbdiff.report.results import Column
 from perturbdiff.report.svg import PALETTE, looks, shorten, slug
@@ -90,7 +90,7 @@ def test_every_figure_is_well_formed_with_any_label():
     table = pd.DataFrame({"step": [0, 1, 2], "split": odd, odd: [3.0, 2.0, 1.0]})
     cells = pd.DataFrame({"source": ["real", "predicted", "control"], "x": [1, 2, 3], "y": [1, 0, 1]})
     found = [
-        plots.radar("r", odd, share, columns, look),
+        plots_scores.radar("r", odd, share, columns, look),
         plots.scatter("s", pairs([1.0, 2.0], [2.0, 1.0]), DOWN, (odd, "theirs"), look),
         plots.strips("t", odd, {odd: values, "theirs": values.iloc[:0]}, DOWN, look),
         plots.curves("c", odd, table, odd),
@@ -116,12 +116,14 @@ def test_wide_ranges_get_a_logarithmic_axis_with_plain_numbers():
     assert "math" not in plot.svg
 
 
-def test_dense_scatters_become_images_and_stay_small():
+def test_dense_scatters_stay_small_and_keep_all_numbers():
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 20_000))
     plot = well_formed(plots.scatter("s", pairs(a, b), UP, ("ours", "theirs"), LOOK))
-    assert "<image" in plot.svg
-    assert len(plot.svg) < 800_000
+    assert len(plot.svg) < 150_000
+    assert len(plot.data) == 20_000
+    assert "<image" not in plot.svg  # it keeps to the page's colours
+    assert plot.svg.count("h0") == 6000  # an even draw of either colour
 
 
 def test_twenty_methods_look_different():

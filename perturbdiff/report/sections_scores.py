@@ -1,0 +1,130 @@
+"""Sections on whole methods: mean scores with intervals, radars, repeated runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.report import plots_scores, tables
+from perturbdiff.report.comparison import scaled
+from perturbdiff.report.layout import Section
+from perturbdiff.report.plots_scores import Forest
+from perturbdiff.report.results import Column, Run, radar_columns, score_table
+from perturbdiff.report.subject import Subject
+from perturbdiff.report.svg import Plot
+from perturbdiff.report.tables import Cell, Row, Table, number
+
+_LEAST_FOR_RADAR = 3  # metrics
+
+
+def overview(subject: Subject) -> Section:
+    """Return the section of all methods' mean scores in figures."""
+    found = Section("Scores at a glance", f"{subject.anchor}-glance")
+    found.figures.append((_forest(subject), _FOREST))
+    if (relative := _relative(subject)) is not None:
+        found.figures.append((relative, _RELATIVE))
+    if (absolute := _absolute(subject)) is not None:
+        found.figures.append((absolute, _ABSOLUTE))
+    if (repeated := repeats(subject)) is not None:
+        found.parts.append(
+            Section(
+                "Repeated runs", f"{subject.anchor}-repeats", tables=[repeated], note=_REPEATS, folded=True
+            )
+        )
+    return found
+
+
+_FOREST = (
+    "Mean over perturbations (energy distance: over conditions) with its 95 % bootstrap interval where the run holds "
+    "one. Look for intervals that clear the dashed chance line and come near the solid ceiling; methods whose "
+    "intervals overlap widely are not told apart by this test set. Chance is what the first method scores when its "
+    "predictions are handed to other perturbations."
+)
+_RELATIVE = (
+    "Every metric is scaled to 0 (centre) for the worst and 1 (rim) for the best of the methods compared here, with "
+    "its direction corrected so that outside is better. It shows the order and the relative gaps, not the size of "
+    "the scores: two methods that differ by a hair fill the whole range. An undefined score sits at the centre."
+)
+_ABSOLUTE = (
+    "The 12 metrics of which more is better, as they are, from 0 (centre) to 1 (rim); values below 0 sit at the "
+    "centre. The paper's radar holds these metrics; it does not say how its axes are scaled. A method is good where "
+    "it is far outside the dashed line of chance and near the ceiling."
+)
+_REPEATS = (
+    "Mean and standard deviation over runs of one method, told apart above by the names of their folders."
+)
+
+
+def _forest(subject: Subject) -> Plot:
+    panels = [_panel(subject, metric) for metric in subject.key]
+    title = f"Mean scores on {subject.name} with 95 % intervals"
+    return plots_scores.forest(f"{subject.anchor}-forest", title, panels, subject.look)
+
+
+def _panel(subject: Subject, metric: Column) -> Forest:
+    rows = []
+    for run in subject.ranked:
+        low, high = run.interval(metric.name)
+        rows.append({"method": run.method, "value": run.score(metric.name)[0], "low": low, "high": high})
+    ceiling = subject.ceilings[0].score(metric.name)[0] if subject.ceilings else float("nan")
+    return Forest(metric, pd.DataFrame(rows), chance(subject.focus, metric.name), ceiling)
+
+
+def chance(run: Run, metric: str) -> float:
+    """Return chance as the run measured it, else as the definition of the metric gives it; NaN if unknown."""
+    found = run.chance(metric)
+    total = run.score(metric)[2]
+    if np.isnan(found) and metric.startswith("PDS") and total > 1:
+        return 0.5 + 0.5 / total
+    return found
+
+
+def _relative(subject: Subject) -> Plot | None:
+    columns = [c for c in subject.main if c.direction in ("higher", "lower")]
+    if len(subject.ranked) < 3 or len(columns) < _LEAST_FOR_RADAR:
+        return None
+    share = scaled(score_table(subject.ranked, columns), {m.name: m.higher for m in columns})
+    title = f"Scaled scores on {subject.name}"
+    return plots_scores.radar(f"{subject.anchor}-radar", title, share, columns, subject.look)
+
+
+def _absolute(subject: Subject) -> Plot | None:
+    columns = radar_columns(subject.every)
+    scores = score_table(subject.ranked, columns).dropna(axis=1, how="all")
+    columns = [c for c in columns if c.name in scores]
+    if len(columns) < _LEAST_FOR_RADAR:
+        return None
+    rows = {r.method: [r.score(c.name)[0] for c in columns] for r in subject.ceilings[:1]}
+    rows["chance"] = [chance(subject.focus, c.name) for c in columns]
+    known = {name: row for name, row in rows.items() if np.isfinite(row).any()}
+    names = pd.Index([c.name for c in columns])
+    lines = pd.DataFrame.from_dict(known, orient="index", columns=names) if known else None
+    title = f"Scores on {subject.name}"
+    return plots_scores.radar(
+        f"{subject.anchor}-radar-raw", title, scores, columns, subject.look, lines=lines
+    )
+
+
+def repeats(subject: Subject) -> Table | None:
+    """Return mean and standard deviation of each method that was run more than once; None without one."""
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in subject.ranked:
+        groups[run.base].append(run)
+    rows = [_repeated(base, runs, subject.key) for base, runs in groups.items() if len(runs) > 1]
+    heads = ("Method", "runs", *(c.heading for c in subject.key))
+    return Table(heads, tuple(rows)) if rows else None
+
+
+def _repeated(base: str, runs: Sequence[Run], columns: Sequence[Column]) -> Row:
+    cells = [Cell(str(len(runs)), "num")]
+    for metric in columns:
+        values = np.array([run.score(metric.name)[0] for run in runs])
+        values = values[np.isfinite(values)]
+        digits = tables.decimals_for(values.tolist())
+        mean = float(values.mean()) if values.size else float("nan")
+        spread = f"± {number(float(values.std(ddof=1)), digits)}" if values.size > 1 else ""
+        cells.append(Cell(number(mean, digits), "num", spread))
+    return Row(base, tuple(cells))
