@@ -13,6 +13,8 @@ from perturbdiff.evaluation.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.cells import ALL, Condition, Group
 from perturbdiff.evaluation.store_cells import single
 
+_SOURCES = ("predicted", "control")
+
 
 @dataclass(frozen=True)
 class Labelled:
@@ -56,8 +58,8 @@ def read_labels(
     context
         obs column of the contexts, or ``cell_type``, ``batch``, ``perturbation`` for one of these.
     control
-        For predictions: with a column ``source``, cells that it does not call 'predicted' count only as controls,
-        if they carry this label.
+        For predictions: with a column ``source`` of 'predicted' and 'control', cells of the latter count only if
+        they carry this label.
 
     Raises
     ------
@@ -66,7 +68,7 @@ def read_labels(
     """
     texts = {name: Texts() for name in columns}
     opened = {name: reader.column(key) for name, key in columns.items() if key is not None}
-    source = reader.column("source") if control is not None and "source" in reader.columns else None
+    source = None if control is None else _source(reader)
     sources, contexts, condition = Texts(), Numbering(), Numbering()
     codes = np.empty(reader.num_cells, np.int32)
     missing: dict[str, tuple[int, int]] = {}
@@ -87,6 +89,16 @@ def read_labels(
         )
     names = _names(condition, contexts, texts)
     return Labelled(_grouped(codes, names), _contexts(reader, codes, names, context, columns))
+
+
+def _source(reader: AnnDataReader) -> Column | None:
+    """Return the column that tells predicted cells from controls; another column may have its name."""
+    if "source" not in reader.columns:
+        return None
+    column, texts = reader.column("source"), Texts(_SOURCES)
+    for start, stop in row_ranges(reader.num_cells):
+        column.codes(start, stop, texts)
+    return column if len(texts.names) == len(_SOURCES) else None
 
 
 def _names(condition: Numbering, contexts: Numbering, texts: Mapping[str, Texts]) -> list[Condition]:
@@ -116,8 +128,11 @@ def _note(missing: dict[str, tuple[int, int]], name: str, codes: np.ndarray, sta
 
 def _grouped(codes: np.ndarray, names: list[Condition]) -> dict[Condition, np.ndarray]:
     """Return the ascending rows of each condition, by name."""
+    counts = np.zeros(len(names) + 1, np.int64)
+    for start, stop in row_ranges(len(codes)):
+        counts += np.bincount(codes[start:stop] - MISSING, minlength=len(counts))
     order = np.argsort(codes.astype(small_dtype(len(names))), kind="stable")  # by radix, in linear time
-    ends = np.cumsum(np.bincount(codes - MISSING, minlength=len(names) + 1))
+    ends = np.cumsum(counts)
     rows = np.split(order, ends)[1:]  # first come cells of no condition
     here = [k for k in range(len(names)) if len(rows[k])]
     return {names[k]: rows[k] for k in sorted(here, key=names.__getitem__)}

@@ -26,6 +26,8 @@ from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.workers import drawn
 from perturbdiff.semantics import add_tables, read_tables
 
+_NAMED = 20  # conditions that a predictions file names among those its model was trained on
+
 
 def sample(
     bundle: Path,
@@ -163,7 +165,7 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, de
     with PredictionWriter(
         path, sampler.genes,
         method=job.method(bundle.config.name), control=cells.control, target_sum=cells.target_sum,
-        dataset=cells.path.resolve().name, facts=_facts(job, sampler),
+        dataset=cells.path.resolve().name, facts={**_facts(job, sampler), **_seen(job, sampler, mine)},
     ) as writer:  # fmt: skip
         with track("sampling", int(wanted["n_cells"].iloc[mine].sum())) as work:
             for values, labels in blocks:
@@ -183,3 +185,15 @@ def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
         "random_init": job.random_init,
         "zero_control": sampler.bundle.config.train.zero_control,
     }
+
+
+def _seen(job: Job, sampler: ConditionSampler, mine: np.ndarray) -> dict[str, Any]:
+    """Return how many of the conditions the model was trained on, and the first of them; nothing if unknown."""
+    seen = sampler.bundle.seen
+    if job.random_init or not len(seen):
+        return {}
+    labels = ["cell_type", "batch", "perturbation"]
+    targets = pd.MultiIndex.from_frame(seen.loc[seen["role"] == "target", labels].astype(str))
+    wanted = pd.MultiIndex.from_frame(sampler.wanted.iloc[mine][labels].astype(str))
+    found = ["|".join(condition) for condition in wanted[wanted.isin(targets)]]
+    return {"conditions_seen": len(found), **({"first_seen": found[:_NAMED]} if found else {})}
