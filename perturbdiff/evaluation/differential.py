@@ -16,11 +16,19 @@ from perturbdiff.evaluation.columns import Columns, Sparse
 from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
 from perturbdiff.evaluation.rank_sums import rank_test
 
-NO_CHANGE = (
-    1e-6  # a difference of two mean log1p values below this, relative to means below 1, is rounding noise
-)
+# A difference of two mean log1p values below this (times the mean, above 1) is what rounding to float32 leaves of two
+# equal means, unless one is exactly 0.
+NO_CHANGE = 1e-6
 
-__all__ = ["Columns", "Controls", "Differential", "Sparse", "benjamini_hochberg", "fold_change"]
+__all__ = [
+    "Columns",
+    "Controls",
+    "Differential",
+    "Sparse",
+    "benjamini_hochberg",
+    "fold_change",
+    "is_rounding",
+]
 
 
 class Controls:
@@ -106,6 +114,12 @@ def fold_change(mean: np.ndarray, control: np.ndarray, limit: float = 20.0) -> n
     return ratio
 
 
+def is_rounding(mean: np.ndarray, control: np.ndarray) -> np.ndarray:
+    """Return where ``mean`` [M, G] and ``control`` [G] differ by no more than rounding (`NO_CHANGE`), bool."""
+    close = np.abs(mean - control) < NO_CHANGE * np.maximum(1.0, control)
+    return close & (mean > 0) & (control > 0) | (mean == control)
+
+
 @dataclass(frozen=True)
 class Differential:
     """Test results of M perturbations over G genes against one set of controls.
@@ -145,7 +159,7 @@ class Differential:
     ) -> Differential:
         """Adjust ``p`` [M, G] and derive deltas and fold changes from ``mean`` [M, G] and ``control`` [G]."""
         delta = mean - control
-        still = np.abs(delta) < NO_CHANGE * np.minimum(1.0, np.maximum(mean, control))
+        still = is_rounding(mean, control)
         delta[still] = 0.0
         q = benjamini_hochberg(p, definition.bh_family).astype(np.float32)
         ratio = fold_change(np.where(still, control, mean), control, definition.fold_limit)

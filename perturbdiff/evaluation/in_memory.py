@@ -16,13 +16,14 @@ from perturbdiff.evaluation.differential import Controls, Differential
 from perturbdiff.evaluation.metrics import MIN_DE, Comparison
 
 Matrix = np.ndarray | Sparse
+Labels = Sequence[str] | np.ndarray | pd.Series
 
 
 def compare(
     real: Matrix,
     predicted: Matrix,
-    real_labels: Sequence[str],
-    predicted_labels: Sequence[str],
+    real_labels: Labels,
+    predicted_labels: Labels,
     *,
     control: str,
     genes: Sequence[str] | None = None,
@@ -115,7 +116,7 @@ def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:
     return pd.DataFrame(values, index=pd.Index(comparison.perturbations, name="perturbation"))
 
 
-def _groups(cells: Matrix, labels: Sequence[str], words: str) -> dict[str, np.ndarray]:
+def _groups(cells: Matrix, labels: Labels, words: str) -> dict[str, np.ndarray]:
     """Return the rows of each label."""
     names = np.asarray(labels).astype(str)
     if names.shape != (cells.shape[0],):
