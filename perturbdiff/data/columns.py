@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import anndata
 import numpy as np
 import pandas as pd
 
@@ -141,15 +140,26 @@ def open_column(element: Any) -> Column:
     """Return the column stored as ``element``, an array or a group of AnnData's obs."""
     if hasattr(element, "keys"):
         if "codes" in element:
-            categories = anndata.io.read_elem(element["categories"])
-            return CategoricalColumn(element["codes"], np.asarray(categories, object))
+            return CategoricalColumn(element["codes"], whole_column(element["categories"]))
         if "mask" in element:
             return PlainColumn(element["values"], element["mask"])
         raise ValueError(f"a column of an unknown kind ({element.attrs.get('encoding-type')})")
     if "categories" in element.attrs:  # anndata before 0.8: a reference to the categories
         categories = element.file[element.attrs["categories"]]
-        return CategoricalColumn(element, np.asarray(anndata.io.read_elem(categories), object))
+        return CategoricalColumn(element, whole_column(categories))
     return PlainColumn(element)
+
+
+def whole_column(element: Any) -> np.ndarray:
+    """Return all values stored as ``element``, texts as str in an object array, NaN where missing."""
+    column = open_column(element)
+    first = (
+        next(element[k] for k in ("codes", "values") if k in element) if hasattr(element, "keys") else element
+    )
+    values = column.values(0, int(first.shape[0]))
+    if values.dtype == object:
+        values = np.array([v.decode() if isinstance(v, bytes) else v for v in values.tolist()], object)
+    return values
 
 
 def joined(columns: Sequence[Column], lengths: Sequence[int]) -> pd.Series:

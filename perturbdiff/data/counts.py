@@ -14,7 +14,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pandas as pd
-import zarr
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.columns import Column, Texts, joined
@@ -104,6 +103,8 @@ class CountsFile:
         if not self.path.exists():
             raise UserError(f"input not found: {self.path}")
         if self.path.is_dir():
+            import zarr
+
             try:
                 return zarr.open_group(self.path, mode="r")
             except (FileNotFoundError, ValueError):

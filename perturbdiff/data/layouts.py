@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import anndata
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.columns import Column, open_column
+from perturbdiff.data.columns import Column, open_column, whole_column
 from perturbdiff.data.matrices import CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns
 from perturbdiff.errors import UserError, listing, nearest
 
@@ -112,7 +111,7 @@ class _AnnData:
                 else "; it has no columns"
             )
             raise UserError(f"{self._path}: no var column '{key}' (data.gene_key){hint}")
-        values = pd.Series(anndata.io.read_elem(self._var[index if key is None else key])).astype(object)
+        values = pd.Series(whole_column(self._var[index if key is None else key])).astype(object)
         missing = values.isna() | (values == "")
         if key is not None and missing.any():
             row = int(np.flatnonzero(missing)[0])
@@ -125,7 +124,7 @@ class _AnnData:
     def unique_keys(self) -> list[str]:
         found = []
         for name in _columns(self._var):
-            values = pd.Series(anndata.io.read_elem(self._var[name]))
+            values = pd.Series(whole_column(self._var[name]))
             text = not pd.api.types.is_numeric_dtype(values.dtype)
             if text and values.is_unique and not values.isna().any():
                 found.append(name)

@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import scipy.sparse as sp
-import zarr
 
 from perturbdiff.data.columns import Column
 from perturbdiff.data.counts import explain_damage
@@ -22,10 +21,10 @@ from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.evaluation.disk_rows import DiskRows, as_csr, scattered, sorted_copy
 from perturbdiff.files import existing
 
-HELD_VALUES = 1 << 24
-"""A matrix with at most so many stored values (0.13 GiB) is held in memory."""
+HELD_VALUES = 1 << 21
+"""A matrix with at most so many stored values (16 MiB) is held in memory."""
 
-_CHUNK_CACHE = 1 << 24  # bytes; neighbouring conditions share a chunk
+_CHUNK_CACHE = 1 << 23  # bytes; neighbouring conditions share a chunk
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
@@ -167,6 +166,8 @@ class AnnDataReader:
 def _open(path: Path) -> Any:
     """Open the file for reading rows here and there."""
     if path.is_dir():
+        import zarr
+
         try:
             return zarr.open_group(path, mode="r")
         except (FileNotFoundError, ValueError):
@@ -199,8 +200,7 @@ def _whole(matrix: RowMatrix) -> Sparse:
         if len(arrays[2]) != matrix.shape[1] + 1 or len(arrays[0]) != len(arrays[1]):
             raise ValueError("the sparse matrix has not one column pointer more than columns")
         return sp.csc_matrix(arrays, shape=matrix.shape).tocsr()
-    limit = HELD_VALUES if isinstance(matrix, CsrMatrix) else HELD_VALUES // 16
-    blocks = [as_csr(b, matrix.shape[1]) for b in matrix.blocks(limit=limit)]
+    blocks = [as_csr(b, matrix.shape[1]) for b in matrix.blocks()]
     return blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")
 
 

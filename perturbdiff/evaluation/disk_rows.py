@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.matrices import Block, CsrMatrix, RowMatrix
+from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix
 from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.files import explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
-_PIECE = 1 << 24  # values of a piece that is sorted in memory, 0.1 GiB
+_PIECE = 1 << 21  # values of a piece that is sorted in memory, 16 MiB
+_PIECES = 64  # of larger matrices there are so many, so that reading a group stays a matter of few reads
+_AT_ONCE = 1 << 62  # the rows between two places are one block
 _SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding so many
 _WASTE = 4  # as much may be decoded for a value that is wanted, before a sorted copy is made
 
@@ -66,7 +68,8 @@ class DiskRows:
 
     def between(self, start: int, stop: int) -> Sparse:
         """Return consecutive rows of the matrix."""
-        blocks = [as_csr(b, self._matrix.shape[1]) for b in self._matrix.blocks(start, stop, _PIECE)]
+        limit = VALUES_PER_BLOCK if isinstance(self._matrix, DenseMatrix) else _AT_ONCE
+        blocks = [as_csr(b, self._matrix.shape[1]) for b in self._matrix.blocks(start, stop, limit)]
         return blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")
 
 
@@ -135,11 +138,12 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
 
 def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
     """Yield the first row and the rows of pieces of about `_PIECE` stored values."""
+    size = max(_PIECE, matrix.num_values // _PIECES)
     waiting, values, start = [], 0, 0
-    for block in matrix.blocks():
+    for block in matrix.blocks(limit=min(size, VALUES_PER_BLOCK)):
         waiting.append(as_csr(block, matrix.shape[1]))
         values += len(block.data)
-        if values >= _PIECE:
+        if values >= size:
             yield start, sp.vstack(waiting, format="csr")
             waiting, values, start = [], 0, block.stop
     if waiting:
