@@ -16,7 +16,8 @@ PDS_L1        1.0  1.0
 
 `METRICS` says of every metric what it is: formula, direction, range, and when it is undefined. `DEFINITIONS`
 holds what tells the two releases of cell-eval apart. The functions behind the metrics are in
-`perturbdiff.evaluation.metrics`, those over cells in `perturbdiff.evaluation.populations`.
+`perturbdiff.evaluation.metrics`, those over cells in `perturbdiff.evaluation.populations`; chance levels and the
+collapse check in the modules of that name.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
     from perturbdiff.evaluation.columns import Columns
     from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
     from perturbdiff.evaluation.differential import Controls, Differential, benjamini_hochberg, fold_change
+    from perturbdiff.evaluation.distances import energy_distance, mmd, wasserstein
     from perturbdiff.evaluation.in_memory import compare, tabulate
+    from perturbdiff.evaluation.intervals import bootstrap_mean, bootstrap_means
     from perturbdiff.evaluation.metrics import Comparison, Metric
+    from perturbdiff.evaluation.populations import condition_metrics
+    from perturbdiff.evaluation.reliability import spearman_brown
     from perturbdiff.evaluation.run import ceiling, evaluate
 
 _PLACES = {
@@ -38,8 +43,12 @@ _PLACES = {
     "columns": ("Columns",),
     "definitions": ("DEFAULT", "DEFINITIONS", "Definition"),
     "differential": ("Controls", "Differential", "benjamini_hochberg", "fold_change"),
+    "distances": ("energy_distance", "mmd", "wasserstein"),
     "in_memory": ("compare", "tabulate"),
+    "intervals": ("bootstrap_mean", "bootstrap_means"),
     "metrics": ("Comparison", "Metric"),
+    "populations": ("condition_metrics",),
+    "reliability": ("spearman_brown",),
     "run": ("ceiling", "evaluate"),
 }
 _HOMES = {name: module for module, names in _PLACES.items() for name in names}
@@ -55,13 +64,20 @@ __all__ = [
     "Differential",
     "Metric",
     "benjamini_hochberg",
+    "bootstrap_mean",
+    "bootstrap_means",
     "ceiling",
     "chosen",
     "compare",
+    "condition_metrics",
+    "energy_distance",
     "evaluate",
     "fold_change",
+    "mmd",
     "score",
+    "spearman_brown",
     "tabulate",
+    "wasserstein",
 ]
 
 
