@@ -6,9 +6,10 @@
 Every way has a process of its own that loads the files, warms up and then takes turns with the others; medians over
 the turns are shown. Cells lie as CSR and, in other files, as one dense array: cell-eval is given what the file holds
 and has a kernel for either. Computing is from opened files to values by metric and perturbation, the tests of both
-sides and cell-eval's metrics (without its edistance and clustering, which ours has no counterpart of); ours is timed
-with reading as well, as are tables with every metric. Peak is the highest resident memory of such a process. PYTHON
-is that of an environment with cell-eval 0.8.2, FILE a module with ``evaluate(real, pred, pert_col, control, compat=)``.
+sides and cell-eval's metrics (without its edistance and clustering, which ours has no counterpart of): ours *in memory*
+from the AnnData that the others get as well, *by condition* from files as the command reads them. *All metrics and
+tables* is the whole command from files to tables. Peak is the highest resident memory of such a process. PYTHON is that
+of an environment with cell-eval 0.8.2, FILE a module with ``evaluate(real, pred, pert_col, control, compat=)``.
 
 ``large`` runs the command ``perturbdiff evaluate`` once a turn, every metric, in a new process. With ``--folder`` files
 stay and turns that were taken before are not taken again; ``--out`` keeps the rows of other sizes and layouts.
@@ -52,6 +53,7 @@ class Side:
     name: str
     command: list[str]
     threads: int
+    log: Path
     most: int | None = None
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
@@ -61,9 +63,10 @@ class Side:
             kinds = ("OMP", "OPENBLAS", "MKL", "NUMBA", "POLARS_MAX")
             variables = {f"{kind}_{'THREADS' if '_' in kind else 'NUM_THREADS'}": number for kind in kinds}
             pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.process = subprocess.Popen(
-                self.command, env={**os.environ, **variables}, stderr=subprocess.DEVNULL, **pipes
-            )
+            with self.log.open("w") as log:
+                self.process = subprocess.Popen(
+                    self.command, env={**os.environ, **variables}, stderr=log, **pipes
+                )
             self.answer()
         assert self.process.stdin is not None
         print(file=self.process.stdin, flush=True)
@@ -75,7 +78,10 @@ class Side:
         assert stream is not None
         line = stream.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended with {self.process.wait()}: {' '.join(self.command)}")
+            said = "".join(self.log.read_text().splitlines(keepends=True)[-20:])
+            raise RuntimeError(
+                f"{self.name} ended with {self.process.wait()}: {' '.join(self.command)}\n{said}"
+            )
         return json.loads(line)
 
     def close(self) -> None:
@@ -90,10 +96,16 @@ def sides(given: argparse.Namespace, paths: tuple[Path, Path], work: Path) -> li
     def side(name: str, way: str, threads: int, *more: str, python: str = sys.executable) -> Side:
         script = str(HERE / "evaluate_sides.py")
         command = [python, "-W", "ignore", script, way, *map(str, (*paths, work)), "--threads", str(threads)]
-        return Side(name, [*command, *more], threads)
+        return Side(name, [*command, *more], threads, work / f"{way}-{threads}.log")
 
-    found = [side(f"ours, {n} thread{'s' * (n > 1)}", "ours", n) for n in (1, 2)]
-    found += [side(f"ours, all metrics and tables, {n} thread{'s' * (n > 1)}", "whole", n) for n in (1, 2)]
+    words = {
+        "library": "ours, in memory",
+        "ours": "ours, by condition",
+        "whole": "ours, all metrics and tables",
+    }
+    found = [
+        side(f"{name}, {n} thread{'s' * (n > 1)}", way, n) for way, name in words.items() for n in (1, 2)
+    ]
     if given.prototype:
         more = ("--prototype", str(given.prototype))
         found += [side(f"prototype, {n} BLAS thread{'s' * (n > 1)}", "prototype", n, *more) for n in (1, 2)]

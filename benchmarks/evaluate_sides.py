@@ -84,12 +84,44 @@ def prototype(given: argparse.Namespace) -> Turn:
     return turn
 
 
+def names_of_theirs() -> tuple[str, ...]:
+    from perturbdiff.evaluation.catalogue import METRICS
+
+    return tuple(n for n, metric in METRICS.items() if metric.column or n == "R2")
+
+
+def library(given: argparse.Namespace) -> Turn:
+    """Return turns of `compare` and `tabulate` on cells in memory."""
+    from perturbdiff.evaluation import METRICS, compare, tabulate
+
+    real, predicted = load(given)
+    labels = [side.obs[COLUMN].astype(str).to_numpy() for side in (real, predicted)]
+    genes, names = list(real.var_names), names_of_theirs()
+
+    def turn() -> tuple[float, Values]:
+        start = time.perf_counter()
+        found = compare(
+            real.X,
+            predicted.X,
+            *labels,
+            control=CONTROL,
+            genes=genes,
+            definition=DEFINITION,
+            threads=given.threads,
+        )
+        table = tabulate(found, names)
+        return start, {METRICS[n].column or n: table[n].astype(float).to_dict() for n in names}
+
+    turn()
+    return turn
+
+
 def ours(given: argparse.Namespace) -> Turn:
     """Return turns that open the files, as `evaluate` does, and make the tests and cell-eval's metrics."""
     from perturbdiff.config import EvaluateConfig
     from perturbdiff.evaluation import catalogue, inputs, pairing, scoring
 
-    names = tuple(n for n, metric in catalogue.METRICS.items() if metric.column or n == "R2")
+    names = names_of_theirs()
     config = EvaluateConfig(
         definition=DEFINITION, metrics=names, cell_type_key=None, batch_key=None, control=CONTROL
     )
@@ -133,7 +165,7 @@ def whole(given: argparse.Namespace) -> Turn:
     return turn
 
 
-WAYS = {"ours": ours, "whole": whole, "cell-eval": cell_eval, "prototype": prototype}
+WAYS = {"library": library, "ours": ours, "whole": whole, "cell-eval": cell_eval, "prototype": prototype}
 
 
 def peak() -> float:
