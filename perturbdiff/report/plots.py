@@ -28,8 +28,6 @@ from perturbdiff.report.svg import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PAIRS_SHOWN = 3000
-
 
 def scatter(
     name: str, pairs: pd.DataFrame, metric: Column, methods: tuple[str, str], look: Mapping[str, Look]
@@ -179,8 +177,6 @@ def embedding(
 def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look]) -> Plot:
     """Draw, for pairs of perturbations, how alike predicted changes are against how alike the real ones are."""
     shown = pairs.dropna(subset=["real", "predicted"])
-    if len(shown) > _PAIRS_SHOWN:
-        shown = shown.sample(_PAIRS_SHOWN, random_state=0).sort_index()
     style = look[method]
     with canvas(WIDTH, 4.2) as (figure, axes):
         axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))

@@ -81,10 +81,10 @@ def alike_table(subject: Subject) -> Table | None:
         if record is None:
             continue
         values = [float(record[key]) for key in ("predicted", "real", "ratio")]
-        cells = (*(Cell(number(v, 2), "num") for v in values), Cell(str(record["verdict"])))
+        cells = (*(Cell(number(v, 2), "num", value=v) for v in values), Cell(str(record["verdict"])))
         rows.append(Row(run.method, cells, run.kind, subject.look[run.method].color))
     heads = ("Method", "correlation, predicted", "correlation, real", "size, predicted ÷ real", "verdict")
-    return Table(heads, tuple(rows)) if rows else None
+    return Table(heads, tuple(rows), name=f"{subject.anchor}-collapse") if rows else None
 
 
 def _record(subject: Subject, run: Run) -> dict[str, Any] | None:

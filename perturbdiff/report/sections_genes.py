@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from perturbdiff.report import plots_genes, tables
+from perturbdiff.report import plots_genes
+from perturbdiff.report.gene_tables import gene_table
 from perturbdiff.report.layout import Section
 from perturbdiff.report.plots_genes import MOST_PANELS
 from perturbdiff.report.plots_scores import MOST_METHODS
-from perturbdiff.report.subject import TOP_PERTURBATIONS, Subject
+from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot
 
 TRUTH = "real cells (truth)"
@@ -80,7 +81,11 @@ _TOP = (
 
 
 def _tables(subject: Subject) -> Section:
-    listed = tables.genes(subject.focus, subject.focus.alpha, TOP_PERTURBATIONS)
-    intro = f"As {subject.focus.method} predicts them. Bars share one scale within a table."
+    focus = subject.focus
+    prefix = f"{subject.anchor}-genes"
+    listed = [
+        gene_table(table, focus.method, focus.alpha, f"{prefix}-{i}") for i, table in enumerate(subject.genes)
+    ]
+    intro = f"As {focus.method} predicts them. Bars share one scale within a table."
     anchor = f"{subject.anchor}-gene-tables"
     return Section("The strongest genes in numbers", anchor, intro=intro, tables=listed, folded=True)

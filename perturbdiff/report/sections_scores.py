@@ -115,7 +115,7 @@ def repeats(subject: Subject) -> Table | None:
         groups[run.base].append(run)
     rows = [_repeated(base, runs, subject.key) for base, runs in groups.items() if len(runs) > 1]
     heads = ("Method", "runs", *(c.heading for c in subject.key))
-    return Table(heads, tuple(rows)) if rows else None
+    return Table(heads, tuple(rows), name=f"{subject.anchor}-repeats") if rows else None
 
 
 def _repeated(base: str, runs: Sequence[Run], columns: Sequence[Column]) -> Row:
@@ -126,5 +126,5 @@ def _repeated(base: str, runs: Sequence[Run], columns: Sequence[Column]) -> Row:
         digits = tables.decimals_for(values.tolist())
         mean = float(values.mean()) if values.size else float("nan")
         spread = f"± {number(float(values.std(ddof=1)), digits)}" if values.size > 1 else ""
-        cells.append(Cell(number(mean, digits), "num", spread))
+        cells.append(Cell(number(mean, digits), "num", spread, value=mean))
     return Row(base, tuple(cells))
