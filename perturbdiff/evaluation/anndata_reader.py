@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from perturbdiff.files import existing
 HELD_VALUES = 1 << 21
 """A matrix with at most so many stored values (16 MiB) is held in memory."""
 
-_CHUNK_CACHE = 1 << 23  # bytes; neighbouring conditions share a chunk
+_CHUNK_CACHE = 1 << 22  # bytes; neighbouring conditions share a chunk
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
@@ -112,12 +113,13 @@ class AnnDataReader:
         if self._held is not None:
             return
         with explain_damage(self.path):
-            matrix, ends, chunk = self._by_row()
+            matrix, ends, chunk = self._by_row
             if scattered(groups, ends, chunk):
                 self._rows = sorted_copy(matrix, groups, self._scratch())
             else:
                 self._rows = DiskRows(matrix)
 
+    @cached_property
     def _by_row(self) -> tuple[RowMatrix, np.ndarray, int]:
         """Return the matrix by rows, the stored values before each row, and the values decoded at once."""
         matrix = self._matrix
@@ -157,7 +159,7 @@ class AnnDataReader:
             return np.asarray(self._held.sum(axis=1, dtype=np.float64)).ravel()
         sums = np.zeros(self.num_cells)
         with explain_damage(self.path):
-            for block in self._by_row()[0].blocks():
+            for block in self._by_row[0].blocks():
                 values = as_csr(block, len(self.genes))
                 sums[block.start : block.stop] = np.asarray(values.sum(axis=1, dtype=np.float64)).ravel()
         return sums

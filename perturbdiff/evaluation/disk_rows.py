@@ -18,7 +18,7 @@ from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.files import explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
-_PIECE = 1 << 21  # values of a piece that is sorted in memory, 16 MiB
+_PIECE = 1 << 19  # values of a piece that is sorted in memory, 4 MiB
 _PIECES = 64  # of larger matrices there are so many, so that reading a group stays a matter of few reads
 _AT_ONCE = 1 << 62  # the rows between two places are one block
 _SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding so many

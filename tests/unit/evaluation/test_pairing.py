@@ -1,0 +1,192 @@
+"""Which cells are compared with which, what is refused, and what a person is told."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from evaluation_pair import GENES, pair_side
+
+from perturbdiff.config import EvaluateConfig
+from perturbdiff.errors import UserError
+from perturbdiff.evaluation import anndata_reader
+from perturbdiff.evaluation.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.pairing import pair, split_half
+
+CONFIG = EvaluateConfig()
+
+
+@pytest.fixture
+def paired(tmp_path_factory):
+    """A function that writes both sides and pairs them."""
+
+    def of(predicted, real, config=CONFIG):
+        tmp_path = tmp_path_factory.mktemp("pair")
+        predicted.write_h5ad(tmp_path / "pred.h5ad")
+        real.write_h5ad(tmp_path / "real.h5ad")
+        predictions = open_predictions(tmp_path / "pred.h5ad", config)
+        return pair(
+            predictions, open_truth(tmp_path / "real.h5ad", config, control=predictions.control), config
+        )
+
+    return of
+
+
+def kinds(pairing):
+    return [finding["kind"] for finding in pairing.findings]
+
+
+def without(adata, perturbation, **labels):
+    """Return ``adata`` without the cells of one perturbation (and cell type, batch)."""
+    drop = adata.obs["perturbation"] == perturbation
+    for name, label in labels.items():
+        drop &= adata.obs[name] == label
+    return adata[~drop].copy()
+
+
+def test_an_equal_pair_has_nothing_to_report(paired):
+    pairing = paired(pair_side(1), pair_side(0))
+    assert pairing.findings == []
+    assert len(pairing.conditions) == 12
+    assert pairing.perturbations == ["p1", "p2", "p3"]
+    assert pairing.predicted_controls is None
+    assert pairing.facts == {
+        "control_groups": 4,
+        "control_groups_replaced": 0,
+        "controls": "real",
+        "conditions_missing": 0,
+        "genes_left_out": 0,
+        "genes_reordered": 0,
+        "conditions_seen": 0,
+    }
+
+
+def test_genes_are_matched_by_name_and_extra_ones_left_out(paired, caplog):
+    caplog.set_level(logging.INFO)
+    predicted = pair_side(1)
+    order = np.random.default_rng(0).permutation(len(GENES))
+    real = pair_side(0)[:, :-3].copy()
+    pairing = paired(predicted[:, order].copy(), real)
+    assert kinds(pairing) == ["genes", "genes"]
+    assert pairing.facts["genes_left_out"] == 3
+    assert pairing.facts["genes_reordered"] > 0
+    assert "3 genes" in caplog.text
+    assert "another order" in caplog.text
+    condition = ("T", "d1", "p2")
+    rows = pairing.predicted.rows[condition]
+    np.testing.assert_array_equal(
+        pairing.predicted.cells(rows).toarray(), predicted.X[rows][:, :-3].toarray()
+    )
+
+
+def test_missing_genes_are_refused(paired):
+    with pytest.raises(UserError, match="2 of the truth's 30 genes are missing: g0, g1"):
+        paired(pair_side(1)[:, 2:].copy(), pair_side(0))
+
+
+def test_a_missing_condition_is_refused_or_counted(paired):
+    predicted = without(pair_side(1), "p2", cell_type="B", batch="d2")
+    with pytest.raises(UserError, match=r"1 of the 12 conditions .* B\|d2\|p2 .*--missing skip"):
+        paired(predicted, pair_side(0))
+    pairing = paired(predicted, pair_side(0), EvaluateConfig(missing="skip"))
+    assert len(pairing.conditions) == 11
+    assert (kinds(pairing), pairing.facts["conditions_missing"]) == (["missing"], 1)
+
+
+def test_a_condition_without_real_cells_is_refused(paired):
+    with pytest.raises(UserError, match=r"4 predicted conditions have no real cells .* B\|d1\|p2"):
+        paired(pair_side(1), without(pair_side(0), "p2"))
+
+
+@pytest.mark.parametrize("lacking", ["pred", "real"])
+def test_a_covariate_of_one_side_only_is_pooled_over(paired, lacking):
+    sides = {"pred": pair_side(1), "real": pair_side(0)}
+    del sides[lacking].obs["batch"]
+    pairing = paired(sides["pred"], sides["real"])
+    assert [c[:2] for c in pairing.conditions[:2]] == [("B", "all"), ("T", "all")]
+    assert all(len(pairing.real.rows[c]) == len(pairing.predicted.rows[c]) == 24 for c in pairing.conditions)
+    assert {g: len(rows) for g, rows in pairing.controls.items()} == {("B", "all"): 30, ("T", "all"): 30}
+    assert pairing.contexts["T", "all", "p1"] == "T"
+    assert kinds(pairing) == ["covariates"]
+    assert pairing.facts["control_groups_replaced"] == 0
+
+
+def test_without_cell_types_there_are_no_contexts(paired):
+    sides = [pair_side(1), pair_side(0)]
+    del sides[0].obs["cell_type"]
+    pairing = paired(*sides)
+    assert pairing.contexts == {}
+    assert len(pairing.conditions) == 6
+
+
+def test_own_controls_are_used_only_if_asked_for(paired):
+    predicted = pair_side(1)
+    control = (predicted.obs["perturbation"] == "control").to_numpy()
+    predicted.X = predicted.X.multiply(1 + 0.1 * control[:, None]).tocsr()
+    real = paired(predicted, pair_side(0))
+    assert (real.predicted_controls, real.facts["control_groups_replaced"]) == (None, 4)
+    assert kinds(real) == ["controls"]
+    own = paired(predicted, pair_side(0), EvaluateConfig(controls="own"))
+    assert own.predicted_controls is not None
+    assert set(own.predicted_controls) == set(own.controls)
+    rows = own.predicted_controls["B", "d1"]
+    np.testing.assert_allclose(own.predicted.cells(rows).toarray(), predicted.X[rows].toarray(), rtol=1e-6)
+    assert kinds(own) == ["controls"]
+    with pytest.raises(UserError, match="no controls of its own"):
+        paired(without(predicted, "control"), pair_side(0), EvaluateConfig(controls="own"))
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_counts_become_log1p_of_the_truths_median_depth(paired, monkeypatch, held):
+    if not held:
+        monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
+    sides = pair_side(1, counts=True), pair_side(0, counts=True)
+    pairing = paired(*sides)
+    depth = np.median(np.asarray(sides[1].X.sum(axis=1)))
+    for side, adata in zip((pairing.predicted, pairing.real), sides, strict=True):
+        rows = side.rows["T", "d2", "p1"]
+        counts = adata.X[rows].toarray()
+        expected = np.log1p(counts / counts.sum(axis=1, keepdims=True) * depth)
+        np.testing.assert_allclose(side.cells(rows).toarray(), expected, rtol=2e-6)
+    assert pairing.facts["control_groups_replaced"] == 0
+
+
+def test_counts_against_log1p_take_the_declared_depth(paired):
+    counts = pair_side(1, counts=True)
+    with pytest.raises(UserError, match="does not say to what depth"):
+        paired(counts, pair_side(0))
+    pairing = paired(counts, pair_side(0, declared={"target_sum": 50.0}))
+    rows = pairing.predicted.rows["B", "d1", "p1"]
+    sums = np.expm1(pairing.predicted.cells(rows).toarray()).sum(axis=1)
+    np.testing.assert_allclose(sums, 50, rtol=1e-5)
+    assert pairing.real.depth is None
+
+
+def test_a_cell_without_counts_stays_zero(paired):
+    predicted = pair_side(1, counts=True)
+    row = int(np.flatnonzero(predicted.obs["perturbation"] == "p1")[0])
+    predicted.X = predicted.X.multiply((np.arange(len(predicted)) != row)[:, None]).tocsr()
+    side = paired(predicted, pair_side(0, counts=True)).predicted
+    assert side.cells(np.array([row])).nnz == 0
+
+
+def test_what_the_model_was_trained_on_is_said(paired, caplog):
+    predicted = pair_side(1, declared={"conditions_seen": 2, "first_seen": ["B|d1|p1", "T|d1|p1"]})
+    pairing = paired(predicted, pair_side(0))
+    assert pairing.facts["conditions_seen"] == 2
+    assert pairing.findings[0]["kind"] == "seen"
+    assert pairing.findings[0]["count"] == 2
+    assert "trained on 2 of the 12 predicted conditions (B|d1|p1, T|d1|p1)" in caplog.text
+
+
+def test_halves_are_disjoint_and_single_cells_left_out(tmp_path):
+    adata = pair_side(0)
+    alone = np.flatnonzero((adata.obs["perturbation"] == "p1") & (adata.obs["batch"] == "d1"))[1:12]
+    adata[np.setdiff1d(np.arange(len(adata)), alone)].copy().write_h5ad(tmp_path / "real.h5ad")
+    truth = open_truth(tmp_path / "real.h5ad", CONFIG)
+    pairing = split_half(truth, truth.rows, seed=1)
+    assert (pairing.facts["conditions_too_small"], kinds(pairing)) == (1, ["few_cells"])
+    for condition in pairing.conditions:
+        both = np.concatenate([pairing.real.rows[condition], pairing.predicted.rows[condition]])
+        np.testing.assert_array_equal(np.sort(both), truth.rows[condition])
