@@ -48,7 +48,7 @@ SELDOM = {"small": 3, "medium": 1}
 
 @dataclass
 class Side:
-    """A process that takes turns; it starts with its first."""
+    """A process that takes turns."""
 
     name: str
     command: list[str]
@@ -57,17 +57,20 @@ class Side:
     most: int | None = None
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
 
+    def start(self) -> None:
+        number = str(self.threads)
+        kinds = ("OMP_NUM", "OPENBLAS_NUM", "MKL_NUM", "NUMBA_NUM", "POLARS_MAX")
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env={**os.environ, **{f"{kind}_THREADS": number for kind in kinds}},
+                stderr=log,
+                **pipes,
+            )
+
     def turn(self) -> dict[str, float]:
-        if self.process is None:
-            number = str(self.threads)
-            kinds = ("OMP", "OPENBLAS", "MKL", "NUMBA", "POLARS_MAX")
-            variables = {f"{kind}_{'THREADS' if '_' in kind else 'NUM_THREADS'}": number for kind in kinds}
-            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            with self.log.open("w") as log:
-                self.process = subprocess.Popen(
-                    self.command, env={**os.environ, **variables}, stderr=log, **pipes
-                )
-            self.answer()
+        assert self.process is not None
         assert self.process.stdin is not None
         print(file=self.process.stdin, flush=True)
         return self.answer()
@@ -122,11 +125,15 @@ def measure(found: list[Side], turns: int, journal: Path) -> dict[str, list[dict
         for line in journal.read_text().splitlines():
             name, row = json.loads(line)
             taken.setdefault(name, []).append(row)
+    due = {side.name: range(len(taken[side.name]), min(turns, side.most or turns)) for side in found}
+    found = [side for side in found if due[side.name]]
     try:
+        for side in found:
+            side.start()
+        for side in found:
+            side.answer()  # all are ready before the first turn
         for number in range(turns):
-            for side in found:
-                if len(taken[side.name]) > number or number >= (side.most or turns):
-                    continue
+            for side in [s for s in found if number in due[s.name]]:
                 row = {**side.turn(), "load": os.getloadavg()[0]}
                 taken[side.name].append(row)
                 with journal.open("a") as file:

@@ -98,3 +98,86 @@ def test_preprocess_benchmark_prints_a_table_from_which_scale_is_computed(tmp_pa
     assert "nan" not in text
     subprocess.run(scale, cwd=ROOT, check=True)
     assert page.read_text() == text
+
+
+THEIRS = """
+from perturbdiff.evaluation import METRICS, compare, tabulate
+
+
+class MetricsEvaluator:
+    def __init__(self, predicted, real, *, control_pert, pert_col, num_threads, outdir):
+        labels = [a.obs[pert_col].astype(str).to_numpy() for a in (real, predicted)]
+        self.found = compare(
+            real.X, predicted.X, *labels, control=control_pert, genes=list(real.var_names), definition="cell-eval-0.8.2"
+        )
+
+    def compute(self, skip_metrics):
+        table = tabulate(self.found, [n for n, m in METRICS.items() if m.column])
+        table.columns = [METRICS[n].column for n in table.columns]
+        table["mae"] += 1e-3
+        return table.reset_index(), None
+"""
+PROTOTYPE = """
+import numpy as np
+
+
+def evaluate(real, predicted, column, control, compat):
+    names = np.unique(real.obs[column].astype(str))
+    names = names[names != control]
+    means = [
+        np.stack([np.asarray(a[a.obs[column] == n].X.mean(axis=0)).ravel() for n in names])
+        for a in (real, predicted)
+    ]
+    return names, {"mse": ((means[0] - means[1]) ** 2).mean(axis=1)}, None, None
+"""
+
+
+def test_evaluation_benchmark_compares_values_and_takes_no_turn_twice(tmp_path, monkeypatch):
+    (tmp_path / "cell_eval.py").write_text(THEIRS)
+    (tmp_path / "prototype.py").write_text(PROTOTYPE)
+    page, out = tmp_path / "speed.md", tmp_path / "evaluate.json"
+    page.write_text("before\n<!-- evaluation: start -->\n<!-- evaluation: end -->\nafter\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    command = [sys.executable, "-W", "ignore", "benchmarks/evaluate.py", "--size", "tiny", "--turns", "2"]
+    command += [
+        "--cell-eval",
+        sys.executable,
+        "--prototype",
+        str(tmp_path / "prototype.py"),
+        "--layout",
+        "dense",
+    ]
+    command += ["--only", "ours, by condition, 2 threads", "prototype, 1 BLAS thread", "cell-eval"]
+    command += ["--folder", str(tmp_path / "work"), "--out", str(out), "--update", str(page)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    found = json.loads(out.read_text())["tiny, dense"]
+    assert set(found["rows"]) == {"ours, by condition, 2 threads", "prototype, 1 BLAS thread", "cell-eval"}
+    assert all(row["turns"] == 2 and row["wall"] > 0 and row["peak"] > 50 for row in found["rows"].values())
+    ours = found["agreement"]["ours-2"]
+    assert [column for column, row in ours.items() if row["differ"]] == ["mae"]
+    assert found["agreement"]["prototype-1"]["mse"]["largest"] < 1e-6
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "| cell-eval | " in text
+    assert "nan" not in text
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert json.loads(out.read_text())["tiny, dense"]["rows"] == found["rows"]
+
+
+def test_evaluated_cells_are_the_same_in_either_layout(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("evaluated_cells")
+    sparse_paths, dense_paths = (
+        module.simulate(tmp_path, module.Screen(600, 200, 8, genes=120, dense=dense))
+        for dense in (False, True)
+    )
+    real, predicted = (anndata.read_h5ad(path) for path in sparse_paths)
+    assert 0.08 < real.X.nnz / (600 * 120) < 0.12
+    assert real.X.has_canonical_format
+    for path, sides in zip(dense_paths, (real, predicted), strict=True):
+        assert np.array_equal(anndata.read_h5ad(path).X, sides.X.toarray())
+    controls = [side[side.obs["perturbation"] == "control"].copy() for side in (real, predicted)]
+    assert np.array_equal(controls[0][controls[1].obs_names].X.toarray(), controls[1].X.toarray())
+    treated = [side[side.obs["perturbation"] == "p0001"].copy() for side in (real, predicted)]
+    assert (treated[0][treated[1].obs_names].X != treated[1].X).nnz > 0
