@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from perturbdiff.report import plots, tables
 from perturbdiff.report.chapters import Chapter, chapter
 from perturbdiff.report.data_figures import pictures
 from perturbdiff.report.describe import data_tables, read_splits
+from perturbdiff.report.overview import overview
 from perturbdiff.report.results import Run, read_json, read_runs, unique_names
-from perturbdiff.report.svg import Look, Plot, looks, page_color, slug
+from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 
@@ -111,6 +113,7 @@ def _page(
         chapter(i, [r for r in runs if r.dataset == n], look, config["against"])
         for i, n in enumerate(names, 1)
     ]
+    overviews = [overview(c.about, c.warnings) for c in chapters]
     called = dict(zip(unique_names(given["bundle"]), given["bundle"], strict=True))
     training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
     records = list(_records(runs, given))
@@ -118,9 +121,8 @@ def _page(
     page = {
         "title": config["title"],
         "facts": _facts(runs),
-        "warnings": [w for c in chapters for w in c.warnings],
-        "chapters": chapters,
-        "ceilings": any(r.kind == "ceiling" for r in runs),
+        "chapters": list(zip(chapters, overviews, strict=True)),
+        "glossary": list(dict.fromkeys(line for o in overviews for line in o.glossary)),
         "training": training,
         "data": data_tables(given["statistics"], read_splits(given["split"])),
         "stores": stores,
@@ -212,13 +214,23 @@ def _render(page: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["page_color"] = page_color
+    environment.filters.update(page_color=page_color, slug=slug, plain=_plain, along=_along)
     return environment.get_template("report.html.j2").render(page=page).lstrip()
 
 
+def _plain(value: float | str) -> str:
+    """Return a value for sorting and downloading: a number with all that matters of it, NaN as nothing."""
+    if isinstance(value, str):
+        return value
+    return "" if math.isnan(value) else f"{value:.10g}"
+
+
+def _along(share: float) -> float:
+    """Return where a share of the way from chance to ceiling lies on the page's scale of 160 units."""
+    return round(12 + 136 * min(1.07, max(-0.07, share)), 1)
+
+
 def _export(drawn: Sequence[Plot], folder: Path) -> None:
-    """Write every figure as SVG and its numbers as CSV."""
+    """Write every figure as SVG and PNG, and its numbers as CSV."""
     with files.writing(folder, folder=True) as partial:
-        for plot in drawn:
-            (partial / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
-            plot.data.to_csv(partial / f"{plot.name}.csv", index=False)
+        export(drawn, partial)

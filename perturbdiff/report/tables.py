@@ -13,17 +13,30 @@ import pandas as pd
 
 from perturbdiff.report.comparison import ranks
 from perturbdiff.report.results import POOLED, Column, Run, Scope, metric_columns, score_table
-from perturbdiff.report.svg import Look
+from perturbdiff.report.svg import Look, slug
 
 _TOP_GENES = 10
 _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")
 
 
 @dataclass(frozen=True)
+class Scale:
+    """Places on a line from chance (0) to the ceiling (1): ours with its interval, and the best baseline's."""
+
+    ours: float
+    low: float
+    high: float
+    baseline: float
+    color: str
+
+
+@dataclass(frozen=True)
 class Cell:
     """One field: its text, CSS classes, a small note below, a longer text on hover, a bar in [-1, 1].
 
-    ``value`` is what the column is sorted by and what a download holds; without it, the text.
+    ``value`` is what the column is sorted by and what a download holds; without it, the text. ``low`` and ``high``
+    are the ends of its interval, ``count`` on how many of how many it is defined, ``scale`` a place between chance
+    and ceiling.
     """
 
     text: str
@@ -32,6 +45,10 @@ class Cell:
     hint: str = ""
     bar: float | None = None
     value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    count: str = ""
+    scale: Scale | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,7 @@ class Row:
     cells: tuple[Cell, ...]
     kind: str = ""
     color: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,15 +122,23 @@ def scores(
             cells.append(_score_cell(run, metric, scope, place, decimals[metric.name]))
         rows.append(Row(run.method, tuple(cells), run.kind, look[run.method].color))
     heads = [m.heading.replace(f" {m.arrow}", f"\u00a0{m.arrow}") for m in columns]
-    return Table(("Method", *heads), tuple(rows), scope[1])
+    return Table(("Method", *heads), tuple(rows), scope[1], name=f"scores-{slug(runs[0].dataset, *scope)}")
 
 
 def _score_cell(run: Run, metric: Column, scope: Scope, place: float | None, decimals: int) -> Cell:
     value, defined, total = run.score(metric.name, scope)
     kind = "na" if math.isnan(value) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
-    note = f"{defined} of {total}" if defined < total else ""
-    hint = f"{value:.6g}" if scope == POOLED and not math.isnan(value) else ""
-    return Cell(number(value, decimals), f"num {kind}".strip(), note, hint)
+    count = f"{defined} of {total}" if defined < total else ""
+    low, high = run.interval(metric.name, scope)
+    note = interval(low, high, decimals)
+    return Cell(number(value, decimals), f"num {kind}".strip(), note, "", None, value, low, high, count)
+
+
+def interval(low: float, high: float, decimals: int) -> str:
+    """Return an interval for reading; empty if it is unknown."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    return f"[{number(low, decimals)}, {number(high, decimals)}]"
 
 
 def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
