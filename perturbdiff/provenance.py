@@ -97,6 +97,7 @@ def stage(
     force: bool = False,
     keep: bool = False,
     unfinished: Path | None = None,
+    base: Mapping[str, Any] | None = None,
 ) -> Iterator[Stage]:
     """Run a stage file → file: hash the inputs, skip if done, write under a temporary name, record, rename.
 
@@ -119,6 +120,9 @@ def stage(
         settings, inputs or versions left is deleted.
     unfinished
         Folder in which to keep it, under a name of its own; by default it is kept beside ``out``.
+    base
+        What determines the result (stage, config, inputs, seed, versions) where it is known from the manifests of
+        its parts; in place of ``config``, ``inputs`` and ``seed``.
 
     Raises
     ------
@@ -126,7 +130,7 @@ def stage(
         If an input is missing or the output cannot be written.
     """
     started, cpu = time.time(), _cpu_seconds()
-    base = _base(name, config, inputs, seed)
+    base = _base(name, config, inputs, seed) if base is None else dict(base)
     if not force and out.exists() and _same(read_manifest(out), base):
         logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
         yield Stage(out, out, skip=True)

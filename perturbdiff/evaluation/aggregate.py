@@ -1,113 +1,236 @@
-"""From one value per perturbation to one per scope, and from several runs to paired comparisons."""
+"""From one value per perturbation to one per scope: means with intervals and chance."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.evaluation.metrics import DEFINITION
-from perturbdiff.evaluation.scoring import POOLED, Scored
+from perturbdiff.evaluation.definitions import DEFAULT
+from perturbdiff.evaluation.intervals import bootstrap_means
+from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation.scopes import POOLED, Scope
 
 ALL_PERTURBATIONS = "*"  # in the perturbation column: one number for all of them (ES)
-_BOOTSTRAP = 2000
 _DISTRIBUTION = [name for name, m in METRICS.items() if m.family == "distribution"]
+_OVER_CONTEXTS = ("contexts", "mean of contexts")
 
 
-def tidy(scored: Scored, values: dict[tuple[str, str], dict[str, np.ndarray]]) -> pd.DataFrame:
-    """Return one row per scope, perturbation and metric.
+def scope_rows(
+    scope: Scope,
+    comparison: Comparison,
+    values: Mapping[str, np.ndarray],
+    sizes: Mapping[str, tuple[int, int]],
+) -> pd.DataFrame:
+    """Return one row per perturbation and metric of a scope.
 
     Parameters
     ----------
-    scored
-        The pass over the cells.
     values
-        For each scope what `catalogue.score` returned.
+        What `catalogue.score` returned for ``comparison``.
+    sizes
+        Real and predicted cells of each perturbation.
 
     Returns
     -------
     DataFrame
-        scope_kind (pooled, context, condition), scope, perturbation, metric, value, status, n_cells (real),
-        n_predicted, definition. ``status`` is ``ok``; ``absent`` (cell-eval leaves the perturbation out of the
-        mean); ``undefined`` (cell-eval's mean becomes NaN); ``n/a`` (no number can mean anything here).
+        scope_kind, scope, perturbation, metric, value, status, n_cells (real), n_predicted. ``status`` is ``ok``;
+        ``absent`` (cell-eval leaves the perturbation out of the mean); ``undefined`` (cell-eval's mean becomes
+        NaN); ``n/a`` (no number can mean anything here).
     """
+    n = np.array([sizes[p] for p in comparison.perturbations])
     frames = []
-    for (kind, label), metrics in values.items():
-        comparison, sizes = scored.comparisons[kind, label], scored.sizes[kind, label]
-        n = np.array([sizes[p] for p in comparison.perturbations])
-        for name, found in metrics.items():
-            single = not METRICS[name].per_perturbation
-            frames.append(
-                pd.DataFrame(
-                    {
-                        "scope_kind": kind,
-                        "scope": label,
-                        "perturbation": [ALL_PERTURBATIONS] if single else list(comparison.perturbations),
-                        "metric": name,
-                        "value": found,
-                        "status": _status(name, found, comparison.real.significant),
-                        "n_cells": n[:, 0].sum() if single else n[:, 0],
-                        "n_predicted": n[:, 1].sum() if single else n[:, 1],
-                    }
-                )
+    for name, found in values.items():
+        single = not METRICS[name].per_perturbation
+        frames.append(
+            pd.DataFrame(
+                {
+                    "scope_kind": scope[0],
+                    "scope": scope[1],
+                    "perturbation": [ALL_PERTURBATIONS] if single else list(comparison.perturbations),
+                    "metric": name,
+                    "value": found,
+                    "status": _status(name, found, comparison),
+                    "n_cells": n[:, 0].sum() if single else n[:, 0],
+                    "n_predicted": n[:, 1].sum() if single else n[:, 1],
+                }
             )
-    frames.append(_conditions(scored.conditions))
-    return pd.concat(frames, ignore_index=True).assign(definition=DEFINITION)
+        )
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _status(name: str, values: np.ndarray, significant: np.ndarray) -> np.ndarray:
+def _status(name: str, values: np.ndarray, comparison: Comparison) -> np.ndarray:
     status = np.where(np.isnan(values), "undefined", "ok").astype(object)
-    if METRICS[name].needs_real_de:
-        status[~significant.any(axis=1)] = "absent"
-    alone = {"ES": significant.any(axis=1).sum() < 2}.get(
-        name, name.startswith("PDS") and len(significant) < 2
+    if METRICS[name].per_perturbation:
+        status[METRICS[name].absent(comparison)] = "absent"
+    alone = {"ES": (comparison.num_real > 0).sum() < 2}.get(
+        name, name.startswith("PDS") and len(comparison.perturbations) < 2
     )
     if alone:
         status[:] = "n/a"
     return status
 
 
-def _conditions(conditions: pd.DataFrame) -> pd.DataFrame:
+def condition_rows(conditions: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per condition and metric of the distribution, in the columns of `scope_rows`."""
     keys = ["scope", "perturbation", "n_cells", "n_predicted"]
     table = conditions.assign(scope=conditions["cell_type"] + "|" + conditions["batch"])
-    table = table.melt(id_vars=keys, value_vars=_DISTRIBUTION, var_name="metric", value_name="value")
+    metrics = [name for name in _DISTRIBUTION if name in table]
+    table = table.melt(id_vars=keys, value_vars=metrics, var_name="metric", value_name="value")
     return table.assign(
         scope_kind="condition", status=np.where(table["value"].isna(), "undefined", "ok").astype(object)
     )
 
 
-def aggregate(metrics: pd.DataFrame, contexts: dict[str, list[tuple[str, str]]]) -> pd.DataFrame:
+def condition_chance(conditions: pd.DataFrame) -> pd.DataFrame:
+    """Return scope_kind, scope, metric and chance: distances to another perturbation's cells, means of a scope."""
+    metrics = [name for name in _DISTRIBUTION if f"chance_{name}" in conditions]
+    scopes: list[tuple[Scope, pd.DataFrame]] = [((POOLED, POOLED), conditions)]
+    named = conditions[conditions["context"] != ""]
+    for label in sorted(set(named["context"])):
+        scopes.append((("context", str(label)), pd.DataFrame(named[named["context"] == label])))
+    rows = [(*scope, name, table[f"chance_{name}"].mean()) for scope, table in scopes for name in metrics]
+    return pd.DataFrame(rows, columns=pd.Index(["scope_kind", "scope", "metric", "chance"]))
+
+
+def aggregate(
+    metrics: pd.DataFrame,
+    contexts: Mapping[str, Sequence[tuple[str, str]]],
+    *,
+    chance: pd.DataFrame | None = None,
+    draws: int = 0,
+    seed: int = 0,
+    definition: str = DEFAULT,
+) -> pd.DataFrame:
     """Return one row per scope and metric.
 
     Parameters
     ----------
     metrics
-        As `tidy` returns them.
+        Rows of `scope_rows` and `condition_rows`, those of a metric in the order of the perturbations' names.
     contexts
         For each context its conditions as (scope, perturbation), to average the metrics of the distribution
         over them; the pooled scope takes all conditions.
+    chance
+        scope_kind, scope, metric, chance: what the table shows as chance.
+    draws, seed
+        Of the intervals; 0 draws: none.
+    definition
+        Name of the definition, for the table.
 
     Returns
     -------
     DataFrame
         scope_kind, scope, metric, ``mean`` (cell-eval's rule: absent values are left out, one undefined value
-        makes it NaN), ``nanmean`` and ``median`` over the defined values, ``n_defined``, ``n``, direction,
-        definition. The scope_kind ``contexts`` is the mean over contexts of their nanmeans.
+        makes it NaN), ``nanmean`` and ``median`` over the defined values, ``low`` and ``high`` (95 % bootstrap
+        interval of ``nanmean`` over perturbations, for metrics of the distribution over conditions), ``n_defined``,
+        ``n``, ``chance``, direction, definition. The scope_kind ``contexts`` is the mean over contexts of their
+        nanmeans; its intervals draw within the contexts. Single conditions have no intervals.
     """
-    parts = [metrics]
+    parts = _scopes(metrics, contexts)
+    rows, inside = [], []
+    for (kind, label), table in parts:
+        found = [_summary(str(name), group) for name, group in table.groupby("metric", sort=False)]
+        if kind in (POOLED, "context"):
+            ends = _intervals(table, draws, seed)
+            found = [row | ends.get(row["metric"], {}) for row in found]
+        rows += [{"scope_kind": kind, "scope": label, **row} for row in found]
+        if kind == "context":
+            inside.append(table.assign(scope=label))
+    rows += _over_contexts(rows, inside, draws, seed)
+    columns = ["mean", "nanmean", "median", "low", "high", "n_defined", "n"]
+    table = pd.DataFrame(rows, columns=pd.Index(["scope_kind", "scope", "metric", *columns]))
+    table = _ordered(table.assign(chance=_chance(table, chance)))
+    return table.assign(direction=[METRICS[m].direction for m in table["metric"]], definition=definition)
+
+
+def _scopes(
+    metrics: pd.DataFrame, contexts: Mapping[str, Sequence[tuple[str, str]]]
+) -> list[tuple[Scope, pd.DataFrame]]:
+    """Return the rows of each scope; those of conditions also in the pool and in their context."""
+    found: dict[Scope, list[pd.DataFrame]] = {}
+    grouped: Any = metrics.groupby(["scope_kind", "scope"], sort=False)
+    for scope, table in grouped:
+        found.setdefault(scope, []).append(table)
     spread = pd.DataFrame(metrics[metrics["scope_kind"] == "condition"])
     if len(spread):
+        found.setdefault((POOLED, POOLED), []).append(spread)
         key = pd.MultiIndex.from_arrays([spread["scope"], spread["perturbation"]])
-        parts.append(spread.assign(scope_kind=POOLED, scope=POOLED))
         for label, members in contexts.items():
-            parts.append(pd.DataFrame(spread[key.isin(members)]).assign(scope_kind="context", scope=label))
-    keys = ["scope_kind", "scope", "metric"]
-    grouped: Any = pd.concat(parts, ignore_index=True).groupby(keys, sort=False)
-    rows = [{**dict(zip(keys, key, strict=True)), **_summary(group)} for key, group in grouped]
-    table = pd.concat([pd.DataFrame(rows), _over_contexts(rows)], ignore_index=True)
+            found.setdefault(("context", label), []).append(pd.DataFrame(spread[key.isin(list(members))]))
+    return [(scope, pd.concat(tables, ignore_index=True)) for scope, tables in found.items()]
+
+
+def _summary(metric: str, group: pd.DataFrame) -> dict[str, Any]:
+    values = group["value"].to_numpy(np.float64)
+    counted = values[(group["status"] != "absent").to_numpy()]
+    defined = values[~np.isnan(values)]
+    return {
+        "metric": metric,
+        "mean": float(counted.mean()) if counted.size else float("nan"),
+        "nanmean": float(defined.mean()) if defined.size else float("nan"),
+        "median": float(np.median(defined)) if defined.size else float("nan"),
+        "low": float("nan"),
+        "high": float("nan"),
+        "n_defined": int(defined.size),
+        "n": len(values),
+    }
+
+
+def _intervals(
+    table: pd.DataFrame, draws: int, seed: int, groups: str | None = None
+) -> dict[str, dict[str, float]]:
+    """Return ``low`` and ``high`` of each metric that is averaged over perturbations or conditions."""
+    found: dict[str, dict[str, float]] = {}
+    averaged = table[table["perturbation"] != ALL_PERTURBATIONS]
+    by_rows: dict[
+        int, list[str]
+    ] = {}  # metrics of perturbations and of conditions: as many rows, as many draws
+    for name, size in averaged.groupby("metric", sort=False).size().items():
+        by_rows.setdefault(int(size), []).append(str(name))
+    for names in by_rows.values() if draws else ():
+        chosen = [pd.DataFrame(averaged[averaged["metric"] == name]) for name in names]
+        labels = None if groups is None else chosen[0][groups].to_numpy()
+        values = np.stack([t["value"].to_numpy(np.float64) for t in chosen], axis=1)
+        low, high = bootstrap_means(values, draws=draws, seed=seed, groups=labels)
+        for i, name in enumerate(names):
+            found[name] = {"low": float(low[i]), "high": float(high[i])}
+    return found
+
+
+def _over_contexts(
+    rows: Sequence[dict[str, Any]], inside: Sequence[pd.DataFrame], draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """Return the means over contexts."""
+    if not inside:
+        return []
+    found = pd.DataFrame([r for r in rows if r["scope_kind"] == "context"])
+    ends = _intervals(pd.concat(inside, ignore_index=True), draws, seed, groups="scope")
+    means = []
+    for metric, group in found.groupby("metric", sort=False):
+        statuses = group.assign(value=group["nanmean"].to_numpy(np.float64), status="ok")
+        row = _summary(str(metric), statuses) | ends.get(str(metric), {})
+        means.append({"scope_kind": _OVER_CONTEXTS[0], "scope": _OVER_CONTEXTS[1], **row})
+    return means
+
+
+def _chance(table: pd.DataFrame, chance: pd.DataFrame | None) -> np.ndarray:
+    """Return the chance level of each row; for the mean over contexts the mean of theirs."""
+    if chance is None or chance.empty:
+        return np.full(len(table), np.nan)
+    known = {(k, s, m): float(c) for k, s, m, c in chance.itertuples(index=False)}
+    inside = chance[(chance["scope_kind"] == "context") & chance["chance"].notna()]
+    for metric, group in inside.groupby("metric"):
+        known[(*_OVER_CONTEXTS, str(metric))] = float(group["chance"].mean())
+    keys = table[["scope_kind", "scope", "metric"]].itertuples(index=False, name=None)
+    return np.array([known.get(key, float("nan")) for key in keys], np.float64)
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort by scope, pool first, and by the catalogue."""
     kinds, names = (POOLED, "contexts", "context", "condition"), list(METRICS)
     place = pd.DataFrame(
         {
@@ -117,32 +240,4 @@ def aggregate(metrics: pd.DataFrame, contexts: dict[str, list[tuple[str, str]]])
         }
     )
     order = place.sort_values(["kind", "scope", "metric"], kind="stable").index
-    table = table.loc[order].reset_index(drop=True)
-    return table.assign(direction=[METRICS[m].direction for m in table["metric"]], definition=DEFINITION)
-
-
-def _summary(group: pd.DataFrame) -> dict[str, float]:
-    values = group["value"].to_numpy(np.float64)
-    counted = values[(group["status"] != "absent").to_numpy()]
-    defined = values[~np.isnan(values)]
-    return {
-        "mean": float(counted.mean()) if counted.size else float("nan"),
-        "nanmean": float(defined.mean()) if defined.size else float("nan"),
-        "median": float(np.median(defined)) if defined.size else float("nan"),
-        "n_defined": int(defined.size),
-        "n": len(values),
-    }
-
-
-def _over_contexts(rows: Sequence[dict]) -> pd.DataFrame:
-    found = pd.DataFrame([r for r in rows if r["scope_kind"] == "context"])
-    if found.empty:
-        return found
-    rows = []
-    for metric, group in found.groupby("metric", sort=False):
-        values = group["nanmean"].to_numpy(np.float64)
-        statuses = group.assign(value=values, status="ok")
-        rows.append(
-            {"scope_kind": "contexts", "scope": "mean of contexts", "metric": metric, **_summary(statuses)}
-        )
-    return pd.DataFrame(rows)
+    return table.loc[order].reset_index(drop=True)

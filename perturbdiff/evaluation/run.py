@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from perturbdiff import provenance
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.evaluation import catalogue, embedding, inputs, pairing
-from perturbdiff.evaluation.aggregate import aggregate, tidy
-from perturbdiff.evaluation.differential import Differential
-from perturbdiff.evaluation.metrics import DEFINITION
-from perturbdiff.evaluation.scoring import POOLED, Scored, score_cells
+from perturbdiff.evaluation import catalogue, embedding, inputs, pairing, tables
+from perturbdiff.evaluation.aggregate import scope_rows
+from perturbdiff.evaluation.chance import chance
+from perturbdiff.evaluation.collapse import collapse
+from perturbdiff.evaluation.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.scoring import Scored, score_cells
 from perturbdiff.files import existing
 
 CEILING = "ceiling"
-_CSV_ROWS = 200_000  # a table with more rows has no CSV twin
 
 
 def evaluate(
@@ -46,12 +42,16 @@ def evaluate(
     truth
         Store folder, or AnnData whose columns ``config`` names.
     out
-        Folder to write: metrics (.parquet, .csv), aggregate.csv, de_real.parquet, de_pred.parquet,
+        Folder to write: metrics (.parquet, .csv), aggregate.csv, collapse.csv, de_real.parquet, de_pred.parquet,
         conditions.csv, embedding.parquet and summary.json. ``docs/metrics.md`` says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
     seed
-        Of the cells drawn for energy distances and the embedding.
+        Of the cells drawn for distances and the embedding, of chance and of the intervals.
+    threads
+        Threads that compare; by default the processors that this process may use. The result does not depend on it.
+    shard
+        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.merge.merge`.
 
     Returns
     -------
@@ -63,7 +63,7 @@ def evaluate(
     UserError
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
     """
-    settings = {**config.model_dump(), "method": method, "dataset": dataset}
+    settings = _settings(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth)}
     with provenance.stage(
         "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
@@ -75,7 +75,8 @@ def evaluate(
                 "method": method or predicted.names.get("method") or _stem(predictions),
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
-            _run(stage, pairing.pair(predicted, real, config), config, {"kind": "predictions", **names}, seed)
+            names = {"kind": "predictions", **names}
+            _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
     return Path(out)
 
 
@@ -102,6 +103,8 @@ def ceiling(
         Store folder, or AnnData whose columns ``config`` names.
     split, part
         Score the conditions of this part only; all of them without a split.
+    seed, threads, shard
+        As in `evaluate`; ``seed`` also draws the halves.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def ceiling(
     UserError
         If a file is missing, or the split has no condition of the store in ``part``.
     """
-    settings = {**config.model_dump(), "dataset": dataset, "part": part}
+    settings = _settings(config, shard, dataset=dataset, part=part)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {})}
     with provenance.stage(
         "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
@@ -122,7 +125,8 @@ def ceiling(
             real = inputs.open_truth(existing(files["truth"], "truth"), config)
             wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
             names = {"kind": CEILING, "method": CEILING, "dataset": dataset or real.names["dataset"]}
-            _run(stage, pairing.split_half(real, wanted, seed=seed), config, names, seed)
+            halves = pairing.split_half(real, wanted, seed=seed)
+            _run(stage, halves, config, names, seed, threads, shard)
     return Path(out)
 
 
@@ -132,113 +136,73 @@ def _run(
     config: EvaluateConfig,
     names: dict[str, str],
     seed: int,
+    threads: int | None,
+    shard: tuple[int, int],
 ) -> None:
-    """Score ``pairs`` and write every table into the stage's folder."""
-    scored = score_cells(pairs, alpha=config.alpha, max_cells=config.max_cells, seed=seed)
-    values = {scope: catalogue.score(found) for scope, found in scored.comparisons.items()}
-    metrics = tidy(scored, values)
-    metrics = pd.concat(
-        [pd.DataFrame({k: [names[k]] * len(metrics) for k in ("method", "dataset")}), metrics], axis=1
+    """Score ``pairs`` and write every table into the stage's folder, or those of a part."""
+    scored = score_cells(pairs, config, seed=seed, threads=threads, shard=shard)
+    found = _tables(scored, pairs, config, stage.path, seed)
+    if any(unit.is_pool for unit in scored.units):
+        shown = embedding.choose(scored.conditions, config.embed_conditions)
+        found.points = embedding.embed(pairs, shown, cells=config.embed_cells, seed=seed)
+    found.facts, found.findings = _facts(pairs), list(pairs.findings)
+    if shard[1] == 1:
+        stage.results.update(tables.write_folder(stage.path, found, config, names, seed))
+    else:
+        found.save(stage.path)
+        stage.results.update(
+            {**names, "scopes": [list(scope) for unit in scored.units for scope in unit.scopes]}
+        )
+
+
+def _tables(
+    scored: Scored, pairs: pairing.Pairing, config: EvaluateConfig, folder: Path, seed: int
+) -> tables.Tables:
+    """Score one scope after the other; write its DE tables if tests were made."""
+    metrics, by_chance, alike = [], [], []
+    with tables.DifferentialWriter(folder) as writer:
+        for tested in scored.tested:
+            comparison = tested.comparison(config)
+            values = catalogue.score(comparison, scored.wanted.table)
+            levels = chance(comparison, scored.wanted.table, seed=seed)
+            likeness = collapse(comparison.real.delta, comparison.predicted.delta)
+            sizes = sizes_of(tested.unit, pairs)
+            for scope in tested.unit.scopes:
+                metrics.append(scope_rows(scope, comparison, values, sizes))
+                by_chance += [(*scope, name, level) for name, level in levels.items()]
+                if likeness is not None:
+                    numbers = (likeness.real, likeness.predicted, likeness.ratio)
+                    alike.append((*scope, *numbers, likeness.verdict))
+                if scored.wanted.tests:
+                    writer.add(scope, comparison)
+    own = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
+    return tables.Tables(
+        metrics=pd.concat(metrics, ignore_index=True) if metrics else pd.DataFrame(),
+        conditions=pd.DataFrame(own).drop(columns="own", errors="ignore").reset_index(drop=True),
+        chance=pd.DataFrame(by_chance, columns=pd.Index(tables.CHANCE)),
+        collapse=pd.DataFrame(alike, columns=pd.Index(tables.COLLAPSE)),
     )
-    means = aggregate(metrics, _members(scored.conditions))
-    shown = embedding.choose(scored.conditions, config.embed_conditions)
-    points = embedding.embed(pairs, shown, cells=config.embed_cells, seed=seed)
-    summary = {**names, "definition": DEFINITION, **_facts(pairs, scored), "headline": _headline(means)}
-    _write_tables(stage.path, metrics, means, scored.conditions, points)
-    for side in ("real", "predicted"):
-        name = "de_pred.parquet" if side == "predicted" else "de_real.parquet"
-        _write_differential(stage.path / name, scored, side)
-    (stage.path / "summary.json").write_text(provenance.as_json(_plain(summary)))
-    stage.results.update(_plain(summary))
 
 
-def _members(conditions: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
-    """Return each context's conditions as (scope, perturbation)."""
-    scope = conditions["cell_type"] + "|" + conditions["batch"]
-    keys = list(zip(scope, conditions["perturbation"], strict=True))
-    found: dict[str, list[tuple[str, str]]] = {}
-    for context, key in zip(conditions["context"], keys, strict=True):
-        found.setdefault(str(context), []).append(key)
-    return found
-
-
-def _facts(pairs: pairing.Pairing, scored: Scored) -> dict[str, Any]:
-    contexts = [label for kind, label in scored.comparisons if kind != POOLED]
+def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
+    """Return what is the same in every part of an evaluation."""
+    contexts = [label for unit in units_of(pairs) for kind, label in unit.scopes if kind != POOLED]
     return {
-        "num_conditions": len(pairs.conditions),
         "num_perturbations": len(pairs.perturbations),
         "num_contexts": len(contexts),
         "contexts": contexts,
         "num_genes": len(pairs.genes),
-        "num_cells_real": int(scored.conditions["n_cells"].sum()),
-        "num_cells_predicted": int(scored.conditions["n_predicted"].sum()),
-        "num_controls": scored.num_controls,
+        "num_controls": sum(len(rows) for rows in pairs.controls.values()),
         "control": pairs.control,
         "largest_predicted_value": pairs.predicted.highest,
         **pairs.facts,
     }
 
 
-def _headline(means: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return the mean over defined values per metric: pooled, and the mean of the contexts."""
-    chosen = means[means["scope_kind"].isin([POOLED, "contexts"])]
-    return {
-        str(kind): dict(zip(group["metric"], group["nanmean"].astype(float), strict=True))
-        for kind, group in chosen.groupby("scope_kind", sort=False)
-    }
-
-
-def _write_tables(
-    folder: Path, metrics: pd.DataFrame, means: pd.DataFrame, conditions: pd.DataFrame, points: pd.DataFrame
-) -> None:
-    metrics.to_parquet(folder / "metrics.parquet", index=False)
-    if len(metrics) <= _CSV_ROWS:
-        metrics.to_csv(folder / "metrics.csv", index=False)
-    means.to_csv(folder / "aggregate.csv", index=False)
-    conditions.to_csv(folder / "conditions.csv", index=False)
-    points.to_parquet(folder / "embedding.parquet", index=False)
-
-
-def _write_differential(path: Path, scored: Scored, side: str) -> None:
-    """Write one side's tests, a row per scope, perturbation and gene, one scope at a time."""
-    writer: pq.ParquetWriter | None = None
-    try:
-        for (kind, label), comparison in scored.comparisons.items():
-            found: Differential = getattr(comparison, side)
-            table = _differential_table(kind, label, comparison.perturbations, comparison.genes, found)
-            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
-
-
-def _differential_table(
-    kind: str, label: str, perturbations: tuple[str, ...], genes: tuple[str, ...], found: Differential
-) -> pa.Table:
-    rows, columns = found.p.shape
-
-    def repeated(names: tuple[str, ...], codes: np.ndarray) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))
-
-    return pa.table(
-        {
-            "scope_kind": repeated((kind,), np.zeros(rows * columns)),
-            "scope": repeated((label,), np.zeros(rows * columns)),
-            "perturbation": repeated(perturbations, np.repeat(np.arange(rows), columns)),
-            "gene": repeated(genes, np.tile(np.arange(columns), rows)),
-            "p": found.p.ravel(),
-            "q": found.q.ravel(),
-            "log2fc": found.log2_fold.ravel(),
-            "mean": found.mean.ravel().astype(np.float32),
-            "control_mean": np.tile(found.control.astype(np.float32), rows),
-        }
-    )
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Return ``record`` with NaN as null, which JSON knows."""
-    return json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
+def _settings(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
+    """Return what the manifest says was set; a whole run says nothing of parts."""
+    part = {} if shard[1] == 1 else {"shard": list(shard)}
+    return {**config.model_dump(), **more, **part}
 
 
 def _stem(path: Path) -> str:

@@ -1,29 +1,77 @@
-"""The pass over the cells: perturbation by perturbation, real and predicted, into test results and distances.
+"""The pass over the cells: condition by condition, real and predicted, into test results and distances.
 
-Memory holds the controls (sorted once per scope) and the cells of one perturbation, real and predicted, all
-sparse; what stays is one row of G numbers per scope and perturbation.
+One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
+A condition's cells are sorted once, and joined for the scopes they are pooled in. What stays are a row of G numbers
+per scope and perturbation (`perturbdiff.evaluation.tested`) and a dozen numbers per condition. No result depends on
+the number of threads, nor on which other metrics are asked for.
 """
 
 from __future__ import annotations
 
+import threading
 import zlib
-from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
+from perturbdiff.config import EvaluateConfig
 from perturbdiff.errors import UserError
-from perturbdiff.evaluation.cells import Condition, Group
-from perturbdiff.evaluation.differential import Controls, Differential, Sparse
-from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation import catalogue
+from perturbdiff.evaluation.cells import Condition, Group, Sparse
+from perturbdiff.evaluation.columns import Columns
+from perturbdiff.evaluation.definitions import DEFINITIONS
+from perturbdiff.evaluation.differential import Controls
 from perturbdiff.evaluation.pairing import Pairing
-from perturbdiff.evaluation.populations import DISTRIBUTION, condition_metrics
-from perturbdiff.progress import track
+from perturbdiff.evaluation.populations import CHANCE, DISTRIBUTION, condition_metrics
+from perturbdiff.evaluation.scopes import Scope, Unit, of_shard, units_of
+from perturbdiff.evaluation.sides import Side
+from perturbdiff.evaluation.tested import HELD_BYTES, Comparisons, Tested
+from perturbdiff.evaluation.workers import Workers, usable
+from perturbdiff.progress import Track, track
 
-POOLED = "pooled"
+KEPT_VALUES = 1 << 24
+"""Values of real cells that are kept for when their own condition comes, 0.13 GiB."""
 
-Scope = tuple[str, str]  # kind ("pooled" or "context") and label
+Both = tuple[Columns, Columns]  # real and predicted
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the chosen metrics need.
+
+    Attributes
+    ----------
+    table
+        Metrics of pseudobulks and DE genes.
+    distribution
+        Metrics of a condition's cells.
+    tests, chance
+        Whether any needs rank tests, or the cells of another perturbation.
+    """
+
+    table: tuple[str, ...]
+    distribution: tuple[str, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Wanted:
+        """Return what ``names`` (metrics or families, none for all) need."""
+        chosen = catalogue.chosen(names)
+        spread = tuple(n for n in chosen if n in DISTRIBUTION)
+        return cls(tuple(n for n in chosen if n not in DISTRIBUTION), spread)
+
+    @property
+    def tests(self) -> bool:  # noqa: D102 - see the class
+        return any(
+            m.uses_q or m.needs_real_de or m.needs_min_de for m in map(catalogue.METRICS.get, self.table) if m
+        )
+
+    @property
+    def chance(self) -> bool:  # noqa: D102 - see the class
+        return any(f"chance_{n}" in CHANCE for n in self.distribution)
 
 
 @dataclass(frozen=True)
@@ -32,125 +80,283 @@ class Scored:
 
     Attributes
     ----------
+    wanted
+        What was asked for.
+    units
+        Scopes that were scored, those with the same conditions together; the pool first, then contexts by name.
+    tested
+        Test results of each unit; empty if no metric needs them.
     comparisons
-        Test results of each scope; pooled first, then the contexts by name.
-    sizes
-        Real and predicted cells of each scope and perturbation.
+        The same as a comparison of each scope, made when it is asked for.
     conditions
-        One row per condition: cell_type, batch, perturbation, context, n_cells, n_predicted, effect (norm of the
-        real change, log1p) and the metrics of the distribution.
-    num_controls
-        Real control cells in all.
+        One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
+        (norm of the real change, log1p), own (whether it is some unit's own); of those that are, the metrics of
+        the distribution and what they are by chance.
     """
 
-    comparisons: dict[Scope, Comparison]
-    sizes: dict[Scope, dict[str, tuple[int, int]]]
+    wanted: Wanted
+    units: list[Unit]
+    tested: list[Tested]
+    comparisons: Mapping[Scope, catalogue.Comparison]
     conditions: pd.DataFrame
-    num_controls: int
 
 
-@dataclass
-class _Tests:
-    """Test results of one scope as they come in, perturbation by perturbation."""
-
-    controls: Controls
-    perturbations: list[str] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    real: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    predicted: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-
-    def add(self, perturbation: str, real: list[Sparse], predicted: list[Sparse]) -> None:
-        self.perturbations.append(perturbation)
-        self.sizes.append((sum(c.shape[0] for c in real), sum(c.shape[0] for c in predicted)))
-        self.real.append(self.controls.test(*real))
-        self.predicted.append(self.controls.test(*predicted))
-
-    def comparison(self, genes: tuple[str, ...], alpha: float) -> Comparison:
-        sides = []
-        for tested in (self.real, self.predicted):
-            p, mean = (np.stack(rows) for rows in zip(*tested, strict=True))
-            sides.append(Differential.of(p, mean, self.controls.mean, alpha=alpha))
-            tested.clear()
-        return Comparison(tuple(self.perturbations), genes, *sides)
-
-
-def score_cells(pairing: Pairing, *, alpha: float, max_cells: int, seed: int) -> Scored:
-    """Test and compare all conditions of ``pairing``.
+def score_cells(
+    pairing: Pairing,
+    config: EvaluateConfig,
+    *,
+    seed: int = 0,
+    threads: int | None = None,
+    shard: tuple[int, int] = (0, 1),
+) -> Scored:
+    """Test and compare the conditions of ``pairing``.
 
     Parameters
     ----------
-    alpha
-        False discovery rate of a DE gene.
-    max_cells
-        Cells a side in a condition's energy distance.
+    config
+        Its ``metrics`` say what is computed.
     seed
-        Of the draw of these cells; the draw of a condition does not depend on the other conditions.
+        Of the cells drawn for distances; the draw of a condition does not depend on the other conditions.
+    threads
+        Number of threads that compare; by default the processors that this process may use.
+    shard
+        Part I of N, the scopes being shared out by their cells.
+
+    Raises
+    ------
+    UserError
+        If a value cannot be what it is said to be, or a condition has no cell on one side.
     """
-    tests, control_means, num_controls = _controls(pairing)
-    by_perturbation: dict[str, list[Condition]] = defaultdict(list)
+    wanted = Wanted.of(config.metrics)
     for condition in pairing.conditions:
-        by_perturbation[condition[2]].append(condition)
-    rows = []
-    with track("evaluate", len(pairing.conditions), "conditions") as progress:
-        for perturbation, conditions in by_perturbation.items():
-            real = [pairing.real.cells(pairing.real.rows[c]) for c in conditions]
-            predicted = [pairing.predicted.cells(pairing.predicted.rows[c]) for c in conditions]
-            _add_tests(tests, pairing, perturbation, conditions, real, predicted)
-            for condition, r, p in zip(conditions, real, predicted, strict=True):
-                row = _condition(condition, r, p, control_means.get(condition[:2]), max_cells, seed)
-                rows.append({**row, "context": pairing.contexts[condition]})
-                progress.advance()
-    comparisons = {scope: found.comparison(pairing.genes, alpha) for scope, found in tests.items()}
-    sizes = {s: dict(zip(t.perturbations, t.sizes, strict=True)) for s, t in tests.items()}
-    return Scored(comparisons, sizes, pd.DataFrame(rows), num_controls)
+        if not (len(pairing.real.rows[condition]) and len(pairing.predicted.rows[condition])):
+            raise UserError(f"condition {'|'.join(condition)} has no cells on one side")
+    units = of_shard(units_of(pairing), pairing, shard)
+    with threadpool_limits(1, "blas"):  # the threads here are the parallelism, and sums keep their order
+        work = _Pass(pairing, config, wanted, units, seed)
+        with Workers(usable(threads)) as workers:
+            work.read_controls(workers)
+        with Workers(usable(threads)) as workers:
+            work.read_conditions(workers)
+    return Scored(wanted, units, work.tested, Comparisons(work.tested, config), work.table())
 
 
-def _controls(pairing: Pairing) -> tuple[dict[Scope, _Tests], dict[Group, np.ndarray], int]:
-    """Read the controls once; return them sorted for each scope, their mean per group, and their number."""
-    groups = {g: pairing.real.cells(rows) for g, rows in pairing.controls.items()}
-    means = {g: np.asarray(c.mean(axis=0, dtype=np.float64)).ravel() for g, c in groups.items()}
-    tests = {(POOLED, POOLED): _Tests(Controls(*groups.values()))}
-    for context in sorted({pairing.contexts[c] for c in pairing.conditions}):
-        members = {c[:2] for c in pairing.conditions if pairing.contexts[c] == context}
-        if found := [groups[g] for g in sorted(members) if g in groups]:  # else it is part of the pool only
-            tests["context", context] = _Tests(Controls(*found))
-    return tests, means, sum(c.shape[0] for c in groups.values())
+@dataclass
+class _Perturbation:
+    """Sorted cells of a perturbation's conditions as they come in."""
+
+    name: str
+    conditions: list[Condition]
+    columns: dict[Condition, Both] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def complete(self, condition: Condition, columns: Both) -> bool:
+        """Keep a condition's columns; tell whether it was the last one, to one caller only."""
+        with self.lock:
+            self.columns[condition] = columns
+            return len(self.columns) == len(self.conditions)
 
 
-def _add_tests(
-    tests: dict[Scope, _Tests],
-    pairing: Pairing,
-    perturbation: str,
-    conditions: list[Condition],
-    real: list[Sparse],
-    predicted: list[Sparse],
-) -> None:
-    contexts = [pairing.contexts[c] for c in conditions]
-    for scope, found in tests.items():
-        chosen = [i for i, c in enumerate(contexts) if scope[0] == POOLED or c == scope[1]]
-        if chosen:
-            found.add(perturbation, [real[i] for i in chosen], [predicted[i] for i in chosen])
+class _Pass:
+    """The state of one pass; its methods named after work run in threads."""
+
+    def __init__(
+        self, pairing: Pairing, config: EvaluateConfig, wanted: Wanted, units: list[Unit], seed: int
+    ) -> None:
+        self.pairing, self.config, self.wanted, self.units, self.seed = pairing, config, wanted, units, seed
+        self.tested: list[Tested] = []
+        self.means: dict[Group, np.ndarray] = {}
+        self._own = {c for unit in units for c in unit.own}
+        here = {c for unit in units for c in unit.conditions}
+        self._conditions = [c for c in pairing.conditions if c in here]
+        self._rows: dict[Condition, dict[str, object]] = {}
+        self._lock = threading.Lock()
+
+    def read_controls(self, workers: Workers) -> None:
+        """Read the controls of the scopes once, sort and join them."""
+        pairing, groups = self.pairing, {c[:2] for c in self._conditions}
+        sides: list[tuple[Side, Mapping[Group, np.ndarray]]] = [(pairing.real, pairing.controls)]
+        if pairing.predicted_controls is not None:
+            sides.append((pairing.predicted, pairing.predicted_controls))
+        sorted_: list[dict[Group, Columns]] = [{} for _ in sides]
+
+        def sort(place: int, group: Group, cells: Sparse) -> None:
+            if place == 0:
+                self.means[group] = _mean(cells)
+            if self.wanted.table:
+                sorted_[place][group] = Columns.of([cells])
+
+        for place, (side, controls) in enumerate(sides):
+            if place == 0 or self.wanted.table:
+                for group in sorted(groups & set(controls)):
+                    cells = side.cells(controls[group])
+                    workers.submit(partial(sort, place, group, cells), cells.nnz)
+                    del cells
+        workers.finish()
+        if self.wanted.table:
+            size = sum(Tested.size(unit, len(pairing.genes)) for unit in self.units)
+            for unit in self.units:
+                controls = [Controls.of_columns(_of_groups(unit, found)) for found in sorted_]
+                both = (controls[0], controls[-1])
+                self.tested.append(Tested(unit, both, pairing.genes, held=size <= HELD_BYTES))
+
+    def read_conditions(self, workers: Workers) -> None:
+        """Read the conditions one after the other and have them compared."""
+        by_perturbation: dict[str, _Perturbation] = {}
+        for condition in self._conditions:
+            name = condition[2]
+            by_perturbation.setdefault(name, _Perturbation(name, [])).conditions.append(condition)
+        partners = _partners(self.pairing) if self.wanted.chance else {}
+        with track("evaluate", len(self._conditions), "conditions") as progress:
+            for condition, *cells in self._read(partners):
+                values = sum(c.nnz for c in cells if c is not None)
+                work = partial(
+                    self.work_on_condition, condition, cells, by_perturbation[condition[2]], progress
+                )
+                workers.submit(work, values)
+                del work, cells
+            workers.finish()
+
+    def _read(
+        self, partners: Mapping[Condition, Condition]
+    ) -> Iterator[tuple[Condition, Sparse, Sparse, Sparse | None]]:
+        """Yield each condition's real and predicted cells, and real cells of another perturbation."""
+        real, kept, room = self.pairing.real, {}, KEPT_VALUES
+        place = {c: i for i, c in enumerate(self._conditions)}
+        for i, condition in enumerate(self._conditions):
+            cells = kept.pop(condition, None)
+            if cells is None:
+                cells = real.cells(real.rows[condition])
+            else:
+                room += cells.nnz
+            other = None
+            if condition in self._own and (partner := partners.get(condition)) is not None:
+                rows = real.rows[partner]
+                other = kept.get(partner)
+                if other is None:
+                    other = real.cells(self._drawn(partner, rows))
+                    if len(rows) == other.shape[0] and place.get(partner, -1) > i and other.nnz <= room:
+                        kept[partner] = other
+                        room -= other.nnz
+            yield (
+                condition,
+                cells,
+                self.pairing.predicted.cells(self.pairing.predicted.rows[condition]),
+                other,
+            )
+
+    def _drawn(self, condition: Condition, rows: np.ndarray) -> np.ndarray:
+        """Return at most ``max_cells`` of a condition's rows."""
+        if len(rows) <= self.config.max_cells:
+            return rows
+        rng = np.random.default_rng(_seed_of(condition, self.seed))
+        return np.sort(rng.choice(rows, self.config.max_cells, replace=False))
+
+    def work_on_condition(
+        self, condition: Condition, cells: list[Sparse], perturbation: _Perturbation, progress: Track
+    ) -> None:
+        """Sort and compare the cells of one condition; test the perturbation if it was its last."""
+        real, predicted, other = cells
+        columns = None
+        if self.wanted.table or (condition in self._own and "wasserstein" in self.wanted.distribution):
+            columns = Columns.of([real]), Columns.of([predicted])
+        self._rows[condition] = self._row(condition, real, predicted, other, columns)
+        cells.clear()
+        del real, predicted, other
+        if self.wanted.table and columns is not None and perturbation.complete(condition, columns):
+            del columns
+            self._test(perturbation)
+        with self._lock:
+            progress.advance()
+
+    def _row(
+        self,
+        condition: Condition,
+        real: Sparse,
+        predicted: Sparse,
+        other: Sparse | None,
+        columns: Both | None,
+    ) -> dict[str, object]:
+        control = self.means.get(condition[:2])
+        row: dict[str, object] = {
+            **dict(zip(("cell_type", "batch", "perturbation"), condition, strict=True)),
+            "context": self.pairing.contexts.get(condition, ""),
+            "n_cells": real.shape[0],
+            "n_predicted": predicted.shape[0],
+            "own": condition in self._own,
+            "effect": float("nan") if control is None else float(np.linalg.norm(_mean(real) - control)),
+        }
+        if condition not in self._own:
+            return row
+        return row | condition_metrics(
+            predicted,
+            real,
+            self.wanted.distribution,
+            max_cells=self.config.max_cells,
+            seed=_seed_of(condition, self.seed),
+            other=other,
+            columns=None if columns is None else (columns[1], columns[0]),
+        )
+
+    def _test(self, perturbation: _Perturbation) -> None:
+        """Test a perturbation's cells against the controls of each scope that it is in."""
+        left, joined = perturbation.columns, []
+        perturbation.columns = {}
+        for tested in reversed(self.tested):  # contexts first: the pool is joined from them
+            if tested.unit.is_pool:
+                self._test_in(tested, perturbation.name, _joined([*joined, *left.values()]))
+            elif mine := [left.pop(c) for c in tested.unit.conditions if c in left]:
+                joined.append(_joined(mine))
+                self._test_in(tested, perturbation.name, joined[-1])
+
+    def _test_in(self, tested: Tested, perturbation: str, columns: Both) -> None:
+        rows = []
+        for controls, cells in zip(tested.controls, columns, strict=True):
+            p = np.full(len(cells.mean), np.nan)
+            if self.wanted.tests:
+                p = controls.test_columns(cells, DEFINITIONS[self.config.definition])[0]
+            rows += [p, cells.mean]
+        tested.put(perturbation, rows)
+
+    def table(self) -> pd.DataFrame:
+        """Return the rows of all conditions read, in the order of the pairing."""
+        return pd.DataFrame([self._rows[c] for c in self._conditions])
 
 
-def _condition(
-    condition: Condition,
-    real: Sparse,
-    predicted: Sparse,
-    control_mean: np.ndarray | None,
-    max_cells: int,
-    seed: int,
-) -> dict[str, object]:
-    cell_type, batch, perturbation = condition
-    if not predicted.shape[0] or not real.shape[0]:
-        raise UserError(f"condition {'|'.join(condition)} has no cells on one side")
-    own_seed = zlib.crc32("\0".join((*condition, str(seed))).encode())
-    mean = np.asarray(real.mean(axis=0, dtype=np.float64)).ravel()
-    return {
-        "cell_type": cell_type,
-        "batch": batch,
-        "perturbation": perturbation,
-        "n_cells": real.shape[0],
-        "n_predicted": predicted.shape[0],
-        "effect": float("nan") if control_mean is None else float(np.linalg.norm(mean - control_mean)),
-        **condition_metrics(predicted, real, DISTRIBUTION, max_cells=max_cells, seed=own_seed),
-    }
+def _joined(parts: list[Both]) -> Both:
+    real, predicted = (Columns.joined([part[side] for part in parts]) for side in (0, 1))
+    return real, predicted
+
+
+def _of_groups(unit: Unit, found: Mapping[Group, Columns]) -> Columns:
+    return Columns.joined([found[g] for g in sorted({c[:2] for c in unit.conditions}) if g in found])
+
+
+def _mean(cells: Sparse) -> np.ndarray:
+    """Return the mean of each gene, float64 [G]."""
+    return np.bincount(cells.indices, weights=cells.data, minlength=cells.shape[1]) / cells.shape[0]
+
+
+def _seed_of(condition: Condition, seed: int) -> int:
+    return zlib.crc32("\0".join((*condition, str(seed))).encode())
+
+
+def _partners(pairing: Pairing) -> dict[Condition, Condition]:
+    """Return for each condition that of another perturbation which stands for chance.
+
+    The next perturbation by name, the first after the last, of the same cell type and batch; if there is none, of
+    the same context.
+    """
+    partners: dict[Condition, Condition] = {}
+    contexts = pairing.contexts
+    for key in (lambda c: c[:2], lambda c: contexts.get(c)):
+        groups: dict[object, list[Condition]] = {}
+        for condition in pairing.conditions:
+            groups.setdefault(key(condition), []).append(condition)
+        for members in groups.values():
+            names = sorted({c[2] for c in members})
+            first = {c[2]: c for c in reversed(members)}
+            following = dict(zip(names, [*names[1:], names[0]], strict=True))
+            for condition in members if len(names) > 1 else ():
+                partners.setdefault(condition, first[following[condition[2]]])
+    return partners

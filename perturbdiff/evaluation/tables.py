@@ -1,0 +1,258 @@
+"""The tables of an evaluation: of a whole run or of a part, how parts are joined, and the folder that is written.
+
+A part holds what was found in its scopes, as parquet, exact to the last bit. All that is derived from several scopes
+(means over contexts, headline, findings) is made once from all of them, by the same code for one run and for
+merged parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from perturbdiff import provenance
+from perturbdiff.config import EvaluateConfig
+from perturbdiff.evaluation.aggregate import aggregate, condition_chance, condition_rows
+from perturbdiff.evaluation.findings import findings
+from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation.scopes import POOLED, Scope
+
+DIFFERENTIAL = {"real": "de_real.parquet", "predicted": "de_pred.parquet"}
+CHANCE = ("scope_kind", "scope", "metric", "chance")
+COLLAPSE = ("scope_kind", "scope", "real", "predicted", "ratio", "verdict")
+PART = "part.json"
+"""File that tells a part from a whole evaluation."""
+
+_CSV_ROWS = 200_000  # a table with more rows has no CSV twin
+_GROUP_ROWS = 1 << 19  # rows of a row group of the DE tables
+_FRAMES = ("metrics", "conditions", "chance", "collapse", "points")
+
+
+@dataclass
+class Tables:
+    """What was found in some scopes.
+
+    Attributes
+    ----------
+    metrics
+        Rows of `aggregate.scope_rows`.
+    conditions
+        The conditions whose cells were compared, as `scoring.Scored` has them.
+    chance
+        scope_kind, scope, metric, chance of the metrics of `metrics`.
+    collapse
+        scope_kind, scope, real, predicted, ratio, verdict.
+    points
+        The embedding; empty in a part without the pool.
+    facts
+        Of the inputs, the same in every part; ``largest_predicted_value`` is of the cells read.
+    findings
+        What the inputs gave rise to say.
+    """
+
+    metrics: pd.DataFrame = field(default_factory=pd.DataFrame)
+    conditions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    chance: pd.DataFrame = field(default_factory=pd.DataFrame)
+    collapse: pd.DataFrame = field(default_factory=pd.DataFrame)
+    points: pd.DataFrame = field(default_factory=pd.DataFrame)
+    facts: dict[str, Any] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, folder: Path) -> None:
+        """Write a part."""
+        for name in _FRAMES:
+            if len(table := getattr(self, name)):
+                table.to_parquet(folder / f"{name}.parquet", index=False)
+        record = {"facts": self.facts, "findings": self.findings}
+        (folder / PART).write_text(provenance.as_json(record))
+
+    @classmethod
+    def load(cls, folder: Path) -> Tables:
+        """Read a part."""
+        paths = {name: folder / f"{name}.parquet" for name in _FRAMES}
+        frames = {name: pd.read_parquet(path) for name, path in paths.items() if path.is_file()}
+        return cls(**frames, **json.loads((folder / PART).read_text()))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Tables]) -> Tables:
+        """Return the tables of all parts in the order of a single run."""
+        frames = {}
+        for name in _FRAMES:
+            if found := [t for part in parts if len(t := getattr(part, name))]:
+                frames[name] = pd.concat(found, ignore_index=True)
+        for name in ("metrics", "chance", "collapse"):
+            if name in frames:
+                frames[name] = _by_scope(frames[name])
+        if "conditions" in frames:
+            keys = ["perturbation", "cell_type", "batch"]
+            frames["conditions"] = frames["conditions"].sort_values(keys, ignore_index=True)
+        highest = max(part.facts["largest_predicted_value"] for part in parts)
+        facts = {**parts[0].facts, "largest_predicted_value": highest}
+        return cls(**frames, facts=facts, findings=parts[0].findings)
+
+
+def _by_scope(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort rows by scope, pool first, those of a scope staying as they are."""
+    order = [
+        i
+        for _, i in sorted(
+            ((kind != POOLED, kind, label), i)
+            for i, (kind, label) in enumerate(zip(table["scope_kind"], table["scope"], strict=True))
+        )
+    ]
+    return table.iloc[order].reset_index(drop=True)
+
+
+def write_folder(
+    folder: Path, tables: Tables, config: EvaluateConfig, names: dict[str, str], seed: int
+) -> dict[str, Any]:
+    """Write all tables but those of DE; return the summary, which is written too.
+
+    Parameters
+    ----------
+    names
+        kind, method and dataset.
+    seed
+        Of the intervals.
+    """
+    conditions = tables.conditions
+    metrics = pd.concat([tables.metrics, condition_rows(conditions)], ignore_index=True)
+    who = pd.DataFrame({k: [names[k]] * len(metrics) for k in ("method", "dataset")})
+    metrics = pd.concat([who, metrics.assign(definition=config.definition)], axis=1)
+    chance = pd.concat(
+        [t for t in (tables.chance, condition_chance(conditions)) if len(t)] or [pd.DataFrame()]
+    )
+    means = aggregate(
+        metrics,
+        _members(conditions),
+        chance=chance,
+        draws=config.bootstrap,
+        seed=seed,
+        definition=config.definition,
+    )
+    summary = {
+        **names,
+        "definition": config.definition,
+        "alpha": config.alpha,
+        "min_de": config.min_de,
+        "num_conditions": len(conditions),
+        "num_cells_real": int(conditions["n_cells"].sum()),
+        "num_cells_predicted": int(conditions["n_predicted"].sum()),
+        **tables.facts,
+        "headline": _headline(means),
+        "collapse": tables.collapse.to_dict("records"),
+        "findings": [*tables.findings, *findings(metrics, conditions, tables.collapse, config)],
+    }
+    metrics.to_parquet(folder / "metrics.parquet", index=False)
+    if len(metrics) <= _CSV_ROWS:
+        metrics.to_csv(folder / "metrics.csv", index=False)
+    means.to_csv(folder / "aggregate.csv", index=False)
+    conditions.to_csv(folder / "conditions.csv", index=False)
+    pd.DataFrame(tables.collapse, columns=pd.Index(COLLAPSE)).to_csv(folder / "collapse.csv", index=False)
+    tables.points.to_parquet(folder / "embedding.parquet", index=False)
+    summary = _plain(summary)
+    (folder / "summary.json").write_text(provenance.as_json(summary))
+    return summary
+
+
+def _members(conditions: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
+    """Return each context's conditions as (scope, perturbation)."""
+    scope = conditions["cell_type"] + "|" + conditions["batch"]
+    keys = list(zip(scope, conditions["perturbation"], strict=True))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for context, key in zip(conditions["context"], keys, strict=True):
+        if context != "":
+            found.setdefault(str(context), []).append(key)
+    return found
+
+
+def _headline(means: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the mean over defined values per metric: pooled, and the mean of the contexts."""
+    chosen = means[means["scope_kind"].isin([POOLED, "contexts"])]
+    return {
+        str(kind): dict(zip(group["metric"], group["nanmean"].astype(float), strict=True))
+        for kind, group in chosen.groupby("scope_kind", sort=False)
+    }
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """Return ``record`` with NaN as null, which JSON knows."""
+    return json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
+
+
+class DifferentialWriter:
+    """Writes the DE tables of both sides, scope after scope, in row groups of a scope's perturbations.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = {side: folder / name for side, name in DIFFERENTIAL.items()}
+        self._writers: dict[str, pq.ParquetWriter] = {}
+
+    def add(self, scope: Scope, comparison: Comparison) -> None:
+        """Write a scope."""
+        step = max(1, _GROUP_ROWS // max(1, len(comparison.genes)))
+        for side in DIFFERENTIAL:
+            for first in range(0, len(comparison.perturbations), step):
+                rows = slice(first, first + step)
+                self.add_group(side, _differential_table(scope, comparison, side, rows))
+
+    def add_group(self, side: str, table: pa.Table) -> None:
+        """Write a row group."""
+        if side not in self._writers:
+            self._writers[side] = pq.ParquetWriter(self._paths[side], table.schema, compression="zstd")
+        self._writers[side].write_table(table, row_group_size=max(1, len(table)))
+
+    def __enter__(self) -> DifferentialWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+def differential_scopes(path: Path) -> list[Scope]:
+    """Return the scope of each row group of a DE table."""
+    with pq.ParquetFile(path) as file:
+        names = ["scope_kind", "scope"]
+        first = [file.read_row_group(i, columns=names).slice(0, 1) for i in range(file.num_row_groups)]
+    return [(t["scope_kind"][0].as_py(), t["scope"][0].as_py()) for t in first]
+
+
+def read_group(path: Path, number: int) -> pa.Table:
+    """Return a row group of a DE table."""
+    with pq.ParquetFile(path) as file:
+        return file.read_row_group(number)
+
+
+def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: slice) -> pa.Table:
+    """Return a row per perturbation and gene."""
+    found, genes = getattr(comparison, side), comparison.genes
+    perturbations = comparison.perturbations[rows]
+    num, width = len(perturbations), len(genes)
+
+    def repeated(names: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))
+
+    return pa.table(
+        {
+            "scope_kind": repeated(scope[:1], np.zeros(num * width)),
+            "scope": repeated(scope[1:], np.zeros(num * width)),
+            "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
+            "gene": repeated(genes, np.tile(np.arange(width), num)),
+            "p": found.p[rows].ravel(),
+            "q": found.q[rows].ravel(),
+            "log2fc": found.log2_fold[rows].ravel(),
+            "mean": found.mean[rows].ravel().astype(np.float32),
+            "control_mean": np.tile(found.control.astype(np.float32), num),
+        }
+    )
