@@ -10,6 +10,21 @@ from scipy.special import ndtr
 from perturbdiff.data.kernels import kernel
 from perturbdiff.evaluation.columns import Columns
 
+# Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
+_STRIDES, _SEARCH = 16, 512
+_STRIDE = 16
+
+
+@kernel
+def _search(keys: np.ndarray, wanted: int) -> int:
+    """Return how many of the sorted ``keys`` lie below ``wanted``, in steps without branches."""
+    low, length = 0, keys.size
+    while length > 0:
+        half = (length + 1) >> 1
+        low += half if keys[low + half - 1] < wanted else 0
+        length -= half
+    return low
+
 
 @kernel
 def _rank_sums(
@@ -27,6 +42,8 @@ def _rank_sums(
     for gene in range(starts.size - 1):
         i, stop = starts[gene], starts[gene + 1]
         first, last = control_starts[gene], control_starts[gene + 1]
+        strides = last - first > _STRIDES * (stop - i)
+        search = last - first > _SEARCH * (stop - i)
         zeros = float(cells - (stop - i))
         control_zeros = float(controls - (last - first))
         all_zeros = zeros + control_zeros
@@ -36,11 +53,13 @@ def _rank_sums(
         low = first
         while i < stop:
             key = keys[i]
-            length = last - low
-            while length > 0:  # how many controls lie below: a search whose steps need no branch
-                half = (length + 1) >> 1
-                low += half if control_keys[low + half - 1] < key else 0
-                length -= half
+            if search:
+                low += _search(control_keys[low:last], key)
+            if strides:
+                while low + _STRIDE <= last and control_keys[low + _STRIDE - 1] < key:
+                    low += _STRIDE
+            while low < last and control_keys[low] < key:
+                low += 1
             copies, high = 1, low
             while i + copies < stop and keys[i + copies] == key:
                 copies += 1

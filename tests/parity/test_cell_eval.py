@@ -224,4 +224,4 @@ def test_from_file_to_file(fixture, definition, tmp_path):
                 np.testing.assert_allclose(mean[metric], summary, rtol=1e-5, err_msg=metric)
         ours = pd.DataFrame(rows[rows["metric"] == "R2"]).set_index("perturbation")["value"].sort_index()
         if scope in r_squared.index.get_level_values(0):
-            np.testing.assert_allclose(ours, r_squared[scope].sort_index(), rtol=1e-6)
+            np.testing.assert_allclose(ours, pd.Series(r_squared[scope]).sort_index(), rtol=1e-6)

@@ -23,7 +23,7 @@ def cells(rng, n, genes=40, density=0.4, decimals=1):
 
 
 @pytest.mark.parametrize("convert", [sp.csr_matrix, sp.csc_matrix, sp.csr_array])
-@pytest.mark.parametrize(("n", "m"), [(30, 50), (3, 400), (1, 20), (60, 5)])
+@pytest.mark.parametrize(("n", "m"), [(30, 50), (3, 400), (1, 20), (60, 5), (1, 4000), (40, 3000)])
 def test_p_equals_scipy_with_ties(convert, n, m):
     rng = np.random.default_rng(n + m)
     x, c = cells(rng, n), cells(rng, m, density=0.3)
