@@ -79,6 +79,9 @@ class AnnDataReader:
             )
         if self._matrix.shape != (shape := (self.num_cells, len(self.genes))):
             raise UserError(f"{self.path}: X has shape {self._matrix.shape}, obs and var say {shape}")
+        if isinstance(self._matrix, CsrMatrix | CscMatrix):
+            with explain_damage(self.path):
+                _check_pointers(self._matrix)
         if len(set(self.genes)) < len(self.genes):
             names, counts = np.unique(np.array(self.genes, object).astype(str), return_counts=True)
             raise UserError(
@@ -193,6 +196,14 @@ def _declared(root: Any) -> dict[str, Any]:
         values = [v.decode() if isinstance(v, bytes) else v for v in np.atleast_1d(value).tolist()]
         found[str(name)] = values[0] if element.shape == () else values
     return found
+
+
+def _check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
+    """Raise if a part of a sparse matrix is gone: zarr reads a chunk whose file is not there as zeros."""
+    pointers = matrix.group["indptr"]
+    sizes = {int(matrix.group[name].shape[0]) for name in ("data", "indices")}
+    if sizes != {int(pointers[-1:][0])} or int(pointers[:1][0]):
+        raise ValueError("the sparse matrix has another number of values than its pointers say")
 
 
 def _whole(matrix: RowMatrix) -> Sparse:

@@ -97,6 +97,8 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
         If units, control labels, genes, conditions or controls do not match.
     """
     notes = Findings()
+    if predictions.reader.path.samefile(truth.reader.path):
+        notes.add("same", f"{truth.reader.path}: predictions and truth are the same file", 1)
     _check_units(predictions, truth)
     predictions, truth = _same_covariates(predictions, truth, notes)
     columns = _columns(predictions.reader, truth.reader, notes)
