@@ -93,8 +93,9 @@ def _median_key(series: pd.Series, *, higher: bool) -> tuple[bool, float]:
 
 def _box(axes: Axes, x: np.ndarray, row: int, color: str) -> None:
     q1, middle, q3 = np.percentile(x, (25, 50, 75))
-    axes.plot([q1, q3], [row, row], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
-    axes.plot([middle, middle], [row - 0.3, row + 0.3], color=INK, lw=1.6)
+    axes.plot([q1, q3], [row, row], color=PAPER, lw=6, solid_capstyle="butt")
+    axes.plot([q1, q3], [row, row], color=color, lw=4, solid_capstyle="butt")
+    axes.plot([middle, middle], [row - 0.32, row + 0.32], color=INK, lw=2.0)
 
 
 def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
@@ -182,8 +183,9 @@ def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look])
         axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))
         x, y = (shown[side].to_numpy(np.float64) for side in ("real", "predicted"))
         points(axes, x, y, style.color, size=12 if len(shown) < 300 else 6, marker=style.marker)
-        low = min(-0.05, *shown[["real", "predicted"]].min()) if len(shown) else -0.05
-        axes.set(xlim=(low - 0.03, 1.03), ylim=(low - 0.03, 1.03), box_aspect=1)
+        every = np.concatenate([x, y, [-0.05, 0.3]])
+        ends = float(every.min()) - 0.04, min(1.03, float(every.max()) + 0.05)
+        axes.set(xlim=ends, ylim=ends, box_aspect=1)
         axes.set_xlabel("correlation of the real changes")
         axes.set_ylabel("correlation of the predicted changes")
         axes.set_title(shorten(method, 44), loc="left", fontweight="bold")

@@ -42,6 +42,7 @@ _COLUMNS = (
     "definition",
 )
 _KEYS = ["scope", "perturbation"]
+_LABELS = ("cell_type", "batch", "perturbation")
 _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
 
 
@@ -167,6 +168,15 @@ class Run:
             return None
         table = pd.read_csv(path, dtype={"scope_kind": str, "scope": str, "verdict": str})
         return table if {"scope_kind", "real", "predicted", "ratio", "verdict"} <= set(table) else None
+
+    @cached_property
+    def conditions(self) -> pd.DataFrame | None:
+        """Return the table of conditions (cell_type, batch, perturbation, ...), or None if there is none."""
+        path = self.path / "conditions.csv"
+        if not path.is_file():
+            return None
+        table = pd.read_csv(path, dtype=dict.fromkeys(_LABELS, str), keep_default_na=False, na_values=[""])
+        return table if set(_LABELS) <= set(table) else None
 
     @cached_property
     def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:

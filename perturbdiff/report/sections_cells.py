@@ -9,9 +9,10 @@ from perturbdiff.report import plots, plots_scores
 from perturbdiff.report.layout import Section
 from perturbdiff.report.results import ENERGY, Column, Run, named
 from perturbdiff.report.subject import Subject
-from perturbdiff.report.svg import Plot
+from perturbdiff.report.svg import GREY, Look, Plot
 
 _CONDITIONS = 6
+_CHANCE = "chance (other perturbation)"
 
 
 def cells(subject: Subject) -> Section:
@@ -40,7 +41,8 @@ def cells(subject: Subject) -> Section:
 _ENERGY = (
     "Each dot is one condition, the thick line its middle half, the tick the median; methods are sorted by it. Energy "
     "distance compares whole populations, so that a prediction with the right mean but too little spread is found "
-    "out. Values around 0 are as near as two samples of the same cells."
+    "out. Values around 0 are as near as two samples of the same cells; chance, where given, is the first method's "
+    "prediction against the real cells of another perturbation."
 )
 _REALISM = (
     "Predicted over real, per condition: median and middle half. On the line a method's cells vary as real cells do; "
@@ -61,7 +63,14 @@ def _energy(subject: Subject) -> Plot | None:
     title = f"Energy distance per condition on {subject.name}"
     if not values:
         return None
-    return plots.strips(f"{subject.anchor}-energy", title, values, metric, subject.look)
+    table = subject.focus.conditions
+    column = f"chance_{ENERGY}"
+    if table is not None and column in table and np.isfinite(table[column].to_numpy(np.float64)).any():
+        keys = table["cell_type"] + "|" + table["batch"], table["perturbation"]
+        index = pd.MultiIndex.from_arrays(keys, names=["scope", "perturbation"])
+        values[_CHANCE] = pd.Series(table[column].to_numpy(np.float64), index=index)
+    look = {**subject.look, _CHANCE: Look(GREY, "o")}
+    return plots.strips(f"{subject.anchor}-energy", title, values, metric, look)
 
 
 def _realism(subject: Subject) -> Plot | None:

@@ -34,7 +34,7 @@ def distinct(subject: Subject) -> Section:
             f"Sizes of the mean change on {subject.name}",
             {m: subject.effects[m].table for m in methods},
             ("size_real", "size_predicted"),
-            ("size of the real change (norm, log1p)", "size of the predicted change (norm, log1p)"),
+            ("real change (norm, log1p)", "predicted change (norm)"),
             subject.look,
         )
         more = f" {MOST_PANELS} of {len(methods)} methods." if len(methods) > MOST_PANELS else ""

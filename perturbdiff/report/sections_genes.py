@@ -37,7 +37,7 @@ def _pooled(subject: Subject, methods: list[str]) -> list[tuple[Plot, str]]:
         f"Numbers of DE genes on {subject.name}",
         tables_,
         ("de_real", "de_predicted"),
-        ("DE genes, real cells", "DE genes, predicted cells"),
+        ("DE genes, real cells", "DE genes, predicted"),
         subject.look,
     )
     found.append((plot, _COUNTS + _left(len(methods), MOST_PANELS, "panels")))
