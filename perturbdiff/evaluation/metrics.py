@@ -139,10 +139,10 @@ def areas(
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Return the rank correlation with average ranks; NaN for fewer than two values or a constant side."""
-    return _pearson(_ranks(x), _ranks(y)) if len(x) > 1 else float("nan")
+    return _pearson(average_ranks(x), average_ranks(y)) if len(x) > 1 else float("nan")
 
 
-def _ranks(x: np.ndarray) -> np.ndarray:
+def average_ranks(x: np.ndarray) -> np.ndarray:
     """Return ranks from 1, equal values sharing their mean; scipy.stats would be 60 MiB for this alone."""
     _, place, copies = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(copies) - (copies - 1) / 2.0)[place]
@@ -160,9 +160,8 @@ def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
         return float("nan"), float("nan")
     order = np.argsort(-score)
     ordered = score[order]
-    last = np.append(
-        np.flatnonzero(ordered[1:] != ordered[:-1]), len(score) - 1
-    )  # of each run of equal scores
+    ends = np.flatnonzero(ordered[1:] != ordered[:-1])
+    last = np.append(ends, len(score) - 1)  # of each run of equal scores
     hits, taken = np.cumsum(label[order])[last].astype(np.float64), last + 1.0
     recall, false_rate = hits / hits[-1], (taken - hits) / (taken[-1] - hits[-1])
     precision = float((np.diff(recall, prepend=0.0) * hits / taken).sum())
