@@ -72,7 +72,7 @@ class Cells:
     names
         ``method`` and ``dataset``, if the file says them.
     trained_on
-        Predicted conditions that the model was trained on, if the file says it: their number and the first ones.
+        Predicted conditions that the model was trained on: their number and the first ones; None: not said.
     """
 
     reader: Reader
@@ -85,7 +85,7 @@ class Cells:
     target_sum: float | None = None
     complete: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
-    trained_on: tuple[int, tuple[str, ...]] = (0, ())
+    trained_on: tuple[int, tuple[str, ...]] | None = None
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
         """Return the same cells with the labels of the ``dropped`` covariates forgotten.

@@ -143,10 +143,10 @@ def _scale(reader: AnnDataReader, config: EvaluateConfig) -> str:
     return scale
 
 
-def _trained_on(declared: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+def _trained_on(declared: dict[str, Any]) -> tuple[int, tuple[str, ...]] | None:
     """Return how many of the predicted conditions the model was trained on, and the first of them."""
     number = _number(declared.get("conditions_seen"))
-    return (int(number), tuple(map(str, declared.get("first_seen", ())))) if number else (0, ())
+    return None if number is None else (int(number), tuple(map(str, declared.get("first_seen", ()))))
 
 
 def _number(value: Any) -> float | None:

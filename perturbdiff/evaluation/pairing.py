@@ -325,7 +325,7 @@ def _mean(side: Side, rows: np.ndarray) -> np.ndarray:
 
 def _note_seen(predictions: Cells, notes: Findings) -> None:
     """Say which predicted conditions the model was trained on."""
-    number, first = predictions.trained_on
+    number, first = predictions.trained_on or (None, ())
     if number:
         text = (
             f"{predictions.reader.path}: the model was trained on {number} of the {len(predictions.rows)} predicted "

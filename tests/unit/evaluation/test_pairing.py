@@ -58,7 +58,7 @@ def test_an_equal_pair_has_nothing_to_report(paired):
         "conditions_missing": 0,
         "genes_left_out": 0,
         "genes_reordered": 0,
-        "conditions_seen": 0,
+        "conditions_seen": None,
     }
 
 
