@@ -139,10 +139,10 @@ def areas(
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Return the rank correlation with average ranks; NaN for fewer than two values or a constant side."""
-    return _pearson(average_ranks(x), average_ranks(y)) if len(x) > 1 else float("nan")
+    return _pearson(_ranks(x), _ranks(y)) if len(x) > 1 else float("nan")
 
 
-def average_ranks(x: np.ndarray) -> np.ndarray:
+def _ranks(x: np.ndarray) -> np.ndarray:
     """Return ranks from 1, equal values sharing their mean; scipy.stats would be 60 MiB for this alone."""
     _, place, copies = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(copies) - (copies - 1) / 2.0)[place]
