@@ -16,8 +16,8 @@ _STRIDE = 16
 
 
 @kernel
-def _search(keys: np.ndarray, wanted: int) -> int:
-    """Return how many of the sorted ``keys`` lie below ``wanted``, in steps without branches."""
+def _search(keys: np.ndarray, wanted: np.ndarray) -> int:
+    """Return how many of the sorted ``keys`` lie below the key ``wanted``, in steps without branches."""
     low, length = 0, keys.size
     while length > 0:
         half = (length + 1) >> 1

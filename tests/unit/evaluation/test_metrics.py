@@ -172,6 +172,14 @@ def test_effect_sizes_leave_perturbations_without_real_genes_out(comparison):
     assert np.isnan(m.effect_size_spearman(none, predicted)).all()
 
 
+def test_average_ranks_equal_scipy():
+    rng = np.random.default_rng(8)
+    for n in (1, 2, 50):
+        x = rng.integers(0, 9, n).astype(np.float32)
+        x[x == 0] = np.inf
+        np.testing.assert_array_equal(m.average_ranks(x), stats.rankdata(x))
+
+
 def test_areas_equal_the_reference_with_ties():
     metrics = pytest.importorskip("sklearn.metrics")
     rng = np.random.default_rng(4)
