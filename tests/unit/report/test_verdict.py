@@ -1,0 +1,171 @@
+"""The rules of the first screen at their edges."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perturbdiff.report.results import Column
+from perturbdiff.report.verdict import (
+    FEWEST,
+    Gain,
+    Score,
+    Standing,
+    best_of,
+    gain,
+    judge,
+    line,
+    oriented,
+    place,
+    tally,
+)
+
+ENERGY = Column("energy_distance", "Energy distance", "lower")
+PDCORR = Column("PDCorr", "PDCorr", "higher")
+BETTER, LEVEL, WORSE, UNKNOWN = (0.01, 0.2), (-0.1, 0.1), (-0.2, -0.01), (math.nan, math.nan)
+
+
+def stands(metric=PDCORR, *against, value=0.6, chance=0.1, ceiling=0.8, interval=(0.5, 0.7)):
+    gains = tuple(Gain(f"b{i}", sum(ends) / 2, *ends, 10) for i, ends in enumerate(against))
+    baseline = Score(0.5) if gains else None
+    best = "b0" if gains else None
+    return Standing(metric, Score(value, *interval, 10, 10), best, baseline, gains, chance, ceiling)
+
+
+def energy(*against, **changes):
+    return stands(ENERGY, *against, **{"chance": 2.0, "ceiling": 0.0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("e", "p", "level", "title"),
+    [
+        ([BETTER], [BETTER], "good", "Better than every baseline in energy distance and PDCorr"),
+        (
+            [BETTER, BETTER],
+            [BETTER, LEVEL],
+            "mixed",
+            "Better than every baseline in energy distance, not told apart from b1",
+        ),
+        (
+            [BETTER],
+            [WORSE],
+            "mixed",
+            "Better than every baseline in energy distance, worse than b0 in PDCorr",
+        ),
+        ([LEVEL], [LEVEL], "level", "No better than b0 in energy distance and PDCorr"),
+        ([LEVEL], [WORSE], "poor", "Worse than b0 in PDCorr, not told apart from b0 in energy distance"),
+        ([WORSE, BETTER], [WORSE], "poor", "Worse than b0 in energy distance and PDCorr"),
+        ([UNKNOWN], [UNKNOWN], "unknown", "No interval for energy distance and PDCorr"),
+        ([], [], "unknown", "Not compared"),
+    ],
+)
+def test_against_baselines(e, p, level, title):
+    found = judge([energy(*e), stands(PDCORR, *p)], perturbations=FEWEST)
+    assert found.level == level
+    assert found.title.startswith(title)
+    assert len(found.lines) == 2
+
+
+def test_fewer_perturbations_than_a_verdict_needs():
+    both = [energy(BETTER), stands(PDCORR, BETTER)]
+    assert judge(both, FEWEST).level == "good"
+    found = judge(both, FEWEST - 1)
+    assert found.level == "unknown"
+    assert found.title == "Cannot be judged: 4 perturbations, and at least 5 are needed"
+    assert "1 perturbation," in judge(both, 1).title
+
+
+@pytest.mark.parametrize(
+    ("collapse", "title"),
+    [
+        ("no change predicted", "Predicts no change at all"),
+        ("hardly any change predicted", "Predicts hardly any change"),
+        ("collapsed: nearly one answer for all", "Collapsed"),
+    ],
+)
+def test_collapse_comes_before_scores(collapse, title):
+    both = [energy(BETTER), stands(PDCORR, BETTER)]
+    found = judge(both, 10, collapse)
+    assert found.level == "poor"
+    assert found.title.startswith(title)
+    assert judge(both, 10, "more alike than the truth").level == "good"
+
+
+def test_chance_inside_the_interval_is_no_better_than_chance():
+    good = energy(BETTER)
+    at = stands(PDCORR, BETTER, interval=(0.1, 0.7), chance=0.1)
+    assert at.over_chance == "level"
+    assert judge([good, at], 10).title == "No better than chance in PDCorr"
+    above = stands(PDCORR, BETTER, interval=(0.11, 0.7), chance=0.1)
+    assert above.over_chance == "better"
+    assert judge([good, above], 10).level == "good"
+    below = energy(BETTER, value=3.0, interval=(2.5, 3.5))
+    assert below.over_chance == "worse"
+    assert judge([below, above], 10).title == "No better than chance in energy distance"
+    assert stands(chance=math.nan).over_chance == "unknown"
+
+
+def test_one_core_metric_alone_does_not_make_a_model_good():
+    found = judge([stands(PDCORR, BETTER)], 10)
+    assert found.level == "mixed"
+    assert "only one of two" in found.title
+    undefined = energy(BETTER, value=math.nan)
+    assert judge([undefined, stands(PDCORR, BETTER)], 10).level == "mixed"
+    assert judge([undefined], 10).level == "unknown"
+    assert judge([], 10).level == "unknown"
+
+
+def test_an_interval_that_touches_zero_tells_nothing_apart():
+    assert Gain("b", 0.1, 0.0, 0.2, 9).relation == "level"
+    assert Gain("b", -0.1, -0.2, 0.0, 9).relation == "level"
+    assert Gain("b", 0.1, 1e-9, 0.2, 9).relation == "better"
+    assert Gain("b", 0.1, math.nan, math.nan, 1).relation == "unknown"
+
+
+def test_place_between_chance_and_ceiling():
+    standing = energy(chance=2.0, ceiling=0.0, value=0.5)
+    assert standing.position == pytest.approx(0.75)
+    assert place(2.5, standing) == pytest.approx(-0.25)
+    assert math.isnan(energy(chance=0.0, ceiling=0.0).position)
+    assert math.isnan(energy(chance=-1.0, ceiling=0.0).position)  # the ceiling is the worse one
+    assert math.isnan(stands(ceiling=math.nan).position)
+    assert math.isnan(stands(Column("nonzero_ratio", "Zeros", "one")).position)
+
+
+def test_gain_is_paired_and_points_to_better():
+    index = pd.MultiIndex.from_product([["c"], list("abcdefgh")])
+    rng = np.random.default_rng(0)
+    hard = pd.Series(10 * rng.random(8), index)
+    found = gain(hard - 0.1, hard, "b", "lower")
+    assert found.relation == "better"
+    assert found.value == pytest.approx(0.1)
+    assert gain(hard - 0.1, hard, "b", "higher").relation == "worse"
+    assert gain(hard, hard, "b", "higher").relation == "level"
+    missing = hard.copy()
+    missing.iloc[:3] = math.nan
+    assert gain(missing, hard, "b", "higher").n == 5
+    assert gain(hard.iloc[:1], hard, "b", "higher").relation == "unknown"
+    assert gain(hard.iloc[:0], hard, "b", "higher").n == 0
+    ratio = gain(pd.Series(1.0, index), pd.Series([0.5] * 4 + [1.5] * 4, index), "b", "one")
+    assert ratio.value == pytest.approx(0.5)
+
+
+def test_best_of_and_orientation():
+    assert best_of({"a": 1.0, "b": 2.0, "c": math.nan}, "lower") == "a"
+    assert best_of({"a": 0.8, "b": 1.1}, "one") == "b"
+    assert best_of({"a": math.nan}, "higher") is None
+    assert best_of({"a": 1.0}, "none") is None
+    assert oriented(1.5, "one") == -0.5
+
+
+def test_sentences():
+    text = line(stands(PDCORR, LEVEL))
+    assert text.startswith(
+        "PDCorr 0.600, best baseline b0 0.500 (advantage 0.000, 95 % interval −0.100 to 0.100)"
+    )
+    assert text.endswith("71 % of the way from chance to ceiling.")
+    assert tally([energy(BETTER), stands(PDCORR, LEVEL)]) == (
+        "Of 2 key metrics: better than every baseline on 1, not told apart from the strongest on 1."
+    )
+    assert tally([stands()]) == ""
