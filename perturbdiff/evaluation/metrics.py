@@ -71,7 +71,8 @@ def top_ranks(table: Differential, genes: Sequence[str]) -> np.ndarray:
         found = np.flatnonzero(row)
         strength = -np.abs(table.log2_fold[i, found])
         order = np.argsort(strength)
-        if (np.diff(strength[order]) == 0).any():
+        ordered = strength[order]
+        if (ordered[1:] == ordered[:-1]).any():
             order = np.lexsort((names[found], table.p[i, found], strength))
         ranks[i, found[order]] = np.arange(len(found))
     return ranks
@@ -139,10 +140,10 @@ def areas(
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Return the rank correlation with average ranks; NaN for fewer than two values or a constant side."""
-    return _pearson(_ranks(x), _ranks(y)) if len(x) > 1 else float("nan")
+    return _pearson(average_ranks(x), average_ranks(y)) if len(x) > 1 else float("nan")
 
 
-def _ranks(x: np.ndarray) -> np.ndarray:
+def average_ranks(x: np.ndarray) -> np.ndarray:
     """Return ranks from 1, equal values sharing their mean; scipy.stats would be 60 MiB for this alone."""
     _, place, copies = np.unique(x, return_inverse=True, return_counts=True)
     return (np.cumsum(copies) - (copies - 1) / 2.0)[place]
