@@ -41,6 +41,7 @@ _KINDS = {
     "controls": "Control cells",
     "missing": "Missing perturbations",
     "seen": "Seen in training",
+    "no_de": "Few DE genes",
     "genes": "Genes",
 }
 _ALIKE = ("no change", "hardly", "collapsed", "more alike")
@@ -60,6 +61,7 @@ class Overview:
 
     focus: str
     color: str
+    about: str
     verdict: Verdict
     key: Table
     notes: list[Note] = field(default_factory=list)
@@ -88,7 +90,7 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     key = _key_table(about, standings)
     notes = [Note("Comparability", w.removeprefix(f"{about.name}: ")) for w in warnings]
     notes += findings(about, standings, collapse)
-    found = Overview(about.focus.method, about.look[about.focus.method].color, said, key)
+    found = Overview(about.focus.method, about.look[about.focus.method].color, scale_of(about), said, key)
     found.notes, found.more = notes[:_SHOWN], notes[_SHOWN:]
     found.ceiling = bool(about.ceilings)
     found.chance = any(not math.isnan(s.chance) for s in standings)
@@ -98,6 +100,19 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     found.contexts = [(s[1], _score_tables(about, about.main, s)) for s in scopes[:_CONTEXTS]]
     found.glossary = [(c.heading, c.meaning) for c in about.every if c.meaning]
     return found
+
+
+def scale_of(about: Subject) -> str:
+    """Say on how much the verdict rests."""
+    summary = about.focus.summary
+    baselines = sum(r.kind == "baseline" for r in about.ranked)
+    counts = (
+        (perturbations(about.focus), "perturbation"),
+        (summary.get("num_conditions"), "condition"),
+        (summary.get("num_cells_real"), "real cell"),
+    )
+    said = [f"{n:,} {word}{'s' * (n != 1)}" for n, word in counts if isinstance(n, int)]
+    return " · ".join([*said, f"beside {baselines} baseline{'s' * (baselines != 1)}"])
 
 
 def key_metrics(columns: Sequence[Column]) -> list[Column]:
@@ -215,18 +230,23 @@ def _question(name: str) -> str:
 def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, str] = POOLED) -> list[Table]:
     """Return the scores as tables that fit a screen: profiles and populations, genes, what is left."""
     groups: dict[str, list[Column]] = {}
-    for column in columns:
-        groups.setdefault(_GROUPS.get(column.family, "Further metrics"), []).append(column)
+    for column in sorted(columns, key=lambda c: c.name != ENERGY):
+        groups.setdefault(_group(column), []).append(column)
     found = []
     for title, members in groups.items():
         table = tables.scores(about.runs, members, about.look, scope)
         name = f"{table.name}-{slug(title)}"
-        found.append(Table(table.columns, table.rows, title, table.note, name))
+        found.append(Table(table.columns, table.rows, title, table.note, name, table.below))
     return found
 
 
+def _group(column: Column) -> str:
+    return _MEANS if column.name == ENERGY else _GROUPS.get(column.family, "Further metrics")
+
+
+_MEANS = "Populations and mean expression"
 _GROUPS = {
-    "expression": "Mean expression",
+    "expression": _MEANS,
     "de": "Differentially expressed genes",
     "distribution": "Populations of cells",
     "count": "Numbers of genes",
@@ -259,7 +279,9 @@ def findings(about: Subject, standings: Sequence[Standing], collapse: str) -> li
 
 def _note(finding: dict[str, Any]) -> Note:
     kind = str(finding.get("kind", ""))
-    return Note(_KINDS.get(kind, kind.replace("_", " ").capitalize() or "Note"), str(finding["text"]))
+    text = str(finding["text"]).strip()
+    text = text if text.endswith((".", "!", "?")) else f"{text}."
+    return Note(_KINDS.get(kind, kind.replace("_", " ").capitalize() or "Note"), text)
 
 
 def _of_report(about: Subject, standings: Sequence[Standing]) -> list[tuple[str, str]]:
@@ -296,7 +318,7 @@ def _few_cells(run: Run) -> str:
 
 
 def _undefined(standings: Sequence[Standing]) -> str:
-    missing = [s for s in standings if s.ours.defined < s.ours.total]
+    missing = [s for s in standings if s.ours.defined < s.ours.total and not s.metric.name.endswith("_10")]
     said = ", ".join(f"{s.metric.label} on {s.ours.defined} of {s.ours.total}" for s in missing)
     return f"Not defined everywhere: {said}. Means are over the rest." if said else ""
 

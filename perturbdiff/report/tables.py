@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from perturbdiff.report.comparison import ranks
 from perturbdiff.report.results import POOLED, Column, Run, Scope, metric_columns, score_table
 from perturbdiff.report.svg import Look, slug
 
-_TOP_GENES = 10
 _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")
 
 
@@ -64,13 +62,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its column heads; the first names the rows. ``name`` is that of its download."""
+    """A table with its column heads; the first names the rows.
+
+    ``name`` is that of its download, ``below`` what stands in small print under each head.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     title: str = ""
     note: str = ""
     name: str = ""
+    below: tuple[str, ...] = ()
 
 
 def number(value: float, decimals: int = 3) -> str:
@@ -114,21 +116,31 @@ def scores(
     every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
     places = {m.name: ranks(pd.Series(competing[m.name]), m.direction) for m in columns}
     decimals = {m.name: decimals_for(every[m.name].to_list()) for m in columns}
+    counts = {m.name: {_defined(run, m, scope) for run in runs} for m in columns}
     rows = []
     for run in [*ranked, *(r for r in runs if r.kind == "ceiling")]:
         cells = []
         for metric in columns:
             place = places[metric.name].to_dict().get(run.method) if len(ranked) > 1 else None
-            cells.append(_score_cell(run, metric, scope, place, decimals[metric.name]))
+            count = _defined(run, metric, scope) if len(counts[metric.name]) > 1 else ""
+            cells.append(_score_cell(run, metric, scope, place, decimals[metric.name], count))
         rows.append(Row(run.method, tuple(cells), run.kind, look[run.method].color))
     heads = [m.heading.replace(f" {m.arrow}", f"\u00a0{m.arrow}") for m in columns]
-    return Table(("Method", *heads), tuple(rows), scope[1], name=f"scores-{slug(runs[0].dataset, *scope)}")
+    below = ("", *(next(iter(c)) if len(c) == 1 else "" for c in counts.values()))
+    name = f"scores-{slug(runs[0].dataset, *scope)}"
+    return Table(("Method", *heads), tuple(rows), scope[1], name=name, below=below)
 
 
-def _score_cell(run: Run, metric: Column, scope: Scope, place: float | None, decimals: int) -> Cell:
-    value, defined, total = run.score(metric.name, scope)
+def _defined(run: Run, metric: Column, scope: Scope) -> str:
+    _, defined, total = run.score(metric.name, scope)
+    return f"{defined} of {total}" if defined < total else ""
+
+
+def _score_cell(
+    run: Run, metric: Column, scope: Scope, place: float | None, decimals: int, count: str
+) -> Cell:
+    value = run.score(metric.name, scope)[0]
     kind = "na" if math.isnan(value) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
-    count = f"{defined} of {total}" if defined < total else ""
     low, high = run.interval(metric.name, scope)
     note = interval(low, high, decimals)
     return Cell(number(value, decimals), f"num {kind}".strip(), note, "", None, value, low, high, count)
@@ -184,54 +196,6 @@ def parts(splits: Mapping[str, pd.DataFrame]) -> Table | None:
                 rows.append(Row(f"{name}: {part}", tuple(Cell(amount(c), "num") for c in counts)))
     heads = ("Split", "conditions", "cells", "perturbation labels", "cell types", "batches")
     return Table(heads, tuple(rows)) if rows else None
-
-
-def genes(run: Run, alpha: float, most: int) -> list[Table]:
-    """Return for the perturbations with most DE genes their strongest genes, real and predicted fold changes.
-
-    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then p; a perturbation
-    without such a gene has no table.
-    """
-    real, predicted = run.table("de_real", POOLED[0]), run.table("de_pred", POOLED[0])
-    if real is None or predicted is None:
-        return []
-    real = real.loc[(real["q"] < alpha).to_numpy()]
-    real = real.assign(perturbation=real["perturbation"].astype(str), gene=real["gene"].astype(str))
-    predicted = predicted.assign(gene=predicted["gene"].astype(str))
-    counts = Counter(real["perturbation"])
-    found = []
-    for name in sorted(counts, key=lambda n: (-counts[n], n))[:most]:
-        rows = real.loc[(real["perturbation"] == name).to_numpy()]
-        rows = rows.assign(size=np.abs(rows["log2fc"].to_numpy(np.float64)))
-        rows = rows.sort_values(["size", "p", "gene"], ascending=[False, True, True]).head(_TOP_GENES)
-        ours = predicted.loc[(predicted["perturbation"] == name).to_numpy()].set_index("gene")
-        found.append(_gene_table(f"{name} · {counts[name]:,} DE genes", rows, ours, alpha))
-    return found
-
-
-def _gene_table(condition: str, real: pd.DataFrame, predicted: pd.DataFrame, alpha: float) -> Table:
-    both = real.set_index("gene")[["log2fc", "q"]].join(predicted[["log2fc", "q"]], rsuffix="_predicted")
-    folds = both[["log2fc", "log2fc_predicted"]].to_numpy(np.float64)
-    finite = np.abs(folds[np.isfinite(folds)])
-    top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-    rows = []
-    for gene, row in both.iterrows():
-        true, ours, q = (float(row[c]) for c in ("log2fc", "log2fc_predicted", "q_predicted"))
-        agrees = not math.isnan(ours) and np.sign(true) == np.sign(ours)
-        cells = (
-            Cell(number(true, 2), "num", bar=_bar(true, top)),
-            Cell(number(ours, 2), "num", bar=_bar(ours, top)),
-            Cell("same" if agrees else "no", "" if agrees else "off"),
-            Cell(small(q), "num" if q < alpha else "num faint"),
-        )
-        rows.append(Row(str(gene), cells))
-    return Table(
-        ("Gene", "log₂FC real", "log₂FC predicted", "direction", "q predicted"), tuple(rows), condition
-    )
-
-
-def _bar(value: float, top: float) -> float:
-    return 0.0 if math.isnan(value) else float(np.clip(value / top, -1.0, 1.0))
 
 
 def small(q: float) -> str:

@@ -274,8 +274,8 @@ def _capital(text: str) -> str:
 
 
 def _digits(standing: Standing) -> int:
-    sizes = [abs(v) for v in (standing.ours.value, standing.chance) if math.isfinite(v) and v]
-    return int(np.clip(2 - math.floor(math.log10(max(sizes, default=1.0))), 2, 5))
+    size = abs(standing.ours.value)
+    return int(np.clip(2 - math.floor(math.log10(size)), 1, 5)) if math.isfinite(size) and size else 3
 
 
 def _text(value: float, digits: int) -> str:
