@@ -299,7 +299,7 @@ def _differing_controls(
     notes: Findings,
 ) -> int:
     """Count the groups whose controls in the predictions are not the real ones (the real ones are used anyway)."""
-    differing = [g for g, rows in controls.items() if not _same(real, rows, predicted, theirs.get(g))]
+    differing = [g for g in controls if g in theirs and not _same(real, controls[g], predicted, theirs[g])]
     if differing:
         text = (
             f"{predicted.reader.path}: its controls are not the real ones in {len(differing)} of {len(controls)} "
@@ -310,8 +310,8 @@ def _differing_controls(
     return len(differing)
 
 
-def _same(real: Side, rows: np.ndarray, predicted: Side, theirs: np.ndarray | None) -> bool:
-    if theirs is None or len(theirs) != len(rows):
+def _same(real: Side, rows: np.ndarray, predicted: Side, theirs: np.ndarray) -> bool:
+    if len(theirs) != len(rows):
         return False
     return bool(np.allclose(_mean(real, rows), _mean(predicted, theirs), rtol=1e-4, atol=1e-5))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from perturbdiff.errors import UserError
 from perturbdiff.evaluation import anndata_reader
 from perturbdiff.evaluation.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.pairing import pair, split_half
+from perturbdiff.evaluation.sides import Side
 
 CONFIG = EvaluateConfig()
 
@@ -133,8 +135,37 @@ def test_own_controls_are_used_only_if_asked_for(paired):
     rows = own.predicted_controls["B", "d1"]
     np.testing.assert_allclose(own.predicted.cells(rows).toarray(), predicted.X[rows].toarray(), rtol=1e-6)
     assert kinds(own) == ["controls"]
+    bare = paired(without(predicted, "control"), pair_side(0))
+    assert (kinds(bare), bare.facts["control_groups_replaced"]) == ([], 0)
     with pytest.raises(UserError, match="no controls of its own"):
         paired(without(predicted, "control"), pair_side(0), EvaluateConfig(controls="own"))
+
+
+@pytest.mark.parametrize("number", [np.int32, np.uint16, np.float64])
+def test_counts_may_be_of_any_number_type(paired, number):
+    sides = pair_side(1, counts=True), pair_side(0, counts=True)
+    expected = paired(*sides).predicted
+    sides[0].X = sides[0].X.toarray().astype(number)
+    found = paired(*sides).predicted
+    for condition, rows in expected.rows.items():
+        np.testing.assert_array_equal(
+            found.cells(rows).toarray(), expected.cells(rows).toarray(), str(condition)
+        )
+
+
+@pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_threads_may_read_one_side_together(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
+    adata, path = pair_side(0), tmp_path / f"real.{suffix}"
+    adata.write_h5ad(path) if suffix == "h5ad" else adata.write_zarr(path)
+    cells = open_truth(path, CONFIG)
+    side = Side(cells.reader, cells.rows)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(side.cells, list(cells.rows.values()) * 5))
+    for rows, read in zip(list(cells.rows.values()) * 5, found, strict=True):
+        np.testing.assert_array_equal(read.toarray(), adata.X[rows].toarray())
+    assert side.highest == max(r.data.max() for r in found)
 
 
 @pytest.mark.parametrize("held", [True, False])
