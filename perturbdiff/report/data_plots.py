@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from scipy import stats
 
-from perturbdiff.report.svg import DENSE, GREY, INK, PALETTE, WIDTH, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import DENSE, GREY, INK, NARROW, PALETTE, WIDTH, Plot, canvas, draw, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +45,7 @@ def histogram(
     """
     lower, upper = table["lower"].to_numpy(np.float64), table["upper"].to_numpy(np.float64)
     counts = table[key].to_numpy(np.float64)
-    with canvas(WIDTH, 2.9) as (figure, axes):
+    with canvas(NARROW, 2.4) as (figure, axes):
         axes.bar(lower, counts, width=upper - lower, align="edge", color=_BLUE, alpha=0.8, lw=0)
         if logarithmic:
             axes.set_xscale("log")
@@ -60,7 +61,7 @@ def histogram(
         axes.text(
             place[0], 0.97, "\n".join(text), ha=place[1], va="top", transform=axes.transAxes, linespacing=1.4
         )
-        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
         axes.set_ylim(0, 1.28 * max(1.0, float(counts.max(initial=0))))
         axes.grid(visible=False, axis="x")
         return draw(figure, name, title, table)
@@ -68,7 +69,7 @@ def histogram(
 
 def outlines(name: str, title: str, histograms: Mapping[str, pd.DataFrame]) -> Plot:
     """Draw the number of non-zero genes of several data sets as outlines of equal area, from bins of cells each."""
-    with canvas(WIDTH, 2.9 + 0.16 * ((len(histograms) + 1) // 2)) as (figure, axes):
+    with canvas(NARROW, 2.4 + 0.16 * ((len(histograms) + 1) // 2)) as (figure, axes):
         frames = []
         for i, (label, table) in enumerate(histograms.items()):
             lower, upper = table["lower"].to_numpy(np.float64), table["upper"].to_numpy(np.float64)
@@ -83,7 +84,7 @@ def outlines(name: str, title: str, histograms: Mapping[str, pd.DataFrame]) -> P
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.xaxis.set_major_formatter(FuncFormatter(_amount))
         axes.set(xlabel="non-zero genes", ylabel="density of cells")
-        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
         figure.legend(loc="outside lower center", ncols=2, handlelength=1.4)
         return draw(figure, name, title, pd.concat(frames, ignore_index=True))
 
@@ -106,7 +107,7 @@ def _amount(value: float, _: object = None) -> str:
 
 def ranges(name: str, title: str, table: pd.DataFrame) -> Plot:
     """Draw quartiles and median (columns ``quartile_1, median, quartile_3``) of each cell type, one row each."""
-    with canvas(WIDTH, 0.9 + 0.2 * len(table)) as (figure, axes):
+    with canvas(NARROW, 0.9 + 0.2 * len(table)) as (figure, axes):
         y = np.arange(len(table))
         low, high = (table[c].to_numpy(np.float64) for c in ("quartile_1", "quartile_3"))
         axes.barh(y, np.maximum(high - low, 0.0), left=low, height=0.55, color=_BLUE, alpha=0.45, lw=0)
@@ -115,15 +116,15 @@ def ranges(name: str, title: str, table: pd.DataFrame) -> Plot:
         _rows(axes, table)
         axes.set_xlim(0, 1.05 * max(1.0, float(high.max())))
         axes.set_xlabel("non-zero genes per cell")
-        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
         return draw(figure, name, title, table)
 
 
 def bars(name: str, title: str, table: pd.DataFrame) -> Plot:
     """Draw the cells of each cell type (column ``n_cells``) with their share, largest on top."""
-    with canvas(WIDTH, 0.9 + 0.2 * len(table)) as (figure, axes):
+    with canvas(NARROW, 0.9 + 0.2 * len(table)) as (figure, axes):
         _cell_bars(axes, table)
-        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
         return draw(figure, name, title, table)
 
 
@@ -155,7 +156,7 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
     """Draw distances (columns ``kind, ed``) as violins on a root scale, with mean and interval of ``means``."""
     kinds = [k for k in _ORDER if (table["kind"] == k).any()]
     rng = np.random.default_rng(0)
-    with canvas(WIDTH, 3.5) as (figure, axes):
+    with canvas(NARROW, 3.2) as (figure, axes):
         for row, kind in enumerate(kinds):
             values = _root(table.loc[table["kind"] == kind, "ed"].to_numpy(np.float64))
             _violin(axes, row, values, _COLORS[kind])
@@ -178,7 +179,7 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
         axes.set_ylabel("energy distance (root scale)")
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
-        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
         return draw(figure, name, f"Energy distances: {title}", table)
 
 
@@ -223,7 +224,7 @@ def beside(name: str, kind: str, table: pd.DataFrame, values: pd.DataFrame) -> P
         The distances: columns ``cell_type, ed``.
     """
     title = "Cells and distances by cell type"
-    with canvas(WIDTH * 1.15, max(1.9, 1.0 + 0.22 * len(table))) as (figure, flat):
+    with canvas(WIDTH * 0.9, max(1.9, 1.0 + 0.22 * len(table))) as (figure, flat):
         flat.remove()
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1, 1.3))
         _cell_bars(left, table, share=False)

@@ -15,6 +15,7 @@ from perturbdiff.report.results import Column
 from perturbdiff.report.svg import (
     GREY,
     INK,
+    NARROW,
     PALETTE,
     PAPER,
     WIDTH,
@@ -41,7 +42,7 @@ def scatter(
     if not wide:
         low, high, _ = spread(np.concatenate([a, b]), plain=True)
     won = 100 * float((better + 0.5 * (a == b)).mean())
-    with canvas(WIDTH, 4.4) as (figure, axes):
+    with canvas(NARROW, 3.4) as (figure, axes):
         if wide:
             logarithmic(axes, "x", "y")
         axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
@@ -50,8 +51,8 @@ def scatter(
             color, marker = look[method].color, look[method].marker
             points(axes, b[rows], a[rows], color, size=size, alpha=0.65, marker=marker)
         axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
-        axes.set_xlabel(f"{shorten(other, 40)}")
-        axes.set_ylabel(f"{shorten(ours, 40)}")
+        axes.set_xlabel(f"{shorten(other, 34)}")
+        axes.set_ylabel(f"{shorten(ours, 34)}")
         axes.set_title(metric.heading, loc="left", fontweight="bold")
         axes.set_title(f"better in {won:.0f} %", loc="right", color=look[ours].color)
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
@@ -101,7 +102,7 @@ def _box(axes: Axes, x: np.ndarray, row: int, color: str) -> None:
 def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
     """Draw one loss term of training.csv over the steps, training in blue and validation in orange."""
     data = pd.DataFrame(table[["step", "split", term]]).dropna()
-    with canvas(WIDTH, 2.9) as (figure, axes):
+    with canvas(NARROW, 2.4) as (figure, axes):
         groups = sorted(
             data.groupby("split", observed=True), key=lambda item: (item[0] != "train", str(item[0]))
         )
@@ -154,7 +155,7 @@ def embedding(
     label = condition.replace("|", " · ")
     sources = cells["source"].astype(str).to_numpy()
     places = cells[["x", "y"]].to_numpy(np.float64)
-    with canvas(WIDTH, 4.0) as (figure, axes):
+    with canvas(NARROW, 3.55) as (figure, axes):
         looks = (("control", GREY, 0.35), ("real", INK, 0.4), ("predicted", color, 0.5))
         for source, tint, alpha in looks:
             x, y = places[sources == source].T
@@ -166,10 +167,10 @@ def embedding(
         axes.set(xlim=limits[:2], ylim=limits[2:], box_aspect=0.8)
         for set_label, axis, number in ((axes.set_xlabel, "x", 1), (axes.set_ylabel, "y", 2)):
             share = float(cells[f"explained_{axis}"].iloc[0]) if f"explained_{axis}" in cells else 0.0
-            set_label(f"PC {number} ({100 * share:.1f} % of variance)" if share else f"PC {number}")
+            set_label(f"PC {number} ({100 * share:.1f} %)" if share else f"PC {number}")
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_title(shorten(label, 52), loc="left")
+        axes.set_title(shorten(label, 38), loc="left")
         handles = [Line2D([], [], marker="o", ls="", color=tint, ms=4) for _, tint, _ in looks]
         figure.legend(handles, [source for source, _, _ in looks], loc="outside lower center", ncols=3)
         return draw(figure, name, f"Cells of {label}: control, real and predicted", cells)
@@ -179,14 +180,14 @@ def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look])
     """Draw, for pairs of perturbations, how alike predicted changes are against how alike the real ones are."""
     shown = pairs.dropna(subset=["real", "predicted"])
     style = look[method]
-    with canvas(WIDTH, 4.2) as (figure, axes):
+    with canvas(NARROW, 3.3) as (figure, axes):
         axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))
         x, y = (shown[side].to_numpy(np.float64) for side in ("real", "predicted"))
         points(axes, x, y, style.color, size=12 if len(shown) < 300 else 6, marker=style.marker)
         every = np.concatenate([x, y, [-0.05, 0.3]])
         ends = float(every.min()) - 0.04, min(1.03, float(every.max()) + 0.05)
         axes.set(xlim=ends, ylim=ends, box_aspect=1)
-        axes.set_xlabel("correlation of the real changes")
-        axes.set_ylabel("correlation of the predicted changes")
-        axes.set_title(shorten(method, 44), loc="left", fontweight="bold")
+        axes.set_xlabel("correlation, real changes")
+        axes.set_ylabel("correlation, predicted changes")
+        axes.set_title(shorten(method, 36), loc="left", fontweight="bold")
         return draw(figure, name, f"How alike two perturbations are: {method}", shown)

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from perturbdiff.report.axes import counting, legend_text, logarithmic, points, spread
 from perturbdiff.report.effects import STEP, Split
 from perturbdiff.report.plots_scores import MOST_METHODS
-from perturbdiff.report.svg import INK, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,7 +129,7 @@ def paired_dots(
     perturbation, count = str(genes["perturbation"].iloc[0]), int(genes["de_genes"].iloc[0])
     rows = np.arange(len(genes))
     real = genes["real"].to_numpy(np.float64)
-    with canvas(WIDTH * 0.9, 0.95 + 0.19 * len(genes)) as (figure, axes):
+    with canvas(NARROW, 0.95 + 0.19 * len(genes)) as (figure, axes):
         axes.axvline(0, color=INK, lw=0.8)
         for i, method in enumerate(methods):
             fold, q = (genes[c].to_numpy(np.float64) for c in (method, f"{method} q"))
@@ -151,18 +151,16 @@ def paired_dots(
         axes.plot(real, rows, "|", color=INK, ms=10, mew=2.2, ls="")
         ends = genes[["real", *methods]].to_numpy(np.float64)
         reach = 1.08 * max(0.5, float(np.nanmax(np.abs(ends[np.isfinite(ends)]), initial=0.5)))
-        axes.set(
-            xlim=(-reach, reach), ylim=(len(genes) - 0.4, -0.6), xlabel="log₂ fold change against control"
-        )
+        axes.set(xlim=(-reach, reach), ylim=(len(genes) - 0.4, -0.6), xlabel="log₂ fold change")
         axes.set_yticks(rows, [shorten(g, 18) for g in genes["gene"]])
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
-        axes.set_title(f"{shorten(perturbation, 30)} · {count:,} DE genes", loc="left", fontweight="bold")
+        axes.set_title(f"{shorten(perturbation, 22)} · {count:,} DE genes", loc="left", fontweight="bold")
         handles = [Line2D([], [], color=INK, marker="|", ms=8, mew=2.2, ls="")]
         handles += [Line2D([], [], color=look[m].color, marker=look[m].marker, ms=5, ls="") for m in methods]
-        words = ["real", *(legend_text(m, 18) for m in methods)]
+        words = ["real", *(legend_text(m, 16) for m in methods)]
         figure.legend(
             handles, words, loc="outside lower center", ncols=3, handlelength=0.8, columnspacing=1.2
         )
@@ -188,7 +186,7 @@ def rank_histograms(
     shares = {m: np.histogram(r, edges)[0] / max(1, len(r)) for m, r in ranks.items()}
     top = max([0.05, *(float(shares[m].max(initial=0)) for m in shown)])
     lines = -(-len(shown) // 2)
-    with canvas(WIDTH * 1.05, 0.5 + 1.12 * lines) as (figure, flat):
+    with canvas(WIDTH, 0.5 + 1.12 * lines) as (figure, flat):
         flat.remove()
         grid = figure.subplots(lines, 2, sharey=True, sharex=True, squeeze=False).ravel()
         chance = np.diff(edges) / total
@@ -244,7 +242,7 @@ def sizes(
     low, high, wide = spread(every[every > 0])
     across = 3 if len(shown) > 2 else 2
     lines = -(-len(shown) // across)
-    with canvas(WIDTH * 1.05, 0.5 + (1.45 if across == 3 else 2.05) * lines) as (figure, flat):
+    with canvas(WIDTH, 0.5 + (1.45 if across == 3 else 2.05) * lines) as (figure, flat):
         flat.remove()
         grid = figure.subplots(lines, across, sharey=True, sharex=True, squeeze=False).ravel()
         for axes, method in zip(grid, shown, strict=False):

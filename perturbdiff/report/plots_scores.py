@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ MOST_METHODS = 16
 """Methods with a row in a figure; the numbers beside it hold all."""
 
 _COLORED = 6
+_TITLE = 14  # letters in a line of a panel's title
 _DASHES = (0, (4, 3))
 
 
@@ -101,10 +103,11 @@ def forest(name: str, title: str, panels: Sequence[Forest], look: Mapping[str, L
     The dashed line is chance, the solid one the ceiling, where they are known.
     """
     methods = list(dict.fromkeys(m for panel in panels for m in panel.rows["method"]))[:MOST_METHODS]
-    lines = -(-len(panels) // 2)
-    with canvas(WIDTH * 1.12, lines * (0.62 + 0.19 * len(methods)) + 0.25) as (figure, flat):
+    across = 3 if len(panels) > 4 else 2
+    lines = -(-len(panels) // across)
+    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods)) + 0.25) as (figure, flat):
         flat.remove()
-        grid = figure.subplots(lines, 2, sharey=True, squeeze=False).ravel()
+        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
         for axes, panel in zip(grid, panels, strict=False):
             _forest_panel(axes, panel, methods, look)
         for axes in grid[len(panels) :]:
@@ -142,10 +145,10 @@ def _forest_panel(axes: Axes, panel: Forest, methods: Sequence[str], look: Mappi
     if wide:
         _plain_log(axes)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(4))
+        axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.4g}".replace("-", "−")))
     axes.set_xlim(low, high)
-    axes.set_title(panel.metric.heading, loc="left", fontsize=9, fontweight="bold")
+    axes.set_title(textwrap.fill(panel.metric.heading, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -180,10 +183,11 @@ def realism(
         Of each ratio rows method, median, low, high (quartiles over conditions).
     """
     methods = list(dict.fromkeys(m for _, rows in panels for m in rows["method"]))[:MOST_METHODS]
-    lines = -(-len(panels) // 2)
-    with canvas(WIDTH * 1.12, lines * (0.62 + 0.19 * len(methods))) as (figure, flat):
+    across = 3 if len(panels) > 2 else 2
+    lines = -(-len(panels) // across)
+    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods))) as (figure, flat):
         flat.remove()
-        grid = figure.subplots(lines, 2, sharey=True, squeeze=False).ravel()
+        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
         for axes, (metric, rows) in zip(grid, panels, strict=False):
             _ratio_panel(axes, metric, rows, methods, look)
         for axes in grid[len(panels) :]:
@@ -211,7 +215,7 @@ def _ratio_panel(
         inside = low <= float(row["median"]) <= high
         marker = style.marker if inside else "<" if float(row["median"]) < low else ">"
         axes.plot(
-            np.clip(float(row["median"]), low, high),
+            np.clip(float(row["median"]), 1.03 * low, high / 1.03),
             place,
             marker,
             color=style.color,
@@ -221,13 +225,13 @@ def _ratio_panel(
         )
     axes.set_xscale("log")
     ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 50.0) if low <= t <= high]
-    if len(ticks) > 5:
-        ticks = [t for t in ticks if t not in (0.8, 1.25)]
+    if len(ticks) > 4:
+        ticks = [t for t in ticks if t not in (0.05, 0.2, 0.8, 1.25, 2.0, 10.0)]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(FixedLocator([]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlim(low, high)
-    axes.set_title(metric.label, loc="left", fontsize=9, fontweight="bold")
+    axes.set_title(textwrap.fill(metric.label, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)

@@ -50,8 +50,9 @@ _REALISM = (
     "however good its scores are. An arrow head: beyond the axis."
 )
 _CELLS = (
-    "All panels share their principal components, fitted on real cells, and their axes; crosses mark the mean of each "
-    "population. A good prediction covers the real cells, in place and in spread, and not the controls."
+    "All panels share their axes and their principal components, which are fitted on real cells (in brackets their "
+    "share of the variance); crosses mark the mean of each population. A good prediction covers the real cells, in "
+    "place and in spread, and not the controls."
 )
 
 

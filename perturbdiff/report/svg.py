@@ -36,6 +36,7 @@ _PAGE_COLORS = {
 # A scatter of more points than this is drawn as an image inside the SVG.
 DENSE = 1200
 WIDTH = 4.6
+NARROW = 3.5  # of figures in narrow columns: their text keeps its size on the page
 PNG_DPI = 160
 DOTS = "dots"  # group of points that becomes one path, named DOTS-diameter-
 _BATCHES = 6  # overlapping points of one path do not add up; those of different paths do
