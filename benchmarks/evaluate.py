@@ -191,8 +191,18 @@ def command_turns(given: argparse.Namespace, paths: tuple[Path, Path], work: Pat
     name, journal = "ours, the command, 2 threads", work / "turns.jsonl"
     seen = [json.loads(line)[1] for line in journal.read_text().splitlines()] if journal.exists() else []
     out, (real, predicted) = work / "tables", paths
-    command = [sys.executable, "-W", "ignore", "-m", "perturbdiff.cli", "evaluate", str(predicted), str(real)]
-    command += ["--out", str(out), "--control", CONTROL, "--threads", "2", "--force", "--quiet"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "perturbdiff.cli",
+        "-q",
+        "evaluate",
+        str(predicted),
+        str(real),
+    ]
+    command += ["--out", str(out), "--control", CONTROL, "--threads", "2", "--force"]
     for _ in range(len(seen), given.turns or TURNS.get(given.size, 1)):
         start = time.perf_counter()
         process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -226,33 +236,37 @@ def one_layout(given: argparse.Namespace, screen: Screen, folder: Path) -> dict[
 def table(measured: dict[str, Any]) -> str:
     """Return the tables of everything measured, in Markdown."""
     parts = []
-    for title, found in measured.items():
-        size, layout = title.split(", ")
+    for title in sorted(measured, key=lambda t: (list(SIZES).index(t.split(", ")[0]), t)):
+        found, (size, layout) = measured[title], title.split(", ")
+        loads = [row["load"] for row in found["rows"].values()]
         parts.append(
-            f"{found['perturbations']:,} perturbations, {found['genes']:,} genes, {found['cells']:,} real and as many "
-            f"predicted cells, {found['controls']:,} of them controls; {layout} files ({size}):\n\n"
-            "| | reading, s | computing, s | CPU s | peak, MiB | cell-eval takes | with reading | its peak |\n"
-            "|---|---|---|---|---|---|---|---|"
+            f"**{size.capitalize()}, {layout}**: {found['perturbations']:,} perturbations, {found['genes']:,} genes, "
+            f"{found['cells']:,} real and as many predicted cells, {found['controls']:,} of them controls; load of the "
+            f"machine {min(loads):.1f} to {max(loads):.1f}.\n\n"
+            "| | reading, s | computing, s | CPU s | peak, MiB | cell-eval / this | with reading | its peak / this | "
+            "prototype / this |\n|---|---|---|---|---|---|---|---|---|"
         )
-        theirs = found["rows"].get(REFERENCE)
-        parts[-1] += "".join("\n" + line(name, row, theirs) for name, row in found["rows"].items())
+        parts[-1] += "".join("\n" + line(name, row, found["rows"]) for name, row in found["rows"].items())
         parts += [agreement_line(name, columns) for name, columns in found["agreement"].items()]
     return "\n\n".join(parts)
 
 
-def line(name: str, row: dict[str, float], theirs: dict[str, float] | None) -> str:
-    cells = [name, f"{row['reading']:.2f}", f"{row['wall']:.2f}", f"{row['cpu']:.2f}", f"{row['peak']:.0f}"]
-    if "all metrics" in name or "command" in name:
-        cells[1] = "in computing"
-    ratios = [""] * 3
-    if theirs is not None and row is not theirs:
+def line(name: str, row: dict[str, float], rows: dict[str, dict[str, float]]) -> str:
+    """Return a row of a table; how many times as long the others took only beside ours."""
+    whole = "tables" in name or "command" in name
+    cells = [
+        name,
+        "in computing" if whole else f"{row['reading']:.2f}",
+        *(f"{row[k]:.2f}" for k in ("wall", "cpu")),
+    ]
+    ratios = [""] * 4
+    theirs, plain = rows.get(REFERENCE), [r for n, r in rows.items() if n.startswith("prototype")]
+    if name.startswith("ours") and theirs is not None:
         both = (theirs["reading"] + theirs["wall"]) / (row["reading"] + row["wall"])
-        ratios = [
-            f"{theirs['wall'] / row['wall']:.1f} ×",
-            f"{both:.1f} ×",
-            f"{theirs['peak'] / row['peak']:.1f} ×",
-        ]
-    return "| " + " | ".join([*cells, *ratios]) + " |"
+        ratios[:3] = [f"{r:.1f}" for r in (theirs["wall"] / row["wall"], both, theirs["peak"] / row["peak"])]
+    if name.startswith("ours") and plain:
+        ratios[3] = f"{min(r['wall'] for r in plain) / row['wall']:.1f}"
+    return "| " + " | ".join([*cells, f"{row['peak']:.0f}", *ratios]) + " |"
 
 
 def agreement_line(name: str, columns: dict[str, dict[str, float]]) -> str:
