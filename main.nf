@@ -11,6 +11,7 @@ include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
 include { EVALUATE   } from './modules/local/evaluate'
 include { FINETUNE   } from './modules/local/finetune'
+include { MERGE      } from './modules/local/merge'
 include { PREPROCESS } from './modules/local/preprocess'
 include { PRETRAIN   } from './modules/local/pretrain'
 include { REPORT     } from './modules/local/report'
@@ -171,15 +172,23 @@ workflow SCORE {
     labels  = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
     scoring = models.collectEntries { run -> [(run.id): [unit: run.unit.id, method: run.id, recipe: run.evaluate]] } +
         plan.baselines.collectEntries { one -> [(one.id): [unit: one.unit.id, method: one.method, recipe: one.evaluate]] }
+    // one task scores a prediction, or several do, each some of the scopes, and their tables are merged
+    shards = params.evaluation_shards as int
+    spread = { job -> shards == 1 ? [job] : (0..<shards).collect { i ->
+        [job[0] + [id: "${job[0].id}.part-${i}-of-${shards}".toString(), whole: job[0].id, shard: "${i}/${shards}".toString()]] + job.drop(1) } }
     EVALUATE(SAMPLE.out.predictions.mix(BASELINE.out.predictions)
         .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
         .map { unit, id, predictions, store, _split ->
-            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) })
+            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) }.flatMap { job -> spread.call(job) })
     CEILING(channel.fromList(params.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
-        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) })
+        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) }.flatMap { job -> spread.call(job) })
 
-    metrics  = EVALUATE.out.metrics.mix(CEILING.out.metrics).map { _meta, scores -> scores }
-    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions)
+    scored = EVALUATE.out.metrics.mix(CEILING.out.metrics)
+    MERGE(scored.filter { meta, _scores -> meta.shard }.map { meta, scores -> tuple(groupKey(meta.whole, shards), scores) }
+        .groupTuple().map { key, parts -> tuple([id: "${key}".toString()], parts.sort { one, other -> one.name <=> other.name }) })
+
+    metrics  = scored.filter { meta, _scores -> !meta.shard }.mix(MERGE.out.metrics).map { _meta, scores -> scores }
+    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions, MERGE.out.versions)
 
     emit:
     metrics  // folder

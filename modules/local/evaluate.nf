@@ -11,11 +11,12 @@ process EVALUATE {
     path 'versions.yml',                 emit: versions
 
     script:
+    def part = meta.shard ? "--shard ${meta.shard}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate ${predictions} ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed}
+    perturbdiff evaluate ${predictions} ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${part}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -90,8 +90,8 @@ def condition_chance(conditions: pd.DataFrame) -> pd.DataFrame:
     metrics = [name for name in _DISTRIBUTION if f"chance_{name}" in conditions]
     scopes: list[tuple[Scope, pd.DataFrame]] = [((POOLED, POOLED), conditions)]
     named = conditions[conditions["context"] != ""]
-    for label in sorted(set(named["context"])):
-        scopes.append((("context", str(label)), pd.DataFrame(named[named["context"] == label])))
+    labels = sorted(set(named["context"]))
+    scopes += [(("context", str(x)), pd.DataFrame(named[named["context"] == x])) for x in labels]
     rows = [(*scope, name, table[f"chance_{name}"].mean()) for scope, table in scopes for name in metrics]
     return pd.DataFrame(rows, columns=pd.Index(["scope_kind", "scope", "metric", "chance"]))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
-from perturbdiff.evaluation.cells import Condition
+from perturbdiff.evaluation.cells import Condition, Sparse
 from perturbdiff.evaluation.pairing import Pairing
 
 _EXTRA, _TURNS = 10, 8  # further directions that are followed along, and how often they are turned
@@ -51,33 +52,34 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
         )
         for source, side, rows in sources:
             drawn = rows if len(rows) <= cells else np.sort(rng.choice(rows, cells, replace=False))
-            blocks.append(side.cells(drawn).toarray().astype(np.float32))
+            blocks.append(side.cells(drawn))
             labels += [("|".join(condition), source)] * len(drawn)
     if not labels:
         return pd.DataFrame(columns=pd.Index(columns))
     table = pd.DataFrame(labels, columns=pd.Index(columns[:2]))
-    everything = np.concatenate(blocks)
+    everything: Sparse = sp.vstack(blocks, format="csr")
     real = everything[(table["source"] != "predicted").to_numpy()]
     if min(real.shape) < 2:
         return pd.DataFrame(columns=pd.Index(columns))
     with threadpool_limits(1, "blas"):  # sums keep their order
-        axes, shares = _principal(real, seed)
-        points = (everything - real.mean(axis=0)) @ axes.T
+        axes, centre, shares = _principal(real, seed)
+        points = everything @ axes.T - centre @ axes.T
     signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])
     table["x"], table["y"] = (points * np.where(signs == 0, 1.0, signs)).astype(np.float32).T
     return table.assign(explained_x=np.float32(shares[0]), explained_y=np.float32(shares[1]))
 
 
-def _principal(cells: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first two principal axes, float32 [2, G], and their shares of the variance.
+def _principal(cells: Sparse, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the first two principal axes, float64 [2, G], the mean [G] and the axes' shares of the variance.
 
-    Subspace iteration (Halko et al. 2011, SIAM Rev. 53:217, algorithm 4.4).
+    Subspace iteration (Halko et al. 2011, SIAM Rev. 53:217, algorithm 4.4); the cells stay sparse.
     """
-    centred = cells - cells.mean(axis=0)
-    total = float((centred.astype(np.float64) ** 2).sum())
-    rng = np.random.default_rng(seed)
-    basis = rng.standard_normal((cells.shape[1], min(2 + _EXTRA, *cells.shape)), np.float32)
+    cells = cells.astype(np.float64)
+    centre = np.asarray(cells.mean(axis=0)).ravel()
+    total = float((cells.data**2).sum() - len(cells.indptr[1:]) * (centre**2).sum())
+    basis = np.random.default_rng(seed).standard_normal((cells.shape[1], min(2 + _EXTRA, *cells.shape)))
     for _ in range(_TURNS):
-        basis = np.linalg.qr(centred.T @ (centred @ basis))[0]
-    _, lengths, turned = np.linalg.svd(centred @ basis, full_matrices=False)
-    return (turned @ basis.T)[:2], lengths[:2] ** 2 / total if total > 0 else np.zeros(2)
+        scores = cells @ basis - centre @ basis
+        basis = np.linalg.qr(cells.T @ scores - np.outer(centre, scores.sum(axis=0)))[0]
+    _, lengths, turned = np.linalg.svd(cells @ basis - centre @ basis, full_matrices=False)
+    return (turned @ basis.T)[:2], centre, lengths[:2] ** 2 / total if total > 0 else np.zeros(2)

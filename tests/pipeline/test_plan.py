@@ -59,6 +59,13 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     more = ("--baselines", "control,linear", "--title", "Another", "-resume")
     titled = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), *more)
     assert titled.ran() == ["REPORT"]
+    scores = {p.name for p in (ran.outdir / "metrics").iterdir()}
+    spread = ("--baselines", "control,linear", "--evaluation_shards", "3", "-resume")
+    parts = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), *spread)
+    names = [name.split(" ")[0] for name in parts.ran()]
+    count = {name: names.count(name) for name in set(names)}
+    assert count == {"EVALUATE": 3 * 11, "CEILING": 3 * 3, "MERGE": 11 + 3, "REPORT": 1}, parts.output
+    assert {p.name for p in (ran.outdir / "metrics").iterdir()} == scores, "parts are not published"
 
 
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):

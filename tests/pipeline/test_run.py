@@ -1,5 +1,6 @@
 """The workflow for real on a tiny simulated screen: everything once, nothing twice, and on after a kill."""
 
+import json
 import re
 import signal
 import subprocess
@@ -7,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from perturbdiff.config import EvaluateConfig
+from perturbdiff.evaluation.run import evaluate
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,9 +47,21 @@ def test_raw_counts_become_a_report(first):
 @pytest.mark.slow
 def test_a_new_alpha_scores_again_and_repeats_nothing_else(first):
     nextflow, _ = first
-    other = nextflow.run(*FEW, str(nextflow.folder / "tiny.csv"), "-resume", "--alpha", "0.1")
+    changed = ("--alpha", "0.1", "--evaluation_shards", "2")
+    other = nextflow.run(*FEW, str(nextflow.folder / "tiny.csv"), "-resume", *changed)
     assert other.code == 0, other.output
-    assert {name.split(" ")[0] for name in other.ran()} == {"EVALUATE", "CEILING", "REPORT"}
+    assert {name.split(" ")[0] for name in other.ran()} == {"EVALUATE", "CEILING", "MERGE", "REPORT"}
+    merged = other.outdir / "metrics" / "model.metrics"
+    made = json.loads((merged / "manifest.json").read_text())
+    assert made["config"]["alpha"] == 0.1
+    names = {key: made["config"][key] for key in ("method", "dataset")}
+    config = EvaluateConfig(**{k: v for k, v in made["config"].items() if k in EvaluateConfig.model_fields})
+    (store,) = (other.outdir / "stores").iterdir()
+    predictions = other.outdir / "predictions" / "model.h5ad"
+    one = evaluate(predictions, store, nextflow.folder / "one", config, **names, seed=made["seed"])
+    assert {p.name for p in one.iterdir()} == {p.name for p in merged.iterdir()}
+    for path in one.iterdir():
+        assert path.name == "run.json" or path.read_bytes() == (merged / path.name).read_bytes(), path.name
 
 
 @pytest.mark.slow
