@@ -16,6 +16,7 @@ from perturbdiff.evaluation.scopes import POOLED, Scope
 
 ALL_PERTURBATIONS = "*"  # in the perturbation column: one number for all of them (ES)
 _DISTRIBUTION = [name for name, m in METRICS.items() if m.family == "distribution"]
+_ROW = ("scope_kind", "scope", "perturbation", "metric", "value", "status", "n_cells", "n_predicted")
 _OVER_CONTEXTS = ("contexts", "mean of contexts")
 
 
@@ -80,9 +81,8 @@ def condition_rows(conditions: pd.DataFrame) -> pd.DataFrame:
     table = conditions.assign(scope=conditions["cell_type"] + "|" + conditions["batch"])
     metrics = [name for name in _DISTRIBUTION if name in table]
     table = table.melt(id_vars=keys, value_vars=metrics, var_name="metric", value_name="value")
-    return table.assign(
-        scope_kind="condition", status=np.where(table["value"].isna(), "undefined", "ok").astype(object)
-    )
+    status = np.where(table["value"].isna(), "undefined", "ok").astype(object)
+    return table.assign(scope_kind="condition", status=status)[list(_ROW)]
 
 
 def condition_chance(conditions: pd.DataFrame) -> pd.DataFrame:
