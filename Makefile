@@ -35,6 +35,7 @@ lint: env-dev
 
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
+	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
 	$(RUN) pytest
 
 image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,24 +117,34 @@ def scores(
     every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
     places = {m.name: ranks(pd.Series(competing[m.name]), m.direction) for m in columns}
     decimals = {m.name: decimals_for(every[m.name].to_list()) for m in columns}
-    counts = {m.name: {_defined(run, m, scope) for run in runs} for m in columns}
+    counts = {m.name: _usual([_defined(run, m, scope) for run in runs]) for m in columns}
     rows = []
     for run in [*ranked, *(r for r in runs if r.kind == "ceiling")]:
         cells = []
         for metric in columns:
             place = places[metric.name].to_dict().get(run.method) if len(ranked) > 1 else None
-            count = _defined(run, metric, scope) if len(counts[metric.name]) > 1 else ""
+            count = _defined(run, metric, scope)
+            count = "" if count == counts[metric.name] else count
             cells.append(_score_cell(run, metric, scope, place, decimals[metric.name], count))
         rows.append(Row(run.method, tuple(cells), run.kind, look[run.method].color))
     heads = [m.heading.replace(f" {m.arrow}", f"\u00a0{m.arrow}") for m in columns]
-    below = ("", *(next(iter(c)) if len(c) == 1 else "" for c in counts.values()))
+    below = ("", *("" if _whole(count) else count for count in counts.values()))
     name = f"scores-{slug(runs[0].dataset, *scope)}"
     return Table(("Method", *heads), tuple(rows), scope[1], name=name, below=below)
 
 
 def _defined(run: Run, metric: Column, scope: Scope) -> str:
+    """Return on how many perturbations a metric is defined; empty for a single number for all."""
     _, defined, total = run.score(metric.name, scope)
-    return f"{defined} of {total}" if defined < total else ""
+    return f"{defined} of {total}" if total > 1 else ""
+
+
+def _usual(counts: Sequence[str]) -> str:
+    return Counter(counts).most_common(1)[0][0] if counts else ""
+
+
+def _whole(count: str) -> bool:
+    return not count or len(set(count.split(" of "))) == 1
 
 
 def _score_cell(

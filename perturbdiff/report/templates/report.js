@@ -64,6 +64,7 @@
     const heads = [...table.tHead.rows[0].cells];
     if (first.length > 1) {
       heads.forEach((head, column) => {
+        if (!head.textContent.trim()) return;
         const button = document.createElement("button");
         button.type = "button";
         button.append(...head.childNodes);
