@@ -11,8 +11,8 @@ from perturbdiff.data.kernels import kernel
 from perturbdiff.evaluation.columns import Columns
 
 # Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
-_STRIDES, _SEARCH = 16, 512
-_STRIDE = 16
+_STRIDES, _SEARCH = 4, 512
+_STRIDE = 8
 
 
 @kernel
@@ -24,6 +24,15 @@ def _search(keys: np.ndarray, wanted: np.ndarray) -> int:
         low += half if keys[low + half - 1] < wanted else 0
         length -= half
     return low
+
+
+@kernel
+def _below(keys: np.ndarray, wanted: np.ndarray) -> int:
+    """Return how many of `_STRIDE` keys lie below ``wanted``, which the processor counts at once."""
+    below = np.int32(0)
+    for j in range(_STRIDE):
+        below += np.int32(keys[j] < wanted)
+    return int(below)
 
 
 @kernel
@@ -58,6 +67,8 @@ def _rank_sums(
             if strides:
                 while low + _STRIDE <= last and control_keys[low + _STRIDE - 1] < key:
                     low += _STRIDE
+                if low + _STRIDE <= last:
+                    low += _below(control_keys[low : low + _STRIDE], key)
             while low < last and control_keys[low] < key:
                 low += 1
             copies, high = 1, low
