@@ -21,7 +21,6 @@ from perturbdiff.evaluation.discrimination import Distance, discrimination
 
 __all__ = ["Comparison", "Distance", "Metric", "discrimination"]
 
-DEFINITION = DEFAULT
 MIN_DE = 10  # real DE genes from which on a perturbation counts in DEOver_10 and DEPrec_10
 _Q_FLOOR = np.float32(1e-10)
 _NOT_RANKED = np.iinfo(np.int32).max
