@@ -32,6 +32,7 @@ SOURCES = ("predicted", "control")
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
 _CHUNK_CELLS = 1 << 16
 _ROWS_PER_READ = 4096
+_NAMED = 20  # conditions that a file names among those its method was trained on
 _FEW_VALUES = np.iinfo(np.int32).max
 _FORMATS = (".h5ad", ".zarr")
 
@@ -344,6 +345,24 @@ def requests(store: Store, split: pd.DataFrame, part: str = "test") -> pd.DataFr
     table = pd.DataFrame(conditions[["cell_type", "batch", "perturbation", "n_cells"]][wanted])
     table.insert(0, "condition", np.flatnonzero(wanted))
     return table.reset_index(drop=True)
+
+
+def seen_facts(conditions: pd.DataFrame) -> dict[str, Any]:
+    """Return what a predictions file says of those of its conditions that its method was trained on.
+
+    Parameters
+    ----------
+    conditions
+        ``cell_type, batch, perturbation`` of each.
+
+    Returns
+    -------
+    dict
+        ``conditions_seen``, their number, and ``first_seen``, the names of the first ones.
+    """
+    named = conditions[["cell_type", "batch", "perturbation"]].astype(str).iloc[:_NAMED]
+    first = ["|".join(condition) for condition in named.itertuples(index=False)]
+    return {"conditions_seen": len(conditions), **({"first_seen": first} if first else {})}
 
 
 def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame) -> int:

@@ -91,6 +91,7 @@ def _write(path: Path, name: str, store: Store, split: pd.DataFrame, part: str, 
     task = Task(store, train, wanted["condition"].to_numpy(np.int64), seed)
     predictor = METHODS[name](task)
     total = int(wanted["n_cells"].sum())
+    learned = wanted if part == "train" and name != "control" else wanted[:0]
     with predictions.PredictionWriter(
         path,
         store.genes,
@@ -98,6 +99,7 @@ def _write(path: Path, name: str, store: Store, split: pd.DataFrame, part: str, 
         control=store.control,
         target_sum=store.target_sum,
         dataset=store.path.resolve().name,
+        facts=predictions.seen_facts(pd.DataFrame(learned)),
     ) as writer:
         with track(f"baseline {name}", total) as progress:
             for obs, values in _cells(task, wanted, predictor):

@@ -190,7 +190,7 @@ def _declared(root: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in group:
         element = group[name]
-        if hasattr(element, "keys"):
+        if hasattr(element, "keys") or element.shape is None:
             continue
         value = element[()] if element.shape == () else element[:]
         values = [v.decode() if isinstance(v, bytes) else v for v in np.atleast_1d(value).tolist()]

@@ -18,15 +18,13 @@ from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.devices import resolve_devices
 from perturbdiff.errors import UserError
-from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests
+from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
 from perturbdiff.progress import track
 from perturbdiff.sampling.conditions import ConditionSampler
 from perturbdiff.sampling.fresh import reinitialise
 from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.workers import drawn
 from perturbdiff.semantics import add_tables, read_tables
-
-_NAMED = 20  # conditions that a predictions file names among those its model was trained on
 
 
 def sample(
@@ -193,7 +191,7 @@ def _seen(job: Job, sampler: ConditionSampler, mine: np.ndarray) -> dict[str, An
     if job.random_init or not len(seen):
         return {}
     labels = ["cell_type", "batch", "perturbation"]
+    wanted = sampler.wanted.iloc[mine]
     targets = pd.MultiIndex.from_frame(seen.loc[seen["role"] == "target", labels].astype(str))
-    wanted = pd.MultiIndex.from_frame(sampler.wanted.iloc[mine][labels].astype(str))
-    found = ["|".join(condition) for condition in wanted[wanted.isin(targets)]]
-    return {"conditions_seen": len(found), **({"first_seen": found[:_NAMED]} if found else {})}
+    known = pd.MultiIndex.from_frame(wanted[labels].astype(str)).isin(targets)
+    return seen_facts(pd.DataFrame(wanted[known]))

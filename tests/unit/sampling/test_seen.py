@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from perturbdiff.baselines import predict
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import EvaluateConfig
 from perturbdiff.evaluation.inputs import open_predictions, open_truth
@@ -51,3 +52,13 @@ def test_held_out_conditions_and_untrained_weights_raise_no_warning(trained, pre
     assert open_predictions(held_out, CONFIG).trained_on == (0, ())
     untrained = predicted(split.loc[split["part"] == "train", labels].iloc[-1:], "--random-init", "--force")
     assert "conditions_seen" not in read_predictions(untrained).uns["perturbdiff"]
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("resample", "train"), ("control", "train"), ("resample", "test")]
+)
+def test_a_baseline_knows_the_conditions_that_it_learned_from(trained, tmp_path, name, part):
+    out = predict(name, trained / "store", trained / "split.parquet", tmp_path / "p.h5ad", part=part)
+    cells = open_predictions(out, CONFIG)
+    assert cells.trained_on is not None
+    assert cells.trained_on[0] == (len(cells.rows) if (name, part) == ("resample", "train") else 0)
