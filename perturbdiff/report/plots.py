@@ -74,7 +74,7 @@ def strips(
         for row, method in enumerate(order):
             x, style = filled[method].to_numpy(), look[method]
             y = row + 0.22 * rng.uniform(-1, 1, len(x))
-            points(axes, x, y, style.color, size=7, alpha=0.35, most=1000)
+            points(axes, x, y, style.color, size=7, alpha=0.35, most=min(1000, 6000 // len(order)))
             if len(x) > 1:
                 _box(axes, x, row, style.color)
         axes.set_yticks(range(len(order)), [shorten(m, 24) for m in order])
