@@ -17,6 +17,7 @@ from perturbdiff.evaluation.differential import Differential
 from perturbdiff.evaluation.metrics import Comparison
 
 PAIRS = 250  # mismatched pairs scored at most: a metric of SD 0.2 over pairs has a standard error of 0.013
+_PAIRS_HELD = 32  # whose tables are in memory at a time
 
 
 def chance(
@@ -87,6 +88,16 @@ def _per_pair(
     places = places[: max(PAIRS // num, 1)]
     predicted = ring[np.tile(starts, len(places))]
     real = ring[(starts[None, :] + places[:, None]).ravel() % num]
+    blocks = np.arange(_PAIRS_HELD, len(real), _PAIRS_HELD)
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for one, other in zip(np.split(real, blocks), np.split(predicted, blocks), strict=True):
+        for name, values in score(_paired(comparison, one, other), names).items():
+            found[name].append(values)
+    return {name: _mean(np.concatenate(values)) for name, values in found.items()}
+
+
+def _paired(comparison: Comparison, real: np.ndarray, predicted: np.ndarray) -> Comparison:
+    """Return a comparison whose rows set the real change of one perturbation beside a prediction of another."""
     pairs = Comparison(
         tuple(comparison.perturbations[i] for i in real),
         comparison.genes,
@@ -97,7 +108,7 @@ def _per_pair(
     )
     if "ranks" in comparison.__dict__:  # of the same rows, already found for the scores themselves
         pairs.__dict__["ranks"] = (comparison.ranks[0][real], comparison.ranks[1][predicted])
-    return {name: _mean(values) for name, values in score(pairs, names).items()}
+    return pairs
 
 
 def _per_scope(

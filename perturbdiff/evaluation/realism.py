@@ -182,9 +182,17 @@ def mean_variance_gap(predicted: Moments, real: Moments) -> float:
 
 def _trend(mean: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     order = np.lexsort((sd, mean))
-    groups = np.array_split(order, min(_BINS, len(order) // _BIN))
-    middles = [(np.median(mean[g]), np.median(sd[g])) for g in groups]
-    return np.array([m for m, _ in middles]), np.array([s for _, s in middles])
+    count = min(_BINS, len(order) // _BIN)
+    sizes = np.full(count, len(order) // count)
+    sizes[: len(order) % count] += 1  # groups as equal as they can be, the larger ones first
+    within = np.lexsort((sd[order], np.repeat(np.arange(count), sizes)))
+    starts = np.cumsum(sizes) - sizes
+    return _middles(mean[order], starts, sizes), _middles(sd[order][within], starts, sizes)
+
+
+def _middles(values: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the medians of successive groups whose values are sorted."""
+    return 0.5 * (values[starts + (sizes - 1) // 2] + values[starts + sizes // 2])
 
 
 def correlation_agreement(predicted: Sparse, real: Sparse) -> float:
