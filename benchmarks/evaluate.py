@@ -115,18 +115,20 @@ def sides(given: argparse.Namespace, paths: tuple[Path, Path], work: Path) -> li
     if given.cell_eval:
         seldom = given.seldom or SELDOM.get(given.size)
         found.append(replace(side(REFERENCE, REFERENCE, 2, python=given.cell_eval), most=seldom))
-    return [s for s in found if not given.only or s.name in given.only]
+    return found
 
 
-def measure(found: list[Side], turns: int, journal: Path) -> dict[str, list[dict]]:
-    """Let the sides take turns; what the journal holds is taken from there."""
+def measure(
+    found: list[Side], turns: int, journal: Path, only: list[str] | None = None
+) -> dict[str, list[dict]]:
+    """Let the sides, or only some, take turns; what the journal holds is taken from there."""
     taken: dict[str, list[dict]] = {side.name: [] for side in found}
     if journal.exists():
         for line in journal.read_text().splitlines():
             name, row = json.loads(line)
             taken.setdefault(name, []).append(row)
     due = {side.name: range(len(taken[side.name]), min(turns, side.most or turns)) for side in found}
-    found = [side for side in found if due[side.name]]
+    found = [side for side in found if due[side.name] and (not only or side.name in only)]
     try:
         for side in found:
             side.start()
@@ -227,7 +229,8 @@ def one_layout(given: argparse.Namespace, screen: Screen, folder: Path) -> dict[
         taken, found = command_turns(given, paths, work), {}
     else:
         turns = given.turns or TURNS.get(given.size, 1)
-        taken, found = measure(sides(given, paths, work), turns, work / "turns.jsonl"), agreement(work)
+        taken = measure(sides(given, paths, work), turns, work / "turns.jsonl", given.only)
+        found = agreement(work)
     shape = {"cells": screen.cells, "controls": screen.controls, "perturbations": screen.perturbations}
     size = [path.stat().st_size for path in paths]
     return {**shape, "genes": screen.genes, "bytes": size, "rows": medians(taken), "agreement": found}
