@@ -82,7 +82,7 @@ def condition_rows(conditions: pd.DataFrame) -> pd.DataFrame:
     metrics = [name for name in _DISTRIBUTION if name in table]
     table = table.melt(id_vars=keys, value_vars=metrics, var_name="metric", value_name="value")
     status = np.where(table["value"].isna(), "undefined", "ok").astype(object)
-    return table.assign(scope_kind="condition", status=status)[list(_ROW)]
+    return pd.DataFrame(table.assign(scope_kind="condition", status=status), columns=pd.Index(_ROW))
 
 
 def condition_chance(conditions: pd.DataFrame) -> pd.DataFrame:
@@ -186,18 +186,17 @@ def _intervals(
     """Return ``low`` and ``high`` of each metric that is averaged over perturbations or conditions."""
     found: dict[str, dict[str, float]] = {}
     averaged = table[table["perturbation"] != ALL_PERTURBATIONS]
-    by_rows: dict[
-        int, list[str]
-    ] = {}  # metrics of perturbations and of conditions: as many rows, as many draws
-    for name, size in averaged.groupby("metric", sort=False).size().items():
-        by_rows.setdefault(int(size), []).append(str(name))
-    for names in by_rows.values() if draws else ():
-        chosen = [pd.DataFrame(averaged[averaged["metric"] == name]) for name in names]
-        labels = None if groups is None else chosen[0][groups].to_numpy()
-        values = np.stack([t["value"].to_numpy(np.float64) for t in chosen], axis=1)
-        low, high = bootstrap_means(values, draws=draws, seed=seed, groups=labels)
-        for i, name in enumerate(names):
-            found[name] = {"low": float(low[i]), "high": float(high[i])}
+    by_rows: dict[int, list[tuple[str, pd.DataFrame]]] = {}  # metrics of perturbations, and of conditions
+    for name, own in averaged.groupby("metric", sort=False) if draws else ():
+        by_rows.setdefault(len(own), []).append((str(name), pd.DataFrame(own)))
+    for alike in by_rows.values():
+        labels = None if groups is None else alike[0][1][groups].to_numpy()
+        values = np.stack([own["value"].to_numpy(np.float64) for _, own in alike], axis=1)
+        ends = bootstrap_means(values, draws=draws, seed=seed, groups=labels)
+        found |= {
+            name: {"low": float(low), "high": float(high)}
+            for (name, _), low, high in zip(alike, *ends, strict=True)
+        }
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from perturbdiff.evaluation.metrics import Comparison
 from perturbdiff.evaluation.scopes import Scope, Unit
 from perturbdiff.files import explain_os_errors
 
-HELD_BYTES = 1 << 28
+HELD_BYTES = 1 << 26
 """Test results of more than that in all wait in a temporary file."""
 
 _ROWS = 1024
@@ -46,7 +47,10 @@ class Tested:
         self._row = {name: i for i, name in enumerate(self.perturbations)}
         self._shape = (len(_KINDS), len(self.perturbations), len(genes))
         self._held = np.empty(self._shape) if held else None
-        self._file = None if held else tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as this
+        self._file = None
+        if not held:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as this
+            weakref.finalize(self, self._file.close)
 
     @staticmethod
     def size(unit: Unit, num_genes: int) -> int:
