@@ -10,9 +10,11 @@ process REPORT {
     val options
 
     output:
-    path 'report.html',  emit: page
-    path 'report.txt',   emit: table
-    path 'versions.yml', emit: versions
+    path 'report.html',    emit: page
+    path 'report.txt',     emit: table
+    path 'report_figures', emit: figures
+    path 'report_mqc',     emit: multiqc
+    path 'versions.yml',   emit: versions
 
     script:
     def extra = [bundle: bundles, stats: statistics, split: splits]
@@ -24,6 +26,7 @@ process REPORT {
 
     stub:
     """
-    touch report.html report.txt versions.yml
+    mkdir report_figures report_mqc
+    touch report.html report.txt versions.yml report_figures/figure.svg report_mqc/perturbdiff_scores_mqc.json
     """
 }

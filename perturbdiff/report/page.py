@@ -17,6 +17,7 @@ from perturbdiff.report import plots, tables
 from perturbdiff.report.chapters import Chapter, chapter
 from perturbdiff.report.data_figures import pictures
 from perturbdiff.report.describe import data_tables, read_splits
+from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
 from perturbdiff.report.results import Run, read_json, read_runs, unique_names
 from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
@@ -35,14 +36,15 @@ def write_report(
     against: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write one HTML file that compares methods, and a folder with its figures.
+    """Write one HTML file that compares methods, and folders with its figures and with its scores for MultiQC.
 
     Parameters
     ----------
     runs
         Folders written by `evaluate`, of several methods and data sets.
     out
-        The page. Beside it ``<name>_figures/`` holds every figure as SVG and its numbers as CSV.
+        The page. Beside it ``<name>_figures/`` holds every figure as SVG and PNG with its numbers as CSV, and
+        ``<name>_mqc/`` the scores as custom content for MultiQC.
     title
         Heading of the page.
     bundles, statistics, splits
@@ -65,19 +67,22 @@ def write_report(
     """
     found = read_runs(runs)
     _check(found, against)
-    figures = out.with_name(f"{out.stem}_figures")
+    figures, multiqc = (out.with_name(f"{out.stem}_{what}") for what in ("figures", "mqc"))
     roles = {"run": runs, "bundle": bundles, "statistics": statistics, "split": splits}
     given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
     inputs = _inputs(given)
     config = {"title": title, "against": against}
-    force = force or not figures.is_dir()
+    force = force or not (figures.is_dir() and multiqc.is_dir())
     with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
         if stage.skip:
             return out
         page, drawn = _page(found, config, given)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
-        _export(drawn, figures)
+        with files.writing(figures, folder=True) as partial:
+            export(drawn, partial)
+        with files.writing(multiqc, folder=True) as partial:
+            write_multiqc([(c.about, o) for c, o in page["chapters"]], partial)
         stage.results.update(runs=len(found), figures=len(drawn))
     return out
 
@@ -228,9 +233,3 @@ def _plain(value: float | str) -> str:
 def _along(share: float) -> float:
     """Return where a share of the way from chance to ceiling lies on the page's scale of 160 units."""
     return round(12 + 136 * min(1.07, max(-0.07, share)), 1)
-
-
-def _export(drawn: Sequence[Plot], folder: Path) -> None:
-    """Write every figure as SVG and PNG, and its numbers as CSV."""
-    with files.writing(folder, folder=True) as partial:
-        export(drawn, partial)

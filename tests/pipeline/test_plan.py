@@ -40,6 +40,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert count["REPORT"] == 1
     assert {p.name for p in ran.outdir.iterdir()} == {
         *("metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
+        *("report_figures", "report_mqc"),
         *("splits", "statistics", "stores"),
     }
     assert {p.name for p in (ran.outdir / "models").iterdir()} == {
