@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def scatter(
         axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
         axes.set_xlabel(f"{shorten(other, 34)}")
         axes.set_ylabel(f"{shorten(ours, 34)}")
-        axes.set_title(metric.heading, loc="left", fontweight="bold")
+        axes.set_title(textwrap.fill(metric.heading, 18), loc="left", fontweight="bold")
         axes.set_title(f"better in {won:.0f} %", loc="right", color=look[ours].color)
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
         return draw(figure, name, f"{metric.label}: {ours} against {other}", data)

@@ -338,6 +338,11 @@ def radar_columns(columns: Sequence[Column]) -> list[Column]:
     return [c for c in columns if c.name in _RADAR]
 
 
+def table_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the paper's 14 metrics and the energy distance: each aspect once, for radars and mean win rates."""
+    return [c for c in columns if c.name in (*_RADAR, "MSE", "MAE", ENERGY)]
+
+
 def named(columns: Sequence[Column], name: str) -> Column | None:
     """Return the metric of that name, if it was scored."""
     return next((c for c in columns if c.name == name), None)

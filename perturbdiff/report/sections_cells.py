@@ -12,7 +12,7 @@ from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import GREY, Look, Plot
 
 _CONDITIONS = 6
-_CHANCE = "chance (other perturbation)"
+_CHANCE = "chance"
 
 
 def cells(subject: Subject) -> Section:

@@ -10,7 +10,7 @@ import pandas as pd
 from perturbdiff.report import plots, plots_scores, tables
 from perturbdiff.report.comparison import compare, paired, win_rates
 from perturbdiff.report.layout import Section
-from perturbdiff.report.results import ENERGY, PDCORR, Column
+from perturbdiff.report.results import ENERGY, PDCORR, Column, table_columns
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot, slug
 from perturbdiff.report.tables import number
@@ -82,7 +82,7 @@ def _all_pairs(subject: Subject) -> Section:
     if len(subject.ranked) < 3:
         return found
     parts = []
-    columns = [m for m in subject.main if m.direction in ("higher", "lower")]
+    columns = table_columns(subject.every) or [m for m in subject.main if m.direction in ("higher", "lower")]
     for metric in columns:
         values = {r.method: subject.values(r, metric.name) for r in subject.ranked}
         parts.append(win_rates(values, higher=metric.higher).assign(metric=metric.name))

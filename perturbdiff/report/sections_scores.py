@@ -12,7 +12,7 @@ from perturbdiff.report import plots_scores, tables
 from perturbdiff.report.comparison import scaled
 from perturbdiff.report.layout import Section
 from perturbdiff.report.plots_scores import Forest
-from perturbdiff.report.results import Column, Run, radar_columns, score_table
+from perturbdiff.report.results import Column, Run, radar_columns, score_table, table_columns
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot
 from perturbdiff.report.tables import Cell, Row, Table, number
@@ -83,7 +83,7 @@ def chance(run: Run, metric: str) -> float:
 
 
 def _relative(subject: Subject) -> Plot | None:
-    columns = [c for c in subject.main if c.direction in ("higher", "lower")]
+    columns = table_columns(subject.every)
     if len(subject.ranked) < 3 or len(columns) < _LEAST_FOR_RADAR:
         return None
     share = scaled(score_table(subject.ranked, columns), {m.name: m.higher for m in columns})
