@@ -192,9 +192,8 @@ class Store:
         have = ["cell", *group.attrs["column-order"]]
         unknown = [c for c in columns or () if c not in have]
         if unknown:
-            raise UserError(
-                f"{self.path}: no obs column '{unknown[0]}'{nearest(unknown[0], have) or ';'} columns: {listing(have, 20)}"
-            )
+            hint = nearest(unknown[0], have) or ";"
+            raise UserError(f"{self.path}: no obs column '{unknown[0]}'{hint} columns: {listing(have, 20)}")
         names = have if columns is None else columns
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
         for name in stored.values():

@@ -26,6 +26,7 @@ HELD_VALUES = 1 << 21
 """A matrix with at most so many stored values (16 MiB) is held in memory."""
 
 _CHUNK_CACHE = 1 << 22  # bytes; neighbouring conditions share a chunk
+_SCRATCH = "perturbdiff-"  # names of temporary folders
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
@@ -110,15 +111,15 @@ class AnnDataReader:
     def arrange(self, groups: list[np.ndarray]) -> None:
         """Prepare for reading the rows of one group after the other, unless the matrix is held.
 
-        If a group's rows lie all over the file, they are copied to a temporary folder, sorted, which is deleted
-        with this reader.
+        If a group's rows lie all over the file, they are copied, sorted, to temporary files.
         """
         if self._held is not None:
             return
         with explain_damage(self.path):
             matrix, ends, chunk = self._by_row
             if scattered(groups, ends, chunk):
-                self._rows = sorted_copy(matrix, groups, self._scratch())
+                with tempfile.TemporaryDirectory(prefix=_SCRATCH) as folder:
+                    self._rows = sorted_copy(matrix, groups, Path(folder))
             else:
                 self._rows = DiskRows(matrix)
 
@@ -140,7 +141,7 @@ class AnnDataReader:
         return matrix, np.arange(self.num_cells + 1) * width, int(chunks[0]) * width
 
     def _scratch(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="perturbdiff-"))
+        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 

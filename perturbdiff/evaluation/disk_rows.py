@@ -6,6 +6,7 @@ with its whole chunk. `sorted_copy` then writes the rows once more, group by gro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ def scattered(groups: list[np.ndarray], ends: np.ndarray, chunk: int) -> bool:
 def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> DiskRows:
     """Write the rows of ``groups`` to ``folder``, those of a group together within each piece of the matrix.
 
-    Memory is a piece and its sorted twin; the folder takes 6 or 8 bytes a value.
+    Memory is a piece and its sorted twin; the folder takes 6 or 8 bytes a value. It may be deleted at once: its files
+    stay open.
 
     Raises
     ------
@@ -151,11 +153,19 @@ def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
 
 
 class _RawArray:
-    """Numbers in a plain file, read by slices."""
+    """Numbers in a plain file, read by slices. The file may be deleted meanwhile; threads may share it."""
 
     def __init__(self, path: Path, dtype: np.dtype, length: int) -> None:
-        self._path, self.dtype, self.shape = path, dtype, (length,)
+        self._file, self.dtype, self.shape = path.open("rb", buffering=0), dtype, (length,)
 
     def __getitem__(self, span: slice) -> np.ndarray:
         start, stop, _ = span.indices(self.shape[0])
-        return np.fromfile(self._path, self.dtype, max(0, stop - start), offset=start * self.dtype.itemsize)
+        values = np.empty(max(0, stop - start), self.dtype)
+        offset, done = start * self.dtype.itemsize, 0
+        while done < values.nbytes:
+            rest: Any = values.view(np.uint8)[done:]
+            read = os.preadv(self._file.fileno(), [rest], offset + done)
+            if not read:
+                raise EOFError("a temporary file ends early")
+            done += read
+        return values
