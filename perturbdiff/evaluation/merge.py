@@ -12,6 +12,7 @@ from perturbdiff.errors import UserError, listing
 from perturbdiff.evaluation import tables
 from perturbdiff.evaluation.scopes import POOLED, Scope
 from perturbdiff.evaluation.tables import DIFFERENTIAL, PART, DifferentialWriter, Tables
+from perturbdiff.files import existing
 
 _STAGES = ("evaluate", "ceiling")
 _DETERMINE = ("stage", "config", "inputs", "seed", "versions")
@@ -60,7 +61,7 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
 
 def _record(part: Path) -> dict[str, Any]:
     """Return a part's manifest."""
-    manifest = provenance.read_manifest(part) if part.is_dir() else None
+    manifest = provenance.read_manifest(part) if existing(part, "part").is_dir() else None
     if manifest is None or manifest.get("stage") not in _STAGES or not (part / PART).is_file():
         raise UserError(
             f"{part}: is not a part of an evaluation; 'perturbdiff evaluate … --shard I/N' writes them"

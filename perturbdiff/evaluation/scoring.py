@@ -181,10 +181,11 @@ class _Pass:
         sorted_: list[dict[Group, Columns]] = [{} for _ in sides]
 
         def sort(place: int, group: Group, cells: Sparse) -> None:
+            columns = Columns.of([cells]) if self.wanted.table else None
             if place == 0:
-                self.means[group] = _mean(cells)
-            if self.wanted.table:
-                sorted_[place][group] = Columns.of([cells])
+                self.means[group] = _mean(cells, columns)
+            if columns is not None:
+                sorted_[place][group] = columns
 
         for place, (side, controls) in enumerate(sides):
             if place == 0 or self.wanted.table:
@@ -284,7 +285,9 @@ class _Pass:
             "n_cells": real.shape[0],
             "n_predicted": predicted.shape[0],
             "own": condition in self._own,
-            "effect": float("nan") if control is None else float(np.linalg.norm(_mean(real) - control)),
+            "effect": float("nan")
+            if control is None
+            else float(np.linalg.norm(_mean(real, columns and columns[0]) - control)),
         }
         if condition not in self._own:
             return row
@@ -332,8 +335,10 @@ def _of_groups(unit: Unit, found: Mapping[Group, Columns]) -> Columns:
     return Columns.joined([found[g] for g in sorted({c[:2] for c in unit.conditions}) if g in found])
 
 
-def _mean(cells: Sparse) -> np.ndarray:
-    """Return the mean of each gene, float64 [G]."""
+def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:
+    """Return the mean of each gene, float64 [G]; from the sorted columns if they are at hand."""
+    if columns is not None:
+        return columns.mean
     return np.bincount(cells.indices, weights=cells.data, minlength=cells.shape[1]) / cells.shape[0]
 
 
