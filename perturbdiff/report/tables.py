@@ -231,9 +231,9 @@ def provenance_rows(records: Sequence[tuple[str, str, Mapping[str, Any], Mapping
             Cell(str(manifest.get("stage", "n/a"))),
             Cell(results),
             Cell(amount(manifest.get("seed")), "num"),
-            Cell(duration(run.get("wall_seconds")), "num"),
-            Cell(duration(run.get("cpu_seconds")), "num"),
-            Cell(memory(run.get("peak_memory_mib")), "num"),
+            Cell(duration(run.get("wall_seconds")), "num", value=_measured(run.get("wall_seconds"))),
+            Cell(duration(run.get("cpu_seconds")), "num", value=_measured(run.get("cpu_seconds"))),
+            Cell(memory(run.get("peak_memory_mib")), "num", value=_measured(run.get("peak_memory_mib"))),
             Cell(str(run.get("started", "n/a"))),
             Cell(inputs or "n/a", "code", hint=full),
         )
@@ -251,6 +251,10 @@ def provenance_rows(records: Sequence[tuple[str, str, Mapping[str, Any], Mapping
         "inputs",
     )
     return Table(heads, tuple(rows))
+
+
+def _measured(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def duration(seconds: Any) -> str:
