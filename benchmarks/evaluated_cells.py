@@ -170,7 +170,10 @@ def _sparse(file: h5py.File) -> tuple[Callable[..., None], Callable[[], None]]:
 
     def finish() -> None:
         del file["X/indptr"]
-        file["X"].create_dataset("indptr", data=np.concatenate(pointers))
+        kind = (
+            np.int32 if pointers[-1][-1] < 2**31 else np.int64
+        )  # that of the columns, or every slice converts them
+        file["X"].create_dataset("indptr", data=np.concatenate(pointers).astype(kind))
 
     return put, finish
 

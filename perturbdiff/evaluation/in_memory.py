@@ -127,7 +127,14 @@ def _groups(cells: Matrix, labels: Labels, words: str) -> dict[str, np.ndarray]:
 
 
 def _by_rows(cells: Matrix) -> Matrix:
-    return cells.tocsr() if sp.issparse(cells) else cells  # type: ignore[union-attr]
+    if not sp.issparse(cells):
+        return cells
+    rows: Sparse = cells.tocsr()  # type: ignore[union-attr]
+    if rows.indptr.dtype != rows.indices.dtype and rows.nnz < 2**31:
+        # of unequal integers, as in large files, scipy would convert all column numbers each time rows are taken
+        arrays = (rows.data, *(a.astype(np.int32, copy=False) for a in (rows.indices, rows.indptr)))
+        rows = sp.csr_matrix(arrays, shape=rows.shape)
+    return rows
 
 
 def _rows(cells: Matrix, rows: np.ndarray) -> Sparse:
