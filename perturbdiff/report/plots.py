@@ -48,9 +48,10 @@ def scatter(
             logarithmic(axes, "x", "y")
         axes.axline((low, low), (high, high), color=INK, lw=0.8, ls=(0, (4, 3)))
         size = 16 if len(pairs) < 300 else 8
-        for rows, method in ((~better, other), (better, ours)):
-            color, marker = look[method].color, look[method].marker
-            points(axes, b[rows], a[rows], color, size=size, alpha=0.65, marker=marker)
+        tied = a == b
+        styles = (look[other], look[ours], Look(GREY, "o"))
+        for rows, style in zip((~better & ~tied, better, tied), styles, strict=True):
+            points(axes, b[rows], a[rows], style.color, size=size, alpha=0.65, marker=style.marker)
         axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
         axes.set_xlabel(f"{shorten(other, 34)}")
         axes.set_ylabel(f"{shorten(ours, 34)}")

@@ -15,7 +15,7 @@ from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot, slug
 from perturbdiff.report.tables import number
 
-_OPEN = (PDCORR, "PDS_cos", "AUPRC", ENERGY)
+_OPEN = (PDCORR, "PDS_cos", "DEOver", "DirAgr", "AUPRC", ENERGY)
 
 
 def duels(subject: Subject) -> Section:
@@ -41,8 +41,8 @@ def duels(subject: Subject) -> Section:
 
 
 _INTRO = (
-    "A point is a condition, in the colour of the method that is better there; on the dashed line both are equal. "
-    "Look for points on one side throughout, rather than for a good mean that a few conditions carry."
+    "A point is a condition, in the colour of the method that is better there; grey points on the dashed line are "
+    "ties. Look for points on one side throughout, rather than for a good mean that a few conditions carry."
 )
 _NOTE = (
     "Win rates count a tie as half a win; their 95 % intervals, and those of the mean advantage, are bootstrap "

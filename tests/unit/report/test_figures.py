@@ -205,6 +205,32 @@ def test_cells_beyond_the_bound_are_an_even_draw():
     assert len(plot.data) == 15_000
 
 
+def test_any_label_is_drawn_as_it_is():
+    odd = '_<a & b> $\\frac{x}$ "q"'
+    look = looks([odd])
+    table = pd.DataFrame({"perturbation": [odd], "de_real": [3.0], "de_predicted": [0.0]})
+    genes = gene_table().rename(columns={METHODS[0]: odd, f"{METHODS[0]} q": f"{odd} q"})
+    genes = genes.assign(perturbation=odd, gene=[odd, "$", "_"])
+    found = [
+        plots_scores.forest("a", odd, [Forest(UP, rows([0.5]).assign(method=odd))], look),
+        plots_scores.realism(
+            "b",
+            odd,
+            [(RATIO, pd.DataFrame({"method": [odd], **dict.fromkeys(("median", "low", "high"), 1.2)}))],
+            look,
+        ),
+        plots_scores.win_matrix("c", odd, pd.DataFrame([[0.5]], index=[odd], columns=[odd]), table),
+        plots_genes.separations("d", odd, {odd: split([2.0], [0.1])}, 0.05),
+        plots_genes.paired_dots("e", genes, [odd], 0.05, look),
+        plots_genes.rank_histograms("f", odd, {odd: np.array([0, 1])}, 3, look),
+        plots_genes.sizes("g", odd, {odd: table}, ("de_real", "de_predicted"), ("x", "y"), look),
+    ]
+    for plot in found:
+        ET.fromstring(plot.svg.replace("xlink:", ""))
+        assert any(odd[:6] in w for w in words(plot)), plot.name
+        assert plot.png()
+
+
 def test_export_writes_vector_image_and_numbers(tmp_path):
     one, two = (plots_scores.forest(n, "t", [Forest(UP, rows([0.5, 0.7]))], LOOK) for n in ("one", "two"))
     export([one, two], tmp_path)

@@ -109,6 +109,12 @@ def test_figures_are_equal_for_equal_data_and_carry_the_numbers():
     np.testing.assert_array_equal(one.data["theirs"], b)
 
 
+def test_ties_belong_to_neither():
+    plot = plots.scatter("s", pairs([1.0, 2.0, 3.0, 3.0], [1.0, 2.0, 3.0, 1.0]), UP, ("ours", "theirs"), LOOK)
+    assert "better in 62 %" in plot.svg  # three ties count half
+    assert plot.file.lower().count(f"fill: {LOOK['theirs'].color.lower()}") == 0
+
+
 def test_wide_ranges_get_a_logarithmic_axis_with_plain_numbers():
     a, b = np.geomspace(0.01, 100, 9), np.geomspace(0.02, 50, 9)
     plot = well_formed(plots.scatter("s", pairs(a, b), DOWN, ("ours", "theirs"), LOOK))
