@@ -152,6 +152,7 @@ def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:
             raise UserError(f"no run of '{against}' on {focus.dataset}{hint} methods: {listing(others)}")
     if not others or "nearest-context" in others:
         return others.get("nearest-context")
+    others = {m: r for m, r in others.items() if r.base != focus.base} or others  # rather than another seed
     columns = metric_columns(ranked)
     metric = named(columns, PDCORR) or columns[0]
     table = pd.Series(score_table(list(others.values()), [metric])[metric.name])

@@ -131,6 +131,8 @@ def test_repeated_runs_have_mean_and_spread(tmp_path):
     folders = [make(tmp_path / f"seed{i}", "mine", level=level) for i, level in enumerate((0.4, 0.6))]
     found = about(*folders, make(tmp_path / "linear", "linear"))
     assert {r.method for r in found.ranked} == {"mine · seed0", "mine · seed1", "linear"}
+    assert found.other.method == "linear"  # another method rather than another run of the same
+    assert about(*folders).other.method == "mine · seed1"
     table = repeats(found)
     assert [(r.head, r.cells[0].text) for r in table.rows] == [("mine", "2")]
     values = [r.score("PDCorr")[0] for r in found.ranked[:2]]
