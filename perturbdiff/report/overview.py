@@ -35,14 +35,17 @@ _ZEROS = (0.8, 1.25)
 _SHOWN = 7  # warnings in sight, the others are folded
 _KINDS = {
     "few_cells": "Few cells",
+    "few_perturbations": "Few perturbations",
     "undefined": "Undefined scores",
+    "no_de": "Few DE genes",
     "collapse": "Alike predictions",
     "scale": "Scale",
     "controls": "Control cells",
     "missing": "Missing perturbations",
     "seen": "Seen in training",
-    "no_de": "Few DE genes",
     "genes": "Genes",
+    "covariates": "Labels",
+    "same": "Same file",
 }
 _ALIKE = ("no change", "hardly", "collapsed", "more alike")
 
@@ -263,7 +266,8 @@ def findings(about: Subject, standings: Sequence[Standing], collapse: str) -> li
         "collapse": _alike(collapse),
     }
     found += [Note(_KINDS[k], text) for k, text in checks.items() if text and k not in kinds]
-    found += [Note(*pair) for pair in _of_report(about, standings)]
+    own = [Note(*pair) for pair in _of_report(about, standings)]
+    found += [note for note in own if note.kind not in {n.kind for n in found}]
     seen = {n.text for n in found}
     for run in about.ranked:
         if run is not about.focus:

@@ -20,6 +20,7 @@ from perturbdiff.report.describe import data_tables, read_splits
 from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
 from perturbdiff.report.results import Run, read_json, read_runs, unique_names
+from perturbdiff.report.subject import subject
 from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
@@ -88,8 +89,14 @@ def write_report(
 
 
 def headline(runs: Sequence[Path]) -> str:
-    """Return the main metrics of the runs as a text table, one per data set."""
-    return tables.text_scores(read_runs(runs))
+    """Return the main metrics of the runs as a text table, one per data set, and below them the verdicts."""
+    found = read_runs(runs)
+    verdicts = []
+    for name in dict.fromkeys(r.dataset for r in found):
+        about = subject("d", [r for r in found if r.dataset == name], _looks(found), None)
+        said = overview(about).verdict
+        verdicts.append(f"{name}: {about.focus.method}: {said.title}. {said.sentence}".rstrip())
+    return "\n".join([tables.text_scores(found), "", *verdicts])
 
 
 def _check(runs: Sequence[Run], against: str | None) -> None:

@@ -249,7 +249,7 @@ def tally(standings: Sequence[Standing]) -> str:
         "worse": "worse than one on",
     }
     counts = {r: sum(s.relation == r for s in known) for r in words}
-    said = ", ".join(f"{words[r]} {n}" for r, n in counts.items() if n)
+    said = ", ".join(f"{words[r]} {'all' if n == len(known) else n}" for r, n in counts.items() if n)
     return f"Of {len(known)} key metrics: {said}."
 
 

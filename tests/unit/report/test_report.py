@@ -215,7 +215,10 @@ def test_headline_is_plain_text_with_the_scores(runs):
     lines = text.splitlines()
     assert "PDCorr ↑" in lines[0]
     assert lines[2].startswith("perturbdiff")
-    assert len({len(line) for line in lines}) == 1
+    blank = lines.index("")
+    assert len({len(line) for line in lines[:blank]}) == 1
+    assert lines[blank + 1].startswith("toy: perturbdiff: Better than every baseline")
+    assert len(lines) == blank + 2
 
 
 @pytest.mark.parametrize(
