@@ -1,0 +1,154 @@
+"""What stands on the first screen: from runs to standings, warnings and tables."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_runs import make_run
+
+from perturbdiff.report.overview import key_metrics, overview, values
+from perturbdiff.report.results import read_runs
+from perturbdiff.report.subject import subject
+from perturbdiff.report.svg import looks
+
+
+def about(runs):
+    found = read_runs(runs)
+    return subject("d1", found, looks([r.method for r in found], ["ceiling"]), None)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    made = [
+        make_run(tmp_path / m, m, shown=1, cells=4) for m in ("perturbdiff", "linear", "control", "ceiling")
+    ]
+    for run in made:
+        (run / "embedding.parquet").unlink()
+    return made
+
+
+def edit(run, **columns):
+    """Change columns of the pooled rows of aggregate.csv: column → {metric: value}."""
+    table = pd.read_csv(run / "aggregate.csv")
+    for column, by_metric in columns.items():
+        for metric, value in by_metric.items():
+            table.loc[(table["scope_kind"] == "pooled") & (table["metric"] == metric), column] = value
+    table.to_csv(run / "aggregate.csv", index=False)
+
+
+def say(run, *found):
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"findings": list(found)}))
+
+
+def row(over, metric):
+    return next(r for r in over.key.rows if r.head.startswith(metric))
+
+
+def test_one_of_each_pair_of_key_metrics(runs):
+    every = about(runs).every
+    names = [c.name for c in key_metrics(every)]
+    assert names == ["energy_distance", "PDCorr", "PDS_cos", "DEOver_10", "AUPRC", "DirAgr", "nonzero_ratio"]
+    fewer = [c for c in every if c.name not in ("DEOver_10", "PDS_cos")]
+    assert [c.name for c in key_metrics(fewer)][2:4] == ["PDS_L1", "DEOver"]
+
+
+def test_key_table_holds_ours_the_best_baseline_chance_and_ceiling(runs):
+    edit(runs[0], chance={"PDCorr": 0.05, "energy_distance": 0.4}, low={"PDCorr": 0.6}, high={"PDCorr": 0.95})
+    over = overview(about(runs))
+    ours, best, apart, place, chance, ceiling = row(over, "PDCorr").cells
+    assert (ours.low, ours.high) == (0.6, 0.95)
+    assert best.note == "linear"
+    assert apart.text == "better"
+    assert apart.value == pytest.approx(ours.value - best.value)
+    assert chance.value == 0.05
+    assert place.value == pytest.approx((ours.value - 0.05) / (ceiling.value - 0.05))
+    assert place.scale is not None
+    assert row(over, "Non-zero").cells[3].scale is None
+    assert over.verdict.level == "good"
+
+
+def test_intervals_are_made_where_a_run_holds_none(runs):
+    edit(runs[0], low={"PDCorr": math.nan}, high={"PDCorr": math.nan})
+    ours = row(overview(about(runs)), "PDCorr").cells[0]
+    assert ours.low < ours.value < ours.high
+
+
+def test_values_are_per_perturbation_or_per_condition(runs):
+    run = read_runs(runs[:1])[0]
+    assert len(values(run, "PDCorr")) == 5
+    assert len(values(run, "energy_distance")) == 10
+    assert len(values(run, "ES")) == 0
+    assert np.nanmean(values(run, "PDCorr")) == pytest.approx(run.score("PDCorr")[0])
+    assert values(run, "energy_distance").mean() == pytest.approx(run.score("energy_distance")[0])
+
+
+def test_the_collapse_check_of_the_run_comes_before_our_own(runs):
+    verdict = "collapsed: nearly one answer for all"
+    collapsed = pd.DataFrame(
+        {
+            "scope_kind": ["pooled"],
+            "scope": "pooled",
+            "real": 0.1,
+            "predicted": 1.0,
+            "ratio": 1.0,
+            "verdict": verdict,
+        }
+    )
+    assert overview(about(runs)).verdict.level == "good"
+    collapsed.to_csv(runs[0] / "collapse.csv", index=False)
+    over = overview(about(runs))
+    assert over.verdict.title.startswith("Collapsed")
+    assert ("Alike predictions", f"Collapse check: {verdict}. See “Are the predictions distinct?”.") in [
+        (n.kind, n.text) for n in over.notes
+    ]
+
+
+def test_findings_come_first_and_are_not_said_twice(runs):
+    say(
+        runs[0],
+        {"kind": "few_perturbations", "text": "only 5 to tell apart", "count": 5},
+        {"kind": "odd_thing", "text": "odd!"},
+    )
+    say(
+        runs[1],
+        {"kind": "missing", "text": "2 perturbations are missing"},
+        {"kind": "few_cells", "text": "left out"},
+    )
+    notes = overview(about(runs), ["toy: the runs were scored against different truths."]).notes
+    assert [n.kind for n in notes[:3]] == ["Comparability", "Few perturbations", "Odd thing"]
+    assert notes[0].text == "the runs were scored against different truths."
+    assert notes[1].text == "only 5 to tell apart."
+    assert notes[2].text == "odd!"
+    assert sum(n.kind == "Few perturbations" for n in notes) == 1
+    assert [n.text for n in notes if n.kind == "Missing perturbations"] == [
+        "linear: 2 perturbations are missing."
+    ]
+    assert "left out." not in [n.text for n in notes]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "word"), [(0.79, "more zeros"), (0.8, ""), (1.25, ""), (1.26, "fewer zeros")]
+)
+def test_zeros_are_warned_of_beyond_their_bounds(runs, ratio, word):
+    edit(runs[0], nanmean={"nonzero_ratio": ratio})
+    said = [n.text for n in overview(about(runs)).notes if n.kind == "Zeros"]
+    assert len(said) == bool(word)
+    assert all(word in text for text in said)
+
+
+def test_many_warnings_are_folded(runs):
+    say(runs[0], *({"kind": "missing", "text": f"number {i}"} for i in range(12)))
+    over = overview(about(runs))
+    assert len(over.notes) == 7
+    assert len(over.more) >= 5
+
+
+def test_counts_stand_in_the_heading_and_where_they_differ(runs):
+    edit(runs[1], n_defined={"AUROC": 3})
+    genes = overview(about(runs)).scores[1]
+    i = next(i for i, head in enumerate(genes.columns) if head.startswith("AUROC"))
+    assert genes.below[i] == "4 of 5"
+    assert [r.cells[i - 1].count for r in genes.rows] == ["", "3 of 5", "", ""]
