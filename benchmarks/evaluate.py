@@ -132,8 +132,7 @@ def measure(
     try:
         for side in found:
             side.start()
-        for side in found:
-            side.answer()  # all are ready before the first turn
+            side.answer()  # it has read its files, alone, and all are ready before the first turn
         for number in range(turns):
             for side in [s for s in found if number in due[s.name]]:
                 row = {**side.turn(), "load": os.getloadavg()[0]}
