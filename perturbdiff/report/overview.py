@@ -76,6 +76,13 @@ class Overview:
     ceiling: bool = False
     chance: bool = False
 
+    @property
+    def cautions(self) -> str:
+        """Return what the warnings are about, each once."""
+        kinds = dict.fromkeys(note.kind for note in [*self.notes, *self.more])
+        text = ", ".join(kind[0].lower() + kind[1:] for kind in kinds)
+        return text[:1].upper() + text[1:]
+
 
 def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     """Return verdict, key table, warnings and score tables of one data set.

@@ -53,6 +53,8 @@ def test_the_first_screen_answers(open_page):
     assert page.locator(".key tbody tr").count() >= 6
     assert page.locator(".key svg.scale").count() >= 3
     assert page.locator("nav").is_visible()
+    assert page.locator(".verdict .care a").inner_text()
+    assert page.locator(".warning li").count() >= 1
 
 
 def test_links_lead_somewhere_and_ids_are_unique(open_page):

@@ -144,6 +144,8 @@ def test_many_warnings_are_folded(runs):
     over = overview(about(runs))
     assert len(over.notes) == 7
     assert len(over.more) >= 5
+    assert over.cautions.startswith("Missing perturbations")
+    assert over.cautions.count("erturbations") == 2  # each kind once; the other one is of few perturbations
 
 
 def test_counts_stand_in_the_heading_and_where_they_differ(runs):
