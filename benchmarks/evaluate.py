@@ -245,8 +245,8 @@ def table(measured: dict[str, Any]) -> str:
             f"**{size.capitalize()}, {layout}**: {found['perturbations']:,} perturbations, {found['genes']:,} genes, "
             f"{found['cells']:,} real and as many predicted cells, {found['controls']:,} of them controls; load of the "
             f"machine {min(loads):.1f} to {max(loads):.1f}.\n\n"
-            "| | reading, s | computing, s | CPU s | peak, MiB | cell-eval / this | CPU | with reading | its peak / this | "
-            "prototype / this |\n|---|---|---|---|---|---|---|---|---|---|"
+            "| | reading, s | computing, s | CPU s | peak, MiB | cell-eval / this | CPU | with reading | "
+            "its peak / this | prototype / this |\n|---|---|---|---|---|---|---|---|---|---|"
         )
         parts[-1] += "".join("\n" + line(name, row, found["rows"]) for name, row in found["rows"].items())
         alike: dict[str, list[str]] = {}
@@ -268,7 +268,8 @@ def line(name: str, row: dict[str, float], rows: dict[str, dict[str, float]]) ->
     theirs, plain = rows.get(REFERENCE), [r for n, r in rows.items() if n.startswith("prototype")]
     if name.startswith("ours") and theirs is not None:
         both = (theirs["reading"] + theirs["wall"]) / (row["reading"] + row["wall"])
-        ratios[:3] = [f"{r:.1f}" for r in (theirs["wall"] / row["wall"], both, theirs["peak"] / row["peak"])]
+        wall, cpu, peak = (theirs[key] / row[key] for key in ("wall", "cpu", "peak"))
+        ratios[:4] = [f"{ratio:.1f}" for ratio in (wall, cpu, both, peak)]
     if name.startswith("ours") and plain:
         ratios[4] = f"{min(r['wall'] for r in plain) / row['wall']:.1f}"
     return "| " + " | ".join([*cells, f"{row['peak']:.0f}", *ratios]) + " |"
