@@ -16,8 +16,7 @@ from perturbdiff.evaluation.columns import Columns, Sparse
 from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
 from perturbdiff.evaluation.rank_sums import rank_test
 
-# A difference of two mean log1p values below this (times the mean, above 1) is what rounding to float32 leaves of two
-# equal means, unless one is exactly 0.
+# A relative difference of two mean log1p values below this is what rounding to float32 leaves of two equal means.
 NO_CHANGE = 1e-6
 
 __all__ = [
@@ -116,8 +115,7 @@ def fold_change(mean: np.ndarray, control: np.ndarray, limit: float = 20.0) -> n
 
 def is_rounding(mean: np.ndarray, control: np.ndarray) -> np.ndarray:
     """Return where ``mean`` [M, G] and ``control`` [G] differ by no more than rounding (`NO_CHANGE`), bool."""
-    close = np.abs(mean - control) < NO_CHANGE * np.maximum(1.0, control)
-    return close & (mean > 0) & (control > 0) | (mean == control)
+    return (np.abs(mean - control) < NO_CHANGE * control) | (mean == control)
 
 
 @dataclass(frozen=True)
