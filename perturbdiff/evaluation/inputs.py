@@ -118,12 +118,12 @@ def _columns(reader: AnnDataReader, config: EvaluateConfig, *, own: bool) -> dic
 
 def _control(reader: AnnDataReader, config: EvaluateConfig) -> str | None:
     """Return the control's label as the file or the user says it."""
-    declared = str(reader.declared.get("control", config.control))
-    if config.control not in (None, declared):
+    declared = reader.declared.get("control", config.control)
+    if declared is not None and config.control not in (None, str(declared)):
         raise UserError(
             f"{reader.path}: declares its control to be '{declared}', not '{config.control}' (--control)"
         )
-    return None if declared == "None" else declared
+    return None if declared is None else str(declared)
 
 
 def _scale(reader: AnnDataReader, config: EvaluateConfig) -> str:

@@ -175,3 +175,16 @@ def test_a_declared_control_is_not_overridden(tmp_path):
     path = written(pair_side(0), tmp_path, "h5ad")
     with pytest.raises(UserError, match="declares its control to be 'control', not 'p1'"):
         open_truth(path, EvaluateConfig(control="p1"))
+
+
+def test_a_control_may_be_called_none(tmp_path):
+    adata = pair_side(1)
+    labels = adata.obs["perturbation"].astype(str).replace("control", "None")
+    adata.obs["perturbation"] = labels.to_numpy()
+    del adata.uns["perturbdiff"]["control"]
+    path = written(adata, tmp_path, "h5ad")
+    with pytest.raises(UserError, match="--control"):
+        open_predictions(path, CONFIG)
+    cells = open_predictions(path, EvaluateConfig(control="None"))
+    assert cells.control == "None"
+    assert len(cells.controls) == 4
