@@ -101,9 +101,10 @@ def test_fold_changes_at_zero_means():
 
 
 def test_a_change_below_rounding_is_none():
-    control = np.array([1.0, 5.0, 1.0, 0.0])
-    table = Differential.of(np.ones((1, 4)), control + np.array([[4e-7, 4e-6, 4e-6, 4e-7]]), control)
-    np.testing.assert_array_equal(table.delta[0] == 0, [True, True, False, False])  # 0 itself is not rounded
+    control = np.array([1.0, 5.0, 1.0, 0.0, 0.01])  # what float32 loses is relative: 5e-7 is a change of 0.01
+    change = np.array([[4e-7, 4e-6, 4e-6, 4e-7, 5e-7]])
+    table = Differential.of(np.ones((1, 5)), control + change, control)
+    np.testing.assert_array_equal(table.delta[0] == 0, [True, True, False, False, False])  # 0 is not rounded
     np.testing.assert_array_equal(table.fold[0, [0, 1, 3]], [1, 1, 20])
 
 
