@@ -1,8 +1,10 @@
 # make demo    environment, Nextflow, a simulated screen through the whole workflow, report.html
-# make test    linters and all tests that this machine can run
+# make test    linters and all tests that need no cluster
+# make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
+# make sif     the Apptainer image
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test image lock clean
+.PHONY: demo env env-dev nextflow lint test test-hpc sif lock clean
 
 VENV := .venv
 RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -36,9 +38,13 @@ lint: env-dev
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
-	$(RUN) pytest
+	$(RUN) pytest -m 'not hpc'
 
-image:
+test-hpc: env-dev nextflow
+	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
+	$(RUN) pytest -m hpc -n 4 tests/hpc
+
+sif:
 	bin/build-image perturbdiff.sif
 
 lock:
