@@ -6,6 +6,7 @@
 include { checkParameters } from './modules/plan/parameters'
 include { planOf          } from './modules/plan/experiment'
 include { readRows        } from './modules/plan/samplesheet'
+include { writeRecord     } from './modules/plan/record'
 
 include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
@@ -24,7 +25,7 @@ include { TRAIN      } from './modules/local/train'
 def readPlan() {
     if ('apptainer' in workflow.profile.split(',') && !params.container) { error('profile apptainer needs an image: --container FILE.sif (bin/build-image makes one)') }
     def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
-    checkpoints.mkdirs()   // a container can only bind what exists
+    [checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }   // a container can only bind what exists
     def sheet   = file(params.input, checkIfExists: true)
     def known   = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines
     def names   = params.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
@@ -198,6 +199,7 @@ workflow SCORE {
 workflow {
     checkParameters(params, file("${projectDir}/nextflow_schema.json"))
     plan = readPlan()
+    writeRecord(params, workflow, null)
     DATA(plan)
     FIT(plan, DATA.out.stores, DATA.out.units)
     SCORE(plan, DATA.out.units, FIT.out.bundles)

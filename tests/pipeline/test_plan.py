@@ -39,7 +39,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert count["CEILING"] == 3
     assert count["REPORT"] == 1
     assert {p.name for p in ran.outdir.iterdir()} == {
-        *("metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
+        *("logs", "metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
         *("report_figures", "report_mqc"),
         *("splits", "statistics", "stores"),
     }
@@ -52,7 +52,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
         "blind",
     }
     records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").iterdir()}
-    assert records == {"trace", "timeline", "report", "dag", "versions.yml"}
+    assert records == {"trace", "timeline", "report", "dag", "run", "versions.yml"}
     again = nextflow.run(
         "-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "control,linear", "-resume"
     )
