@@ -42,7 +42,7 @@ test: lint
 
 test-hpc: env-dev nextflow
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
-	$(RUN) pytest -m hpc -n 4 tests/hpc
+	$(RUN) pytest -m hpc -n 4 --dist loadgroup tests/hpc
 
 sif:
 	bin/build-image perturbdiff.sif
