@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from perturbdiff.cli_doctor import doctor
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_evaluate import ceiling, evaluate, merge
 from perturbdiff.cli_import import import_checkpoint
@@ -169,15 +170,7 @@ def report(
     _done(page)
 
 
-@app.command()
-def doctor() -> None:
-    """Tell what this machine offers.
-
-    GPU, Slurm, Apptainer, Nextflow, memory; what is missing and what to do about it.
-    """
-    from perturbdiff.doctor import diagnose, render
-
-    typer.echo(render(diagnose()))
+app.command()(doctor)
 
 
 @config_app.command("show")

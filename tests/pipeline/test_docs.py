@@ -34,7 +34,8 @@ def test_every_command_has_an_example():
 @pytest.mark.parametrize("page", BLOCKS)
 def test_examples_run(tmp_path, page):
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    for language, code in BLOCKS[page]:
+    for language, text in BLOCKS[page]:
+        code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")  # 1: this machine lacks something
         command = (
             ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
         )

@@ -1,0 +1,48 @@
+"""What this machine, job, container and storage offer, and what to do if something is missing. Never waits long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from perturbdiff.doctor import folders, image, job, machine, slurm, tools
+from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
+
+__all__ = ["Check", "as_json", "diagnose", "render"]
+
+
+def diagnose(places: Sequence[Path] = ()) -> list[Check]:
+    """Look at this machine, at the job and the container that this process is in, and at folders.
+
+    Parameters
+    ----------
+    places
+        Folders that a run will use (work, output, checkpoints); none: the current folder.
+    """
+    inside, in_job = image.is_inside(), job.is_inside()
+    looks: list[Look] = [
+        ("Python", machine.python),
+        ("perturbdiff", machine.version),
+        ("CPU", machine.cpus),
+        ("memory", machine.memory),
+        ("torch", machine.torch_version),
+        ("GPU", machine.gpus),
+        ("temporary files", machine.temporary_files),
+    ]
+    if in_job:
+        looks += [("job", job.describe), ("time left", job.time_left), ("allocation", job.resources)]
+    if inside:
+        looks += [("image", image.describe), ("home", image.home)]
+    else:
+        looks += [
+            ("Java", tools.java),
+            ("Nextflow", lambda: tools.nextflow([*places, Path.cwd()])),
+            ("Apptainer", tools.apptainer),
+            ("Slurm", slurm.describe),
+        ]
+        if not in_job:
+            looks += [("accounts", slurm.accounts)]
+    for place in dict.fromkeys(Path(os.path.abspath(p)) for p in places or [Path.cwd()]):  # noqa: PTH100 - no disk access
+        looks.append((str(place), lambda place=place: folders.look(place, asked_for=bool(places))))
+    return gather(looks)

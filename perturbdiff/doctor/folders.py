@@ -1,0 +1,116 @@
+"""A folder that a run will use: file system, room, whether it is shared between nodes, whether locks work there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from perturbdiff.doctor import image, job
+from perturbdiff.doctor.findings import GIB, Check, ask
+
+_MOUNTS = Path("/proc/self/mounts")
+_SHARED = re.compile(
+    r"nfs4?|lustre|gpfs|beegfs\w*|ceph|panfs|wekafs|afs|cifs|smb3|9p|orangefs|pvfs2|daos"
+    r"|fuse\.(sshfs|glusterfs|ceph.*|daos)"
+)
+_MEMORY = ("tmpfs", "ramfs")
+# how to ask for a quota, which most file systems do not show as free space
+_QUOTA = {
+    "lustre": "lfs quota -hu $USER",
+    "gpfs": "mmlsquota",
+    "beegfs": "beegfs-ctl --getquota",
+    "nfs": "quota -s",
+}
+_NODE_ONLY = re.compile(r"\b(localflock|nolock|local_lock=(flock|all))\b")
+# what a second process says while the first holds the lock; two handles of one process may share it on NFS
+_TRY = """
+import fcntl, sys
+with open(sys.argv[1], "a") as handle:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit(0)
+sys.exit(3)
+"""
+
+
+def look(folder: Path, *, asked_for: bool) -> list[Check]:
+    """Look at one folder; one that does not exist yet is judged by what it would be made in."""
+    place = next(p for p in (folder, *folder.parents) if p.exists())
+    if not place.is_dir():
+        return [Check("folder", "problem", f"{folder}: {place} is a file", "name a folder")]
+    kind, options = mount_of(place)
+    room = _room(folder, place, kind)
+    if os.access(place, os.W_OK | os.X_OK):
+        return [room, _sharing(folder, kind), _locks(folder, place, kind, options)]
+    found = f"{folder}: not allowed in {place}"
+    if asked_for:
+        return [room, Check("writing", "problem", found, "a run cannot write there: choose another folder")]
+    return [room, Check("writing", "note", found, "name the folders of your run: --folder")]
+
+
+def mount_of(folder: Path) -> tuple[str, str]:
+    """Return type and options of the file system that holds a folder."""
+    best, found = -1, ("unknown", "")
+    target = folder.resolve()
+    for line in _MOUNTS.read_text().splitlines():
+        fields = line.split()
+        if len(fields) < 4:
+            continue
+        point = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), fields[1]))
+        # the last of equal mounts hides those below
+        if target.is_relative_to(point) and len(point.parts) >= best:
+            best, found = len(point.parts), (fields[2], fields[3])
+    return found
+
+
+def _room(folder: Path, place: Path, kind: str) -> Check:
+    free, system = shutil.disk_usage(place).free, os.statvfs(place)
+    found = f"{folder}: {free / GIB:.1f} GiB free, {kind}"
+    found += "" if folder == place else f" (not there yet; {place})"
+    if free < 2 * GIB:
+        return Check("folder", "problem", found, "free some space or work in another folder")
+    if system.f_files and system.f_favail < 10_000:
+        found += f", room for {system.f_favail} more files"
+        return Check("folder", "problem", found, "delete files or work in another folder")
+    quota = next((command for start, command in _QUOTA.items() if kind.startswith(start)), None)
+    return Check("folder", "ok", found + (f"; a quota may allow less: {quota}" if quota else ""))
+
+
+def _sharing(folder: Path, kind: str) -> Check:
+    """Say whether other nodes see the folder; matters where jobs run on them."""
+    if _SHARED.fullmatch(kind):
+        return Check("sharing", "ok", f"{folder}: {kind}, a network file system")
+    found = f"{folder}: {kind}, " + (
+        "memory of this node" if kind in _MEMORY else "looks like this node's own"
+    )
+    if not (job.is_inside() or image.is_inside() or ask("sbatch", "--version")):
+        return Check("sharing", "ok", f"{found}; no cluster here")
+    remedy = "all nodes must see -work-dir, --outdir, --ckpt_dir, inputs and image"
+    return Check("sharing", "note", found, remedy)
+
+
+def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
+    """Hold a lock, as a training does with its checkpoints, and let a second process try."""
+    remedy = "two trainings could use one checkpoint folder: --ckpt_dir on a file system with locks"
+    try:
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".perturbdiff-doctor-") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            again = [sys.executable, "-c", _TRY, held.name]
+            tried = subprocess.run(again, timeout=20, check=False, capture_output=True)
+    except OSError as error:
+        return Check("locks", "problem", f"{folder}: do not work ({error.strerror})", remedy)
+    except subprocess.TimeoutExpired:
+        return Check("locks", "problem", f"{folder}: a second process waits for ever", remedy)
+    if tried.returncode:
+        return Check("locks", "problem", f"{folder}: a second process gets the same lock", remedy)
+    if _NODE_ONLY.search(options):
+        found = f"{folder}: work within one node only ({kind} mounted with {options})"
+        return Check("locks", "note", found, remedy)
+    return Check("locks", "ok", f"{folder}: work")
