@@ -35,7 +35,8 @@ def test_every_command_has_an_example():
 def test_examples_run(tmp_path, page):
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for language, text in BLOCKS[page]:
-        code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")  # 1: this machine lacks something
+        # exit code 1: this machine lacks something
+        code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")
         command = (
             ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
         )
