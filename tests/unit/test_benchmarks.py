@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import runpy
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import anndata
 import numpy as np
+import pytest
 from scipy import sparse
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +123,7 @@ class MetricsEvaluator:
 """
 PROTOTYPE = """
 import numpy as np
+import pytest
 
 
 def evaluate(real, predicted, column, control, compat):
@@ -181,3 +186,91 @@ def test_evaluated_cells_are_the_same_in_either_layout(tmp_path, monkeypatch):
     assert np.array_equal(controls[0][controls[1].obs_names].X.toarray(), controls[1].X.toarray())
     treated = [side[side.obs["perturbation"] == "p0001"].copy() for side in (real, predicted)]
     assert (treated[0][treated[1].obs_names].X != treated[1].X).nnz > 0
+
+
+# name, attempt, status, inputs, submitted, begun, own time, ended, noticed: a small run on a cluster, in seconds
+RECORDED = (
+    ("DATA:PREPROCESS (screen)", 1, "COMPLETED", "", 10, 13, 20, 34, 36),
+    ("DATA:SPLIT (screen)", 1, "COMPLETED", "a1", 36, 37, 4, 42, 44),
+    ("FIT:TRAIN (model)", 1, "FAILED", "a1 b2", 44, 45, 12, 58, 60),
+    ("FIT:TRAIN (model)", 2, "COMPLETED", "a1 b2", 60, 61, 30, 92, 95),
+    ("FIT:BASELINE (control)", 1, "COMPLETED", "a1 b2", 44, 45, 25, 71, 72),
+    ("FIT:BASELINE (linear)", 1, "COMPLETED", "a1 b2", 44, 45, 26, 72, 73),
+    ("REPORT", 1, "COMPLETED", "d4 e5 f6", 95, 96, 4, 101, 103),
+)
+
+
+def recorded_run(folder):
+    """Write a trace and work folders as Nextflow leaves them, and its log."""
+    start = time.mktime((2026, 11, 22, 1, 0, 0, 0, 0, -1))
+    names = ("a1", "b2", "c3", "d4", "e5", "f6", "g7")
+    rows = ["name\tstatus\tattempt\tcpus\tsubmit\tcomplete\tworkdir"]
+    for place, (name, attempt, status, inputs, submitted, begun, own, ended, noticed) in zip(
+        names, RECORDED, strict=True
+    ):
+        work = folder / "work" / "00" / place
+        (work / "tables1").mkdir(parents=True)
+        for i, origin in enumerate(inputs.split()):
+            (work / ("tables1" if i else "") / f"input{i}").symlink_to(
+                folder / "work" / "00" / origin / "output"
+            )
+        (work / "own-output").symlink_to("elsewhere")
+        for file, moment in ((".command.begin", begun), (".exitcode", ended)):
+            (work / file).touch()
+            os.utime(work / file, (start + moment, start + moment))
+        (work / ".command.trace").write_text(f"nextflow.trace/v2\nrealtime={own * 1000}\n")
+        times = [
+            datetime.fromtimestamp(start + moment).isoformat(" ", "milliseconds")
+            for moment in (submitted, noticed)
+        ]
+        rows.append("\t".join([name, status, str(attempt), "1", *times, str(work)]))
+    rows.append("\t".join(["SIMULATE", "CACHED", "1", "1", *times, str(folder / "gone")]))
+    (folder / "pipeline_info").mkdir()
+    (folder / "pipeline_info" / "trace_1.tsv").write_text("\n".join(rows) + "\n")
+    log = folder / "nextflow.log"
+    log.write_text("Nov-22 01:00:02.000 [main] DEBUG first\n  more\nNov-22 01:01:45.500 [main] DEBUG last\n")
+    os.utime(log, (start + 106, start + 106))
+    return log
+
+
+def test_overhead_of_a_workflow_is_told_from_its_tasks_work(tmp_path, monkeypatch, capsys):
+    log = recorded_run(tmp_path)
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "workflow.py",
+            str(tmp_path),
+            "--log",
+            str(log),
+            "--cores",
+            "2",
+            "--wall",
+            "107",
+            "--out",
+            str(tmp_path / "f.json"),
+        ],
+    )
+    runpy.run_path(str(ROOT / "benchmarks" / "workflow.py"), run_name="__main__")
+    assert "PREPROCESS (screen) 20.0 → SPLIT (screen) 4.0 → TRAIN (model) 12.0" in capsys.readouterr().out
+    found = json.loads((tmp_path / "f.json").read_text())["run"]
+    assert found["tasks"] == 7
+    assert found["critical path"] == 20 + 4 + 12 + 30 + 4
+    assert found["overhead"] == 107 - 70
+    assert found["work / cores"] == 121 / 2
+    # two cores: the second baseline waits for the first attempt of the training, the second attempt for a baseline
+    assert found["ideal on these cores"] == 24 + 25 + 30 + 4
+    assert found["waiting for cores"] == 13
+    assert found["overhead beside waiting"] == 24
+    assert found["start-up"] == 8
+    assert found["shut-down"] == 2.5
+    assert found["submission to begin"] == {"median": 1, "max": 3}
+    assert found["end to notice"]["max"] == 3
+
+
+def test_overhead_needs_the_work_folders(tmp_path, monkeypatch):
+    log = recorded_run(tmp_path)
+    (tmp_path / "work" / "00" / "b2" / ".exitcode").unlink()
+    monkeypatch.setattr(sys, "argv", ["workflow.py", str(tmp_path), "--log", str(log)])
+    with pytest.raises(SystemExit, match="work folders"):
+        runpy.run_path(str(ROOT / "benchmarks" / "workflow.py"), run_name="__main__")
