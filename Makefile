@@ -40,7 +40,7 @@ test: lint
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
 	$(RUN) pytest -m 'not hpc'
 
-test-hpc: env-dev nextflow
+test-hpc: env-dev
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
 	$(RUN) pytest -m hpc -n 4 --dist loadgroup tests/hpc
 
