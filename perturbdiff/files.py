@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
-import platform
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from perturbdiff.errors import UserError
 
-LOCK = ".lock"
-"""File of a folder by which one process holds it."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""What the system says when there is no room: a full disk, a used-up quota."""
 
 
 @contextlib.contextmanager
@@ -27,7 +25,7 @@ def explain_os_errors(path: Path, *, kept_at: Path | None = None) -> Iterator[No
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+        if error.errno in FULL or "No space left" in str(error):
             rest = (
                 f"free some space and run again, which goes on where it stopped (what is done is in {kept_at})"
                 if kept_at
@@ -88,33 +86,6 @@ def writing(path: Path, *, folder: bool = False, keep_at: Path | None = None) ->
             raise
 
 
-@contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold ``folder`` for this process alone; ``what`` names who else may hold it, e.g. 'another training'.
-
-    Raises
-    ------
-    UserError
-        If another process holds it, or it cannot be written.
-    """
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / LOCK).open("a+")
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            handle.seek(0)
-            raise UserError(
-                f"{folder}: {what} is using this folder ({handle.read().strip()}); wait for it or cancel it"
-            ) from None
-        handle.truncate(0)
-        job = os.environ.get("SLURM_JOB_ID")
-        handle.write(f"host {platform.node()}, process {os.getpid()}" + (f", Slurm job {job}" if job else ""))
-        handle.flush()
-        yield
-
-
 def replace(source: Path, target: Path) -> None:
     """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably.
 
@@ -138,6 +109,15 @@ def replace(source: Path, target: Path) -> None:
         remove(old)
     else:
         source.replace(target)
+
+
+def sync(folder: Path) -> None:
+    """Have the names in a folder on the disk, not only in the system's memory."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove(path: Path) -> None:

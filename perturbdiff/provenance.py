@@ -8,6 +8,7 @@ beside a finished output has nothing to do.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ import logging
 import os
 import platform
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,12 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import __version__, files
+from perturbdiff import __version__, files, locks
 
 logger = logging.getLogger(__name__)
 
 _PURPOSE = ".purpose.json"
 """What an unfinished output is to become."""
+
+_BUILD = "_build.json"
+"""Which code this is, written beside the package when an image is built."""
 
 _LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scanpy", "scipy", "torch", "zarr")
 
@@ -130,9 +135,9 @@ def stage(
         If an input is missing or the output cannot be written.
     """
     started, cpu = time.time(), _cpu_seconds()
-    base = _base(name, config, inputs, seed) if base is None else dict(base)
-    if not force and out.exists() and _same(read_manifest(out), base):
-        logger.info("%s: %s is up to date, nothing to do (--force runs it again)", name, out)
+    code()  # now: while a long run goes on, the checkout may move on
+    base = determinants(name, config, inputs, seed) if base is None else dict(base)
+    if not force and up_to_date(out, base):
         yield Stage(out, out, skip=True)
         return
     purpose = as_json(base)
@@ -141,16 +146,20 @@ def stage(
         name = f"{out.name}-{hashlib.sha256(purpose.encode()).hexdigest()[:16]}"
         keep_at = files.temporary_name(out) if unfinished is None else unfinished / name
     with contextlib.ExitStack() as stack:
+        if keep_at is not None:
+            lock = stack.enter_context(locks.locked(keep_at, "another run"))
+            if lock.waited and not force and up_to_date(out, base):
+                files.remove(keep_at)
+                yield Stage(out, out, skip=True)
+                return
         partial = stack.enter_context(files.writing(out, folder=folder, keep_at=keep_at))
         run = Stage(out, partial)
-        if keep:
-            with files.locked(partial, "another run"):
-                _continue_or_begin(partial, purpose)
-                yield run
-            for note in (_PURPOSE, files.LOCK):
+        if keep_at is not None:
+            _continue_or_begin(partial, purpose)
+        yield run
+        if keep_at is not None:
+            for note in (_PURPOSE, locks.LOCK):
                 files.remove(partial / note)
-        else:
-            yield run
         manifest = as_json({**base, "results": run.results})
         record = as_json({**run.notes, **_circumstances(name, started, cpu)})
         for kind, text in (("manifest", manifest), ("run", record)):
@@ -167,22 +176,30 @@ def _continue_or_begin(partial: Path, purpose: str) -> None:
         logger.info("going on with what an interrupted run left in %s", partial)
         return
     for path in list(partial.iterdir()):
-        if path.name != files.LOCK:
+        if path.name != locks.LOCK:
             files.remove(path)
     files.write_text(note, purpose)
 
 
-def up_to_date(
-    name: str, out: Path, *, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None = None
-) -> bool:
-    """Return whether `stage` with these arguments would have nothing to do."""
-    return out.exists() and _same(read_manifest(out), _base(name, config, inputs, seed))
+def up_to_date(out: Path, base: Mapping[str, Any]) -> bool:
+    """Return whether ``out`` is finished and was made of the very same `determinants`, and say so."""
+    found = read_manifest(out) if out.exists() else None
+    if found is None or {key: found.get(key) for key in base} != dict(base):
+        return False
+    logger.info("%s: %s is up to date, nothing to do (--force runs it again)", base["stage"], out)
+    return True
 
 
-def _base(
+def determinants(
     name: str, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None
 ) -> dict[str, Any]:
-    """Return what determines a stage's result, as JSON would read it back."""
+    """Return what determines a stage's result, as JSON would read it back.
+
+    Raises
+    ------
+    UserError
+        If an input is missing.
+    """
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # hashing releases the interpreter lock
         hashes = dict(zip(inputs, pool.map(_input, inputs, map(Path, inputs.values())), strict=True))
     base = {"stage": name, "config": config, "inputs": hashes, "seed": seed, "versions": versions()}
@@ -191,10 +208,6 @@ def _base(
 
 def _input(role: str, path: Path) -> dict[str, str]:
     return {"name": path.name, "sha256": files.sha256(files.existing(path, f"input '{role}'"))}
-
-
-def _same(manifest: Mapping[str, Any] | None, base: Mapping[str, Any]) -> bool:
-    return manifest is not None and {k: manifest.get(k) for k in base} == dict(base)
 
 
 def _cpu_seconds() -> float:
@@ -214,4 +227,38 @@ def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
         "cpu_seconds": round(_cpu_seconds() - cpu, 3),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "code": code(),
+        "image": image(),
     }
+
+
+@functools.cache
+def code() -> dict[str, Any]:
+    """Return which code runs: ``commit`` and whether it was changed since (``dirty``); None where unknown.
+
+    An image holds the answer, with SHA-256 of the package's source and of the locked requirements. Elsewhere git
+    tells, if the package is part of a checkout.
+    """
+    package = Path(__file__).parent
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads((package / _BUILD).read_text())
+    # an environment may lie in a checkout of something else: then git does not know the package
+    known = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    commit = _git(package, "rev-parse", "HEAD") if known else None
+    changed = _git(package, "status", "--porcelain", "--", ".") if commit else None
+    return {"commit": commit, "dirty": None if changed is None else changed != ""}
+
+
+def image() -> dict[str, str | None] | None:
+    """Return the container image that this runs in: its file and, if the workflow told, its digest; else None."""
+    path, digest = (os.environ.get(name) or None for name in ("APPTAINER_CONTAINER", "PD_IMAGE_ID"))
+    return {"path": path, "id": digest} if path else None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says about a folder, or None if it is missing or knows nothing of it."""
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, provenance
+from perturbdiff import files, locks, provenance
 from perturbdiff.config import DataConfig
 from perturbdiff.data.composites import Corpus, balanced, from_table, study_paths, survey
 from perturbdiff.data.crew import Crew
@@ -131,7 +131,7 @@ def build_vocabulary(
         where = machine or Machine()
         sums = f".{out.name}.sums"
         scratch = (out.parent if where.unfinished is None else where.unfinished) / sums
-        with files.explain_os_errors(out, kept_at=scratch), files.locked(scratch, "another run"):
+        with files.explain_os_errors(out, kept_at=scratch), locks.locked(scratch, "another run"):
             added, covered = _gene_sets(add, config, scratch), _gene_sets(cover, config, scratch, data=True)
             corpus = survey(paths, config, scratch)
             labels = balanced(corpus, composites) if assign is None else from_table(corpus, assign)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import lightning.pytorch as pl
 import pandas as pd
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.batches import Batch, PackedBatch
 from perturbdiff.data.loader import SetLoader
-from perturbdiff.errors import UserError
+from perturbdiff.errors import EXIT_FAILURE, UserError
 from perturbdiff.model import Denoiser
-from perturbdiff.training.checkpoints import Allocation, CheckpointFolder, Checkpoints
+from perturbdiff.training.allocation import Allocation
+from perturbdiff.training.checkpoints import Checkpoints
 from perturbdiff.training.counts import describe
+from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Writer
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.keeping import Keeping
-from perturbdiff.training.loggers import make_loggers
+from perturbdiff.training.loggers import Curves
 from perturbdiff.training.material import Material
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.processes import Processes, lost
 from perturbdiff.training.validation import Averaging, Validation, averaged
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,21 @@ class Fitted:
         Loss terms by step.
     facts
         Steps, chosen step and its score.
+    notes
+        Figures of this attempt: time, throughput.
     """
 
     model: Denoiser
     curve: pd.DataFrame
     facts: dict[str, Any]
+    notes: dict[str, Any]
+
+
+class Start(NamedTuple):
+    """Where a training begins: a checkpoint and its step, or nothing and 0."""
+
+    checkpoint: Path | None
+    step: int
 
 
 class _Endless:
@@ -69,52 +79,66 @@ class _Endless:
 
 def fit(
     material: Material,
-    folder: Path,
-    fingerprint: Mapping[str, Any],
+    checkpoints: CheckpointFolder,
+    start: Start,
     *,
-    resume: Literal["auto", "never"],
+    allocation: Allocation,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
-    """Train, from the last checkpoint of ``folder`` if there is one.
+    """Train, from a checkpoint of a folder that is held if there is one.
 
     Raises
     ------
     UserError
-        If the folder is in use or its checkpoint is another run's; if the loss diverges.
+        If the loss diverges; if it is time to stop and nothing could be kept.
     StoppedEarly
         After writing a checkpoint, if the allocation ends or a signal says so.
     """
-    checkpoints = CheckpointFolder(folder, fingerprint)
-    with ExitStack() as stack:
-        if processes.rank == 0:
-            stack.enter_context(checkpoints.locked())
-        # Only the first process clears the folder; the others need not wait for that.
-        start, step = (None, 0) if processes.rank and resume == "never" else checkpoints.find(resume)
-        stream = material.train_sampler(processes)
-        material.limit_steps(stream.steps_per_epoch)
-        for line in describe(material.model, material.config):
-            logger.info("%s", line)
-        if start is not None:
-            logger.info("continuing at step %d of %d", step, material.config.train.max_steps)
-        module = TrainingModule(material.model, material.config)
-        run = _Run(material, checkpoints, Journal(material.config.train.log_every), _averaging(material))
-        validation = run.validation()
-        callbacks = run.callbacks(validation, stream.steps_per_epoch)
-        stack.enter_context(_quiet())
-        trainer = _trainer(material, callbacks, folder, device, processes)
-        loader = material.loader(
-            stream,
-            start_step=step, stop_step=material.config.train.max_steps,
-            packed=device == "cuda", pin_memory=device == "cuda",
-        )  # fmt: skip
-        batches: Any = _Endless(loader, material.config.train.accumulate)
-        trainer.fit(module, batches, ckpt_path=start, weights_only=True)
-        model = averaged(run.averaging, module).denoiser
-        facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
-        if processes.rank == 0:  # which alone writes the bundle
-            facts |= run.choose(model, validation, stream.steps_per_epoch)
-        return Fitted(model.cpu().eval(), run.journal.table(), facts)
+    config, first = material.config, processes.rank == 0
+    stream = material.train_sampler(processes)
+    material.limit_steps(stream.steps_per_epoch)
+    for line in describe(material.model, config):
+        logger.info("%s", line)
+    module = TrainingModule(material.model, config)
+    curves = Curves(
+        config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
+    )
+    run = _Run(material, checkpoints, Journal(config.train.log_every, curves), _averaging(material))
+    validation = run.validation()
+    callbacks = run.callbacks(validation, stream.steps_per_epoch, allocation)
+    loader = material.loader(
+        stream,
+        start_step=start.step, stop_step=config.train.max_steps,
+        packed=device == "cuda", pin_memory=device == "cuda",
+    )  # fmt: skip
+    batches: Any = _Endless(loader, config.train.accumulate)
+    with _quiet(), _concluding(run.journal, curves, config.train.max_steps):
+        trainer = _trainer(material, callbacks, checkpoints, device, processes)
+        try:
+            trainer.fit(module, batches, ckpt_path=start.checkpoint, weights_only=True)
+        except RuntimeError as error:
+            if processes.world_size == 1 or not lost(error):
+                raise
+            logger.error("another process of this training ended; see its message")
+            raise SystemExit(EXIT_FAILURE) from None
+    model = averaged(run.averaging, module).denoiser
+    facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
+    if first:  # which alone writes the bundle
+        facts |= run.choose(model, validation, stream.steps_per_epoch)
+    return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
+
+
+@contextmanager
+def _concluding(journal: Journal, curves: Curves, last: int) -> Iterator[None]:
+    """Say at the end, however it comes, how fast this attempt was."""
+    status = "failed"
+    try:
+        yield
+        status = "success"
+    finally:
+        journal.pace.conclude(last)
+        curves.close(status)
 
 
 def _averaging(material: Material) -> Averaging | None:
@@ -144,7 +168,9 @@ class _Run:
             sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
         )  # fmt: skip
 
-    def callbacks(self, validation: Validation | None, epoch: int) -> list[pl.Callback]:
+    def callbacks(
+        self, validation: Validation | None, epoch: int, allocation: Allocation
+    ) -> list[pl.Callback]:
         """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
@@ -155,7 +181,7 @@ class _Run:
             first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
             bundle=self._bundle, averaging=self.averaging,
         )  # fmt: skip
-        saving = Checkpoints(self.checkpoints, train.checkpoint_every, Allocation(train.stop_margin))
+        saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
         ordered = (self.averaging, self.journal, validation, keeping, saving)
         return [callback for callback in ordered if callback is not None]
 
@@ -167,7 +193,7 @@ class _Run:
         """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
         train = self.material.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
-            model.load_state_dict(_read(self.checkpoints.first_epoch))
+            model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))
             logger.info("weights of step %d chosen: the end of the first epoch", epoch)
             return {"chosen_step": epoch}
         if train.choose == "validation" and validation is not None:
@@ -175,7 +201,8 @@ class _Run:
                 raise UserError(
                     "no validation gave a finite score: training diverged; lower train.learning_rate"
                 )
-            model.load_state_dict(_read(self.checkpoints.best(validation.best_step)))
+            best = self.checkpoints.best(validation.best_step)
+            model.load_state_dict(self.checkpoints.weights(best))
             logger.info("weights of step %d chosen by validation", validation.best_step)
             score = {f"validation_{train.valid_metric}": round(validation.best_value, 6)}
             return {"chosen_step": validation.best_step, **score}
@@ -190,35 +217,29 @@ class _Run:
 def _trainer(
     material: Material,
     callbacks: list[pl.Callback],
-    folder: Path,
+    checkpoints: CheckpointFolder,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> pl.Trainer:
-    train = material.config.train
+    train, options = material.config.train, processes.trainer_options(device)
+    options["plugins"] = [*options["plugins"], Writer(checkpoints)]
     return pl.Trainer(
-        **processes.trainer_options(device),
+        **options,
         max_steps=train.max_steps,
         max_epochs=-1,
         accumulate_grad_batches=train.accumulate,
         precision=train.precision,
         gradient_clip_val=train.clip_norm,
         callbacks=callbacks,
-        logger=make_loggers(train.loggers, folder, material.config.name),
+        logger=False,
         deterministic=True,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        default_root_dir=folder,
+        default_root_dir=checkpoints.path,
     )
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except OSError:
-        raise UserError(f"{path}: these weights are gone; run again with --resume never") from None
 
 
 @contextmanager

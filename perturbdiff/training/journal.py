@@ -1,10 +1,9 @@
-"""The record of a training: loss terms by step, a line for the log, TensorBoard."""
+"""The record of a training: loss terms by step, a line for the log, rows for loggers."""
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,9 @@ from torch import Tensor
 
 from perturbdiff.data.loader import Batch
 from perturbdiff.errors import UserError
+from perturbdiff.training.loggers import Curves
 from perturbdiff.training.module import TrainingModule, ends_step
+from perturbdiff.training.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -30,34 +31,35 @@ class Journal(pl.Callback):
     ----------
     every
         Steps between rows.
+    curves
+        Loggers that get the rows as well.
     """
 
-    def __init__(self, every: int) -> None:
-        self.every = every
+    def __init__(self, every: int, curves: Curves | None = None) -> None:
+        self.every, self.curves = every, curves
         self.rows: list[dict[str, Any]] = []
+        self.pace = Pace()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0  # forward passes since the last row
-        self._clock: tuple[float, int] | None = None
-        self._started: tuple[float, int] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"rows": self.rows, "sums": self._sums, "steps": self._steps}
+        return {"rows": self.rows, "sums": self._sums, "steps": self._steps, "pace": self.pace.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what a checkpoint kept."""
         self.rows, self._steps = list(state_dict["rows"]), int(state_dict["steps"])
         self._sums = dict(state_dict["sums"])
+        self.pace = Pace(**state_dict["pace"])
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the clock."""
-        if self._clock is None:
-            self._clock = self._started = (time.monotonic(), trainer.global_step)
+        self.pace.start(trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
-        """Sum the terms; every few steps write a row and a line."""
+        """Sum the terms; every few steps write a row and a line, and a line alone if a row is long in coming."""
         assert isinstance(pl_module, TrainingModule)
         for name, value in pl_module.terms.items():
             value = value.double()
@@ -66,7 +68,11 @@ class Journal(pl.Callback):
         step = trainer.global_step
         if not ends_step(trainer, batch_idx):
             return
+        sets = batch.target.shape[0] * trainer.accumulate_grad_batches * trainer.world_size
+        self.pace.step(sets * batch.target.shape[1])
         if step % self.every and step != trainer.max_steps:
+            if trainer.is_global_zero and self.pace.silent():
+                self._say(trainer, pl_module, {n: float(v) / self._steps for n, v in self._sums.items()})
             return
         means = {name: value / self._steps for name, value in self._sums.items()}
         if trainer.world_size > 1:
@@ -80,26 +86,22 @@ class Journal(pl.Callback):
         row["learning_rate"] = pl_module.learning_rate(step - 1)
         self.add(trainer, "train", row)
         if trainer.is_global_zero:
-            sets = batch.target.shape[0] * trainer.accumulate_grad_batches
-            self._say(trainer, row, sets * batch.target.shape[1])
+            self._say(trainer, pl_module, row)
 
     def add(self, trainer: pl.Trainer, split: str, values: dict[str, float]) -> None:
-        """Add a row at the current step and send it to TensorBoard."""
+        """Add a row at the current step and send it to the loggers."""
         self.rows.append({"step": trainer.global_step, "split": split, **values})
-        for backend in trainer.loggers:
-            backend.log_metrics({f"{split}/{k}": v for k, v in values.items()}, step=trainer.global_step)
+        if self.curves is not None:
+            named = {f"{split}/{k}": v for k, v in values.items()}
+            self.curves.send(len(self.rows) - 1, trainer.global_step, named)
 
-    def _say(self, trainer: pl.Trainer, row: dict[str, float], cells: int) -> None:
-        now, step = time.monotonic(), trainer.global_step
-        (since, before), (started, first) = self._clock or (now, step), self._started or (now, step)
-        self._clock = (now, step)
-        rate = (step - before) * cells * trainer.world_size / max(now - since, 1e-9)
-        left = (trainer.max_steps - step) * (now - started) / max(step - first, 1)
+    def _say(self, trainer: pl.Trainer, pl_module: TrainingModule, row: dict[str, float]) -> None:
+        step = trainer.global_step
         logger.info(
-            "step %d/%d: loss %.4g (%s), rate %.2g, %.0f cells/s, %s left",
+            "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             step, trainer.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
-            row["learning_rate"], rate, _span(left),
+            pl_module.learning_rate(step - 1), self.pace.said(step, trainer.max_steps),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:
@@ -109,9 +111,3 @@ class Journal(pl.Callback):
     def write(self, path: Path) -> None:
         """Write the table as CSV."""
         self.table().to_csv(path, index=False, float_format="%.6g")
-
-
-def _span(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import lightning.pytorch as pl
 from perturbdiff import files
 from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.model import Denoiser
-from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder
 from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.validation import Averaging, averaged
 
@@ -59,11 +60,14 @@ class Keeping(pl.Callback):
             return
         step, denoiser = trainer.global_step, averaged(self.averaging, pl_module).denoiser
         if step == self.first_epoch:
-            with files.writing(self.folder.first_epoch) as partial:
-                write_weights(denoiser, partial)
+            self.folder.keep(FIRST_EPOCH, denoiser, write_weights)
         if self.every is not None and step % self.every == 0:
-            with files.writing(self.folder.path / STEPS / f"{step:07d}", folder=True) as partial:
-                self.bundle(denoiser, step).save(partial)
+            bundle = self.bundle(denoiser, step)
+
+            def write(model: Denoiser, path: Path) -> None:
+                replace(bundle, model=model).save(path)
+
+            self.folder.keep(f"{STEPS}/{step:07d}", denoiser, write, folder=True)
 
 
 def kept_steps(every: int | None, max_steps: int) -> list[str]:
@@ -71,7 +75,7 @@ def kept_steps(every: int | None, max_steps: int) -> list[str]:
     return [] if every is None else [f"{step:07d}" for step in range(every, max_steps + 1, every)]
 
 
-def hand_over(checkpoints: Path, bundle: Path, names: list[str]) -> None:
+def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> None:
     """Put kept bundles of a checkpoint folder into a bundle, without a second copy on the disk if it can be.
 
     Raises
@@ -80,8 +84,16 @@ def hand_over(checkpoints: Path, bundle: Path, names: list[str]) -> None:
         If one is gone.
     """
     for name in names:
-        source = files.existing(checkpoints / STEPS / name, "kept bundle (run again with --resume never)")
-        shutil.copytree(source, bundle / STEPS / name, copy_function=_link)
+        target = bundle / STEPS / name
+        if item := checkpoints.unwritten.get(f"{STEPS}/{name}"):
+            target.mkdir(parents=True)
+            item.write(item.model, target)
+            continue
+        source = checkpoints.path / STEPS / name
+        files.existing(source, "kept bundle (run again with --resume never)")
+        shutil.copytree(source, target, copy_function=_link)
+    if (logs := checkpoints.path / LOGS).is_dir():
+        shutil.copytree(logs, bundle / LOGS)
 
 
 def _link(source: str, target: str) -> None:

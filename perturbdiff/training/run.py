@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,9 @@ from perturbdiff.config import Config
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.devices import resolve_device
 from perturbdiff.semantics import read_tables
-from perturbdiff.training.fit import Fitted, fit
+from perturbdiff.training.allocation import Allocation
+from perturbdiff.training.fit import Fitted, Start, fit
+from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.keeping import hand_over, kept_steps
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.processes import Processes
@@ -190,30 +193,71 @@ def _stage(
     recipe = {
         section: getattr(config, section).model_dump(mode="json", exclude=_NO_EFFECT) for section in _SECTIONS
     }
-    settings = {**recipe, **(extra or {})}
-    folder = checkpoints or out.with_name(f"{out.name}.checkpoints")
-    hashes = {role: {"sha256": files.sha256(files.existing(path, role))} for role, path in inputs.items()}
-    fingerprint = {"stage": name, **settings, "seed": config.seed, "inputs": hashes}
+    base = provenance.determinants(name, {**recipe, **(extra or {})}, inputs, config.seed)
+    folder = CheckpointFolder(checkpoints or out.with_name(f"{out.name}.checkpoints"), _fingerprint(base))
+    allocation = Allocation(config.train.stop_margin)
+
+    with ExitStack() as stack:
+
+        def begin() -> dict[str, Any] | None:
+            """Hold the folder and find where to start; None if there is nothing to do."""
+            if not force and provenance.up_to_date(out, base):
+                return None
+            with allocation.listening():
+                stack.enter_context(folder.locked(allocation.reason))
+            if not force and provenance.up_to_date(out, base):  # whom we waited for has made it
+                return None
+            checkpoint, step = folder.find(resume)
+            return {"checkpoint": checkpoint and str(checkpoint), "step": step}
+
+        processes.meet(where)
+        found = processes.first("begin", begin)
+        if found is not None:
+            place = found["checkpoint"]
+            start = Start(None if place is None else Path(place), found["step"])
+            _train(out, folder, base, build, start, allocation, processes, where)
+        if checkpoints is None and folder.held:
+            files.remove(folder.path)
+    return out
+
+
+def _train(
+    out: Path,
+    folder: CheckpointFolder,
+    base: dict[str, Any],
+    build: Callable[[], Material],
+    start: Start,
+    allocation: Allocation,
+    processes: Processes,
+    device: Literal["cpu", "cuda"],
+) -> None:
+    """Train and write the bundle; the first process alone writes."""
 
     def run() -> tuple[Material, Fitted]:
         material = build()
-        return material, fit(material, folder, fingerprint, resume=resume, device=where, processes=processes)
+        if start.checkpoint is not None:
+            last = material.config.train.max_steps
+            logger.info("continuing at step %d of %d from %s", start.step, last, start.checkpoint)
+        return material, fit(
+            material, folder, start, allocation=allocation, device=device, processes=processes
+        )
 
-    if processes.rank > 0:  # the first process alone writes
-        if force or not provenance.up_to_date(name, out, config=settings, inputs=inputs, seed=config.seed):
-            run()
-        return out
+    if processes.rank > 0:
+        run()
+        return
     with provenance.stage(
-        name, out, config=settings, inputs=inputs, seed=config.seed, folder=True, force=force
+        base["stage"], out, config={}, inputs={}, folder=True, force=True, base=base
     ) as stage:
-        if stage.skip:
-            return out
         material, fitted = run()
         bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
         kept = material.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
         stage.results |= bundle.training
-    if checkpoints is None:
-        files.remove(folder)
-    return out
+        stage.notes |= fitted.notes
+
+
+def _fingerprint(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what determines a run apart from versions and the names of its inputs."""
+    hashes = {role: {"sha256": found["sha256"]} for role, found in base["inputs"].items()}
+    return {"stage": base["stage"], **base["config"], "seed": base["seed"], "inputs": hashes}

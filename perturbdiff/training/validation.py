@@ -20,14 +20,13 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
-from perturbdiff import files
 from perturbdiff.bundle import write_weights
 from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import Batch, SetLoader
 from perturbdiff.data.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.diffusion.samplers import sample
-from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
 
@@ -137,17 +136,14 @@ class Validation(pl.Callback):
         self.sets_per_pass = sets_per_pass
         self.folder, self.journal, self.averaging = folder, journal, averaging
         self.best_step, self.best_value = -1, math.nan
-        self._saved_best = -1  # what the last whole checkpoint knows as best: its file must stay
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        self._saved_best = self.best_step
         return {"best_step": self.best_step, "best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what a checkpoint kept."""
         self.best_step, self.best_value = int(state_dict["best_step"]), float(state_dict["best_value"])
-        self._saved_best = self.best_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -175,13 +171,9 @@ class Validation(pl.Callback):
             self._keep(trainer, module, step, value)
 
     def _keep(self, trainer: pl.Trainer, module: TrainingModule, step: int, value: float) -> None:
-        """Keep the weights; those that the last checkpoint knows as best stay, it may yet be resumed from."""
         if trainer.is_global_zero:
-            for old in self.folder.path.glob("best-*.safetensors"):
-                if old not in (self.folder.best(self._saved_best), self.folder.best(step)):
-                    files.remove(old)
-            with files.writing(self.folder.best(step)) as partial:
-                write_weights(module.denoiser, partial)
+            former = self.folder.best(self.best_step) if self.best_step >= 0 else None
+            self.folder.keep(self.folder.best(step), module.denoiser, write_weights, instead_of=former)
         self.best_step, self.best_value = step, value
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff import files
+from perturbdiff import files, locks
 from perturbdiff.errors import UserError
 
 
@@ -107,11 +107,11 @@ def test_hash_of_a_folder_sees_names_and_contents(tmp_path):
 
 
 def test_one_process_holds_a_folder(tmp_path):
-    with files.locked(tmp_path / "x", "another run"):
+    with locks.locked(tmp_path / "x", "another run"):
         with pytest.raises(UserError, match="x: another run is using this folder .*process"):
-            with files.locked(tmp_path / "x", "another run"):
+            with locks.locked(tmp_path / "x", "another run"):
                 pass
-    with files.locked(tmp_path / "x", "another run"):
+    with locks.locked(tmp_path / "x", "another run"):
         pass
 
 

@@ -11,7 +11,7 @@ from tiny_training import B, G, S, tiny_batch, tiny_module
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.errors import UserError
-from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.run import train
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from perturbdiff import recipes, sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.errors import UserError
-from perturbdiff.training.checkpoints import CheckpointFolder
+from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.keeping import hand_over, kept_steps
 from perturbdiff.training.run import train
 
@@ -24,9 +24,9 @@ def run(trained, out, *changes, **options):
 
 
 def contents(folder):
-    """Every file of a bundle but the record of the run."""
+    """Every file of a bundle but the record of the run and the loggers' files, which hold times."""
     found = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    return {name: data for name, data in found.items() if name.name != "run.json"}
+    return {n: data for n, data in found.items() if n.name != "run.json" and n.parts[0] != "logs"}
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +102,11 @@ def test_only_what_this_training_kept_is_handed_over(tmp_path):
     assert kept_steps(4, 10) == ["0000004", "0000008"]
     for name in ("0000004", "0000005"):
         (tmp_path / "checkpoints" / "steps" / name).mkdir(parents=True)
-    hand_over(tmp_path / "checkpoints", tmp_path / "bundle", ["0000004"])
+    folder = CheckpointFolder(tmp_path / "checkpoints", {})
+    hand_over(folder, tmp_path / "bundle", ["0000004"])
     assert [p.name for p in (tmp_path / "bundle" / "steps").iterdir()] == ["0000004"]
     with pytest.raises(UserError, match="kept bundle"):
-        hand_over(tmp_path / "checkpoints", tmp_path / "other", ["0000004", "0000008"])
+        hand_over(folder, tmp_path / "other", ["0000004", "0000008"])
 
 
 def test_the_command_line_keeps_steps(trained, tmp_path, run_cli):

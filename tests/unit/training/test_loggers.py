@@ -1,18 +1,23 @@
 """Loggers beside training.csv."""
 
 import importlib.util
+import signal
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from perturbdiff.errors import UserError
-from perturbdiff.training.loggers import make_loggers
+from perturbdiff import recipes
+from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.loggers import Curves
+from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.run import train
 
 
-def test_tensorboard_writes_below_the_folder(tmp_path):
-    (logger,) = make_loggers(("tensorboard",), tmp_path, "run")
-    logger.log_metrics({"loss": 1.0}, step=1)
-    logger.finalize("success")
-    assert list((tmp_path / "tensorboard").glob("events*"))
+def steps_of(folder, tag):
+    found = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False)
+    found.Reload()
+    return [event.step for event in found.Scalars(tag)]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -20,8 +25,60 @@ def test_a_missing_package_is_named(tmp_path, name):
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
     with pytest.raises(UserError, match=rf"pip install 'perturbdiff\[{name}\]'"):
-        make_loggers((name,), tmp_path, "run")
+        Curves((name,), tmp_path, "run", "id")
 
 
-def test_none_is_none(tmp_path):
-    assert make_loggers((), tmp_path, "run") == []
+def test_none_writes_nothing(tmp_path):
+    curves = Curves((), tmp_path / "logs", "run", "id")
+    curves.send(0, 1, {"loss": 1.0})
+    curves.close("success")
+    assert not (tmp_path / "logs").exists()
+
+
+def test_rows_that_were_sent_are_not_sent_again(tmp_path):
+    for numbers in (range(3), range(1, 5)):  # the second attempt goes on before the end of the first
+        curves = Curves(("tensorboard",), tmp_path, "run", "id")
+        for number in numbers:
+            curves.send(number, 10 * number, {"loss": float(number)})
+        curves.close("success")
+    assert steps_of(tmp_path, "loss") == [0, 10, 20, 30, 40]
+
+
+def test_a_logger_that_fails_ends_no_training(tmp_path, caplog, monkeypatch):
+    caplog.set_level("WARNING", "perturbdiff")
+    curves = Curves(("tensorboard",), tmp_path, "run", "id")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(type(curves.backends[0]), "log_metrics", full)
+    for number in range(3):
+        curves.send(number, number, {"loss": 1.0})
+    curves.close("success")
+    assert caplog.text.count("the loggers (train.loggers) stop here") == 1
+
+
+def test_interrupted_curves_are_whole_and_end_in_the_bundle(trained, tmp_path, monkeypatch):
+    recipe = recipes.load(
+        "tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.log_every=1", "train.max_steps=8"]
+    )
+    step, save = TrainingModule.training_step, CheckpointFolder.save
+
+    def interrupted(self, batch, index):
+        if self.trainer.global_step == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, index)
+
+    def run():
+        return train(trained / "store", trained / "split.parquet", tmp_path / "b", recipe, device="cpu")
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedEarly):
+        patch.setattr(TrainingModule, "training_step", interrupted)
+        # the checkpoint of the stop is lost: rows 6 and 7 come twice
+        patch.setattr(CheckpointFolder, "save", lambda s, t: save(s, t) if t.global_step == 5 else None)
+        run()
+    out = run()
+    assert steps_of(out / "logs", "train/total") == list(range(1, 9))
+    assert steps_of(out / "logs", "valid/energy") == [8]
+    assert len(list((out / "logs" / "tensorboard").iterdir())) > 1
+    assert not (tmp_path / "b.checkpoints").exists()

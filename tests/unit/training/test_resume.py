@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 
 from perturbdiff import recipes
 from perturbdiff.errors import StoppedEarly, UserError
-from perturbdiff.training.checkpoints import Allocation, CheckpointFolder
+from perturbdiff.training.allocation import Allocation
+from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run import train
 
