@@ -97,20 +97,42 @@ def _sharing(folder: Path, kind: str) -> Check:
 
 
 def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
-    """Hold a lock, as a training does with its checkpoints, and let a second process try."""
-    remedy = "two trainings could use one checkpoint folder: --ckpt_dir on a file system with locks"
+    """Hold a lock, as a training does with its checkpoints, and let a second process try; look at time stamps."""
+    # perturbdiff.locks: without the kernel's lock the file's time stamp tells that its holder lives
+    remedy = "trainings on one checkpoint folder know each other by a sign of life every 15 s instead"
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".perturbdiff-doctor-") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            again = [sys.executable, "-c", _TRY, held.name]
-            tried = subprocess.run(again, timeout=20, check=False, capture_output=True)
+            if not _renews(Path(held.name)):
+                found = f"{folder}: neither time stamps nor locks can be relied on"
+                return Check("locks", "problem", found, "keep --ckpt_dir on another file system")
+            fault = _fault(held.fileno(), held.name)
     except OSError as error:
-        return Check("locks", "problem", f"{folder}: do not work ({error.strerror})", remedy)
-    except subprocess.TimeoutExpired:
-        return Check("locks", "problem", f"{folder}: a second process waits for ever", remedy)
-    if tried.returncode:
-        return Check("locks", "problem", f"{folder}: a second process gets the same lock", remedy)
-    if _NODE_ONLY.search(options):
-        found = f"{folder}: work within one node only ({kind} mounted with {options})"
-        return Check("locks", "note", found, remedy)
+        return Check(
+            "locks", "problem", f"{folder}: no file can be made ({error.strerror})", "choose another folder"
+        )
+    if fault is None and _NODE_ONLY.search(options):
+        fault = f"works within one node only ({kind} mounted with {options})"
+    if fault:
+        return Check("locks", "note", f"{folder}: flock {fault}", remedy)
     return Check("locks", "ok", f"{folder}: work")
+
+
+def _fault(handle: int, name: str) -> str | None:
+    """Return what is wrong with the kernel's lock there, None if a second process respects it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        tried = subprocess.run(
+            [sys.executable, "-c", _TRY, name], timeout=20, check=False, capture_output=True
+        )
+    except OSError as error:
+        return f"does not work ({error.strerror})"
+    except subprocess.TimeoutExpired:
+        return "makes a second process wait for ever"
+    return "is given to a second process too" if tried.returncode else None
+
+
+def _renews(path: Path) -> bool:
+    """Whether a file's time stamp can be set, as the sign of life of a holder."""
+    before = path.stat().st_mtime
+    os.utime(path, (before + 100, before + 100))
+    return path.stat().st_mtime != before

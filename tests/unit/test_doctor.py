@@ -346,15 +346,19 @@ def test_folders_are_known_by_their_file_system(only, tmp_path, monkeypatch, mou
     assert not list(place.iterdir())
 
 
-def test_locks_that_do_not_hold_are_a_problem(only, tmp_path, monkeypatch):
+def test_locks_that_do_not_hold_are_told(only, tmp_path, monkeypatch):
     monkeypatch.setattr(folders.fcntl, "flock", lambda *a: None)
-    assert found(tmp_path)["locks"].status == "problem"
+    check = found(tmp_path)["locks"]
+    assert (check.status, check.found) == ("note", f"{tmp_path}: flock is given to a second process too")
 
     def refused(*a):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(folders.fcntl, "flock", refused)
     assert "Function not implemented" in found(tmp_path)["locks"].found
+    monkeypatch.setattr(folders.os, "utime", lambda *a: None)
+    assert found(tmp_path)["locks"].status == "problem"
+    assert not list(tmp_path.glob(".perturbdiff*"))
 
 
 def test_a_folder_that_cannot_be_used_is_a_problem(only, tmp_path, monkeypatch):
