@@ -1,19 +1,36 @@
-"""Who computes: one process, or several started by torchrun or srun."""
+"""Who computes: one process, or several started by `perturbdiff.training.launch`, torchrun or srun."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
+import json
 import logging
 import os
-from collections.abc import Mapping
+import platform
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff.data.shared_memory import Node
+from perturbdiff.errors import EXIT_FAILURE, StoppedEarly, UserError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
+
+LAUNCHER = "PD_LAUNCHER"
+"""Variable with the number of the process that started this one and must not be outlived."""
+
+START_SECONDS = 1800.0
+"""Seconds to wait until the processes of all nodes have started."""
+
+_PR_SET_PDEATHSIG = 1
+_COUNT = itertools.count()  # of what was agreed on: the same in all processes
 
 
 @dataclass(frozen=True)
@@ -40,20 +57,21 @@ class Processes:
     launcher: Literal["none", "torchrun", "srun"] = "none"
     local_rank: int = field(default=0, compare=False)
     run: str = field(default="", compare=False)
+    _met: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> Processes:
         """Read what torchrun or srun set; an allocation of several tasks without srun is one process."""
         if "TORCHELASTIC_RUN_ID" in env and int(env.get("WORLD_SIZE", "1")) > 1:
-            run = " ".join(
-                env.get(k, "") for k in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-            )
+            names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
+            run = " ".join(env.get(k, "") for k in names)
             place = int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"])
             return cls(*place, "torchrun", int(env.get("LOCAL_RANK", "0")), run)
         tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
         if tasks > 1:
             nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
-            run = f"{env.get('SLURM_JOB_ID', '')} {env.get('SLURM_STEP_ID', '')}"
+            names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID")
+            run = " ".join(env.get(k, "") for k in names)
             place = int(env["SLURM_PROCID"]), tasks, tasks // nodes
             return cls(*place, "srun", int(env.get("SLURM_LOCALID", "0")), run)
         return cls()
@@ -77,10 +95,148 @@ class Processes:
 
     def trainer_options(self, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
         """Return the Trainer's arguments that say where it runs."""
+        # The layers of a data set, or of a kind of label, have no gradient on a rank whose sets are of another.
+        strategy = "ddp_find_unused_parameters_true" if self.world_size > 1 else "auto"
         return {
             "accelerator": "gpu" if device == "cuda" else "cpu",
             "devices": self.per_node,
             "num_nodes": self.world_size // self.per_node,
-            "strategy": "ddp" if self.world_size > 1 else "auto",
+            "strategy": strategy,
             "plugins": [self.environment()],
         }
+
+    def meet(self, device: Literal["cpu", "cuda"]) -> None:
+        """Wait until all processes have started and check that they can work together.
+
+        Raises
+        ------
+        UserError
+            If one has no GPU of its own or computes elsewhere than the others, or if some do not come.
+        """
+        if self.world_size == 1:
+            return
+        _end_with_launcher()
+        _check_gpus(device, self.per_node)
+        store = self._store()
+        mine = {"device": device, "host": platform.node()}
+        name = f"hello {next(_COUNT)} of"
+        store.set(f"{name} {self.rank}", json.dumps(mine))
+        for other in range(self.world_size):
+            theirs = json.loads(self._get(f"{name} {other}"))
+            if theirs["device"] != device:
+                raise UserError(
+                    f"process {self.rank} on {mine['host']} computes on {device}, process {other} on "
+                    f"{theirs['host']} on {theirs['device']}; leave that node out or give --device cpu"
+                )
+
+    def first(self, name: str, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns in the first process, which alone does it; the others wait, however long.
+
+        Parameters
+        ----------
+        name
+            Of this piece of work.
+        work
+            Returns something that JSON can tell.
+
+        Raises
+        ------
+        UserError, StoppedEarly
+            In all processes, if ``work`` raises it in the first.
+        SystemExit
+            In the other processes, if the first ends in another way.
+        """
+        if self.world_size == 1:
+            return work()
+        store, name = self._store(), f"{name} {next(_COUNT)}"
+        if self.rank:
+            found = json.loads(self._get(name))
+            if found["error"] is None:
+                return found["result"]
+            for kind in (UserError, StoppedEarly):
+                if found["error"] == kind.__name__:
+                    raise kind(found["result"])
+            logger.info("the first process stopped; see its messages")
+            raise SystemExit(EXIT_FAILURE)
+        error, result = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error, result = type(raised).__name__, str(raised)
+            raise
+        finally:
+            store.set(name, json.dumps({"error": error, "result": result}))
+        return result
+
+    def _store(self) -> Store:
+        """Return what the processes tell each other by, before there is a process group."""
+        from torch.distributed import DistError
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        if not self._met:
+            where = self.environment()
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
+            wait = timedelta(seconds=START_SECONDS)
+            try:
+                store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
+            except DistError as error:
+                raise UserError(
+                    f"process {self.rank} on {platform.node()} does not reach the first one at "
+                    f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
+                ) from None
+            self._met.append(PrefixStore("perturbdiff", store))
+        return self._met[0]
+
+    def _get(self, key: str) -> bytes:
+        from torch.distributed import DistStoreError
+
+        store = self._store()
+        while True:
+            try:
+                store.wait([key], timedelta(seconds=10))
+                return store.get(key)
+            except DistStoreError:  # not yet: who died is the launcher's matter
+                continue
+            except RuntimeError:
+                logger.info("the launcher or the first process ended")
+                raise SystemExit(EXIT_FAILURE) from None
+
+
+def lost(error: BaseException) -> bool:
+    """Return whether an error only says that another process is gone."""
+    from torch.distributed import DistError
+
+    text = str(error)
+    broken = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Broken pipe",
+        "gloo/transport",
+        "NCCL",
+    )
+    return isinstance(error, DistError) or (
+        isinstance(error, RuntimeError) and any(words in text for words in broken)
+    )
+
+
+def _check_gpus(device: str, per_node: int) -> None:
+    import torch
+
+    if device == "cuda" and torch.cuda.device_count() < per_node:
+        raise UserError(
+            f"{per_node} processes on {platform.node()}, but PyTorch sees {torch.cuda.device_count()} GPU(s) there; "
+            "ask for one GPU for each process, for the node as a whole (--gres=gpu:N), not for each task"
+        )
+
+
+def _end_with_launcher() -> None:
+    """Ask the kernel for SIGTERM when the launcher dies: a training nobody waits for holds GPU and folder."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher and hasattr(signal, "pthread_sigmask"):
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        except (OSError, AttributeError):  # not Linux
+            return
+        if os.getppid() != int(launcher):
+            raise SystemExit(EXIT_FAILURE)

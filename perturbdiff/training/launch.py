@@ -1,0 +1,340 @@
+"""Start the processes of a training on this node and end as they do: ``python -m perturbdiff.training.launch``.
+
+What torchrun does, but the exit code is the processes' own (75: stopped early; 2: the user can mend it; 128 + n:
+killed by signal n) where torchrun ends with 1 whatever happened, a signal reaches the processes and leaves them the
+time for a checkpoint, and on several nodes a failure on one ends the others. Runs on each node, inside the container.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import IO, TYPE_CHECKING
+
+from perturbdiff.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
+from perturbdiff.files import remove
+from perturbdiff.training.processes import LAUNCHER, START_SECONDS
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+GRACE = 15.0
+"""Seconds that processes have to end themselves when another one has failed."""
+
+_PAUSE = 0.1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+_LINES = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this node's processes stand in the run.
+
+    Attributes
+    ----------
+    processes
+        On each node.
+    nodes, node
+        How many, and the number of this one.
+    address, port
+        Where the first node's launcher listens; port 0 is any free one.
+    """
+
+    processes: int
+    nodes: int = 1
+    node: int = 0
+    address: str = "127.0.0.1"
+    port: int = 0
+
+
+def threads(env: Mapping[str, str], processes: int) -> int:
+    """Return the threads of each process, so that together they use the task's CPUs."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = env.get("OMP_NUM_THREADS", "")
+    return max((int(given) if given.isdigit() else allowed) // processes, 1)
+
+
+def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process, as torchrun's with the threads shared out."""
+    each = str(threads(env, place.processes))
+    own = {
+        "RANK": place.node * place.processes + local,
+        "WORLD_SIZE": place.nodes * place.processes,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": place.processes,
+        "GROUP_RANK": place.node,
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": place.port,
+        "TORCHELASTIC_RUN_ID": run,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        LAUNCHER: os.getpid(),
+    }
+    given = {**env, **dict.fromkeys(THREADS, each)}
+    if place.nodes == 1 and sys.platform == "linux":
+        given.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host's name resolves to
+    return given | {name: str(value) for name, value in own.items()}
+
+
+class Ranks:
+    """The processes of this node. The first of all speaks for the run; the output of the others goes to files.
+
+    Parameters
+    ----------
+    place, run
+        Where they stand, and the run's name.
+    command
+        What each runs.
+    """
+
+    def __init__(self, place: Place, run: str, command: Sequence[str]) -> None:
+        self._temporary: Path | None = None
+        self._first = place.node * place.processes
+        self._logs: dict[int, tuple[Path, int]] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for local in range(place.processes):
+            env, rank = environment(place, local, run, os.environ), self._first + local
+            output: IO[bytes] | None = None
+            if rank:
+                output = self._log(rank, env.pop("PD_LOG", ""))
+            # A session of its own: Ctrl-C reaches it once, through the launcher.
+            self._processes[rank] = subprocess.Popen(
+                command, env=env, stdout=output, stderr=output, start_new_session=True
+            )
+            if output is not None:
+                output.close()
+
+    def _log(self, rank: int, log: str) -> IO[bytes]:
+        """Open the file of a process: beside the run's log, else in a temporary folder."""
+        if log:
+            path = Path(log).with_suffix(f".rank{rank}.log")
+            with suppress(OSError):
+                handle = path.open("ab")
+                self._logs[rank] = path, handle.tell()
+                return handle
+        self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="perturbdiff-ranks-"))
+        path = self._temporary / f"rank{rank}.log"
+        self._logs[rank] = path, 0
+        return path.open("wb")
+
+    def ended(self) -> dict[int, int]:
+        """Return the exit codes of the processes that have ended, those killed by signal n as -n."""
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def all_ended(self) -> bool:
+        """Return whether none runs any more."""
+        return len(self.ended()) == len(self._processes)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to those that run."""
+        for process in self._processes.values():
+            process.send_signal(number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all have ended, but not longer."""
+        end = time.monotonic() + seconds
+        while not self.all_ended() and time.monotonic() < end:
+            time.sleep(_PAUSE)
+
+    def end(self, *, ask: bool) -> None:
+        """End those that run: with ``ask`` by SIGTERM first; who has not ended after some seconds is killed."""
+        if ask:
+            self.signal(signal.SIGTERM)
+        self.wait(GRACE)
+        self.signal(signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
+
+    def last_lines(self, rank: int) -> tuple[Path, list[str]]:
+        """Return the file of a process's output and the end of what it said."""
+        path, start = self._logs[rank]
+        with path.open("rb") as handle:
+            handle.seek(start)
+            return path, handle.read().decode(errors="replace").splitlines()[-_LINES:]
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        if self._temporary is not None:
+            remove(self._temporary)
+
+
+class Nodes:
+    """What the launchers of the nodes tell each other; on one node nothing.
+
+    Parameters
+    ----------
+    store
+        Of the first node's launcher.
+    place
+        Of this one.
+    """
+
+    def __init__(self, store: Store, place: Place) -> None:
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        self._store, self._place = PrefixStore("launch", store), place
+
+    def name(self) -> str:
+        """Return the run's name, made by the first node."""
+        if self._place.node == 0:
+            self._store.set("run", uuid.uuid4().hex)
+        return self._store.get("run").decode()
+
+    def failed(self) -> None:
+        """Tell that a process of this node failed."""
+        with suppress(RuntimeError):
+            self._store.set("failed", "1")
+
+    def other_failed(self) -> bool:
+        """Return whether another node told so, or the first one is gone."""
+        if self._place.nodes == 1:
+            return False
+        try:
+            return self._store.check(["failed"])
+        except RuntimeError:
+            return True
+
+    def gather(self, codes: dict[int, int]) -> dict[int, int]:
+        """Return the exit codes of all nodes' processes; a node that does not answer was killed."""
+        names = [f"codes {node}" for node in range(self._place.nodes)]
+        found = dict(codes)
+        try:
+            self._store.set(names[self._place.node], json.dumps(codes))
+            for node, name in enumerate(names):
+                try:
+                    self._store.wait([name], timedelta(seconds=2 * GRACE))
+                except RuntimeError:
+                    found[node * self._place.processes] = -signal.SIGKILL
+                else:
+                    found |= {int(r): code for r, code in json.loads(self._store.get(name)).items()}
+            self._leave()
+        except RuntimeError:
+            found[0] = -signal.SIGKILL
+        return found
+
+    def _leave(self) -> None:
+        """Let the first node, which holds what is told, leave last: nearly together, as srun kills who is left."""
+        left, end = self._store.add("left", 1), time.monotonic() + GRACE
+        while self._place.node == 0 and left < self._place.nodes and time.monotonic() < end:
+            time.sleep(_PAUSE / 10)
+            left = self._store.add("left", 0)
+
+
+def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
+    """Return the run's exit code and the process it is due to.
+
+    A killed process comes first: that others lost it is why they failed. Code 1 comes last.
+    """
+
+    def weight(item: tuple[int, int]) -> tuple[int, int]:
+        rank, code = item
+        known = {EXIT_USER_ERROR: 1, EXIT_STOPPED_EARLY: 2, EXIT_FAILURE: 4}
+        return (0 if code < 0 else known.get(code, 3)), rank
+
+    bad = {rank: code for rank, code in codes.items() if code}
+    if not bad:
+        return 0, None
+    rank, code = min(bad.items(), key=weight)
+    return (128 - code if code < 0 else code), rank
+
+
+def run(place: Place, command: Sequence[str]) -> int:
+    """Start the processes of this node, wait for those of all nodes and return the run's exit code."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, hear)
+    store, place = _store(place)
+    nodes = Nodes(store, place)
+    ranks = Ranks(place, nodes.name(), command)
+    while True:
+        while heard:
+            ranks.signal(heard.pop(0))
+        codes = ranks.ended()
+        if any(codes.values()) or ranks.all_ended() or nodes.other_failed():
+            break
+        time.sleep(_PAUSE)
+    if any(codes.values()):
+        nodes.failed()
+    if not ranks.all_ended():
+        stopped = set(codes.values()) == {EXIT_STOPPED_EARLY}  # then the others stop as well
+        ranks.end(ask=not stopped)
+        if stopped:
+            codes = ranks.ended()
+    code, culprit = exit_code(nodes.gather(codes))
+    if culprit in codes:
+        _report(ranks, culprit, codes[culprit])
+    if code in (0, EXIT_STOPPED_EARLY):
+        ranks.close()
+    return code
+
+
+def _store(place: Place) -> tuple[Store, Place]:
+    """Return what launchers and processes meet by, and the place with its port."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    first = place.node == 0
+    store = TCPStore(
+        place.address,
+        place.port,
+        is_master=first,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=START_SECONDS),
+    )
+    return store, Place(place.processes, place.nodes, place.node, place.address, store.port)
+
+
+def _report(ranks: Ranks, rank: int, code: int) -> None:
+    """Say why the run failed, if the first process has not said it."""
+    where = f"process {rank} on {os.environ.get('SLURMD_NODENAME') or platform.node()}"
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; too little memory, perhaps" if -code == signal.SIGKILL else ""
+        print(f"error: {where} was killed ({name}){hint}; the others were stopped", file=sys.stderr)
+    elif rank and code != EXIT_STOPPED_EARLY:
+        path, lines = ranks.last_lines(rank)
+        clear = [line for line in lines if line.startswith("error:")]
+        if code == EXIT_USER_ERROR and clear:
+            print(f"{clear[-1]} ({where})", file=sys.stderr)
+            return
+        print(
+            "\n".join([f"error: {where} failed with code {code}; {path} ends with:", *lines]), file=sys.stderr
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(prog="perturbdiff.training.launch", description=__doc__)
+    parser.add_argument("--processes", type=int, required=True, help="on each node")
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--node", type=int, default=0, help="number of this node")
+    parser.add_argument("--first", default="127.0.0.1:0", metavar="HOST:PORT", help="of the first node")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what each process runs")
+    given = parser.parse_args(arguments)
+    address, _, port = given.first.rpartition(":")
+    return run(Place(given.processes, given.nodes, given.node, address, int(port)), given.command)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: the launchers of all nodes end together
