@@ -198,20 +198,24 @@ def config_schema() -> None:
 
 def main() -> None:
     """Run the command line and turn what went wrong into a line for a person and an exit code."""
-    code = 0
+    code, text = 0, ""
     try:
         app()
+    except SystemExit as stop:  # Typer's own way to end, well or with a usage error
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except UserError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        code = EXIT_USER_ERROR
+        code, text = EXIT_USER_ERROR, f"error: {error}"
+        typer.secho(text, fg=typer.colors.RED, err=True)
     except StoppedEarly as error:
-        typer.secho(f"stopped early: {error}", err=True)
-        code = EXIT_STOPPED_EARLY
+        code, text = EXIT_STOPPED_EARLY, f"stopped early: {error}"
+        typer.secho(text, err=True)
     except Exception:
         logging.getLogger("perturbdiff").exception(
             "this is a bug in perturbdiff; please report it with this trace"
         )
         code = EXIT_FAILURE
+    if progress := sys.modules.get("perturbdiff.progress"):  # help and version do without
+        progress.conclude(code, text)
     sys.exit(code)
 
 

@@ -170,13 +170,9 @@ def locked(folder: Path, what: str, *, stop: Callable[[], str | None] = lambda: 
 
 def _enter(door: _Door, what: str, stop: Callable[[], str | None]) -> Lock:
     """Wait for the folder as long as it may be free or ``PD_WAIT`` says."""
-    patience, began, spoken = _patience(), time.monotonic(), -_SPEAK
-    while True:
-        lock = door.knock()
+    patience, began, spoken = _patience(), time.monotonic(), None
+    while (lock := door.knock()) is None:
         waited = time.monotonic() - began
-        if lock is not None:
-            lock.waited = waited >= _POLL
-            return lock
         if not door.in_doubt and waited >= patience:
             after = f" after {waited:.0f} s of waiting" if patience else ""
             raise UserError(
@@ -187,11 +183,13 @@ def _enter(door: _Door, what: str, stop: Callable[[], str | None]) -> Lock:
                 f"{reason}; was still waiting for {what} ({door.holder}) to leave {door.folder} and has touched "
                 "nothing; run the same command again"
             )
-        if time.monotonic() - spoken >= _SPEAK:
+        if spoken is None or time.monotonic() - spoken >= _SPEAK:
             spoken = time.monotonic()
             doubt = ", if it still lives" if door.in_doubt else ""
             logger.info("waiting for %s in %s to end%s: %s", what, door.folder, doubt, door.holder)
         time.sleep(min(_POLL, BEAT))
+    lock.waited = spoken is not None
+    return lock
 
 
 class _Door:

@@ -1,12 +1,19 @@
-"""Progress for people and for logs: a bar on a terminal, one plain line every few seconds elsewhere."""
+"""Progress for people and for logs: a bar on a terminal, one plain line every few seconds elsewhere.
+
+With the environment variable ``PD_LOG`` a command appends its log to that file besides standard error. Each attempt
+begins there with a line of its own and ends with its exit code, so one file tells the whole story of a run.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,21 +21,89 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 10.0
+LOG_FILE = "PD_LOG"
+"""Environment variable: file to which the log is appended."""
+
+_TIME = "%Y-%m-%d %H:%M:%S"
+_PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Send the package's log to standard error: warnings (-1), information (0) or everything (1)."""
+    """Send the package's log to standard error, and to the file that ``PD_LOG`` names if it does.
+
+    Warnings (``verbosity`` -1), information (0) or everything (1).
+    """
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
     if sys.stderr.isatty():
         handler: logging.Handler = RichHandler(show_path=False, rich_tracebacks=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_PLAIN)
     package = logging.getLogger("perturbdiff")
     package.handlers[:] = [handler]
     package.setLevel(level)
     package.propagate = False
+    if path := os.environ.get(LOG_FILE):
+        log = LogFile(Path(path))
+        package.addHandler(log)
+        log.begin()
+
+
+def conclude(code: int, text: str = "") -> None:
+    """Write how the command ended, which standard error says in its own way, to the log file if there is one."""
+    for handler in logging.getLogger("perturbdiff").handlers:
+        if isinstance(handler, LogFile):
+            handler.end(code, text)
+
+
+class LogFile(logging.Handler):
+    """Appends lines to a file that several attempts share; that it cannot is said once and ends nothing.
+
+    Parameters
+    ----------
+    path
+        The file; its folder is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.setFormatter(_PLAIN)
+        self.path = path
+        self._complained = False
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Write the line that parts this attempt from the one before."""
+        job = os.environ.get("SLURM_JOB_ID")
+        where = f"host {platform.node()}, process {os.getpid()}" + (f", Slurm job {job}" if job else "")
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        self._append(f"{_now()} ======== {where}: {command}")
+
+    def end(self, code: int, text: str) -> None:
+        """Write the exit code and what was said last."""
+        after = f"{time.monotonic() - self._began:.0f} s"
+        self._append(f"{_now()} exit code {code} after {after}{': ' if text else ''}{text}")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append a line."""
+        self._append(self.format(record))
+
+    def _append(self, line: str) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open(
+                "a"
+            ) as handle:  # anew each time: the file may be moved away, or the disk be full
+                handle.write(f"{line}\n")
+        except OSError as error:
+            if not self._complained:
+                self._complained = True
+                logger.warning("%s %s cannot be written: %s", LOG_FILE, self.path, error.strerror or error)
+
+
+def _now() -> str:
+    return time.strftime(_TIME)
 
 
 class Track:
