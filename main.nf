@@ -3,7 +3,10 @@
 // perturbdiff: raw counts → store → split → model or baseline → predictions → metrics → one report.
 // A sheet lists runs; stores and splits that runs have in common are made once. docs/workflow.md
 
+include { askSlurm        } from './modules/plan/slurm'
 include { checkParameters } from './modules/plan/parameters'
+include { checkSite       } from './modules/plan/site'
+include { imageRecord     } from './modules/plan/image'
 include { planOf          } from './modules/plan/experiment'
 include { readRows        } from './modules/plan/samplesheet'
 include { writeRecord     } from './modules/plan/record'
@@ -12,7 +15,7 @@ include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
 include { EVALUATE   } from './modules/local/evaluate'
 include { FINETUNE   } from './modules/local/finetune'
-include { MERGE      } from './modules/local/merge'
+include { MERGE as MERGE_METRICS; MERGE as MERGE_PREDICTIONS } from './modules/local/merge'
 include { PREPROCESS } from './modules/local/preprocess'
 include { PRETRAIN   } from './modules/local/pretrain'
 include { REPORT     } from './modules/local/report'
@@ -23,9 +26,7 @@ include { STATS      } from './modules/local/stats'
 include { TRAIN      } from './modules/local/train'
 
 def readPlan() {
-    if ('apptainer' in workflow.profile.split(',') && !params.container) { error('profile apptainer needs an image: --container FILE.sif (bin/build-image makes one)') }
     def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
-    [checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }   // a container can only bind what exists
     def sheet   = file(params.input, checkIfExists: true)
     def known   = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines
     def names   = params.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
@@ -34,7 +35,17 @@ def readPlan() {
     def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"))
     // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
     def evaluation = [alpha: params.alpha, context_column: params.context_column].findAll { _key, value -> value != null }
-    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation])
+    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]) + [checkpoints: checkpoints]
+}
+
+// everything that can be known to be wrong is told before the first task; then what tasks write to is made
+def prepare(plan) {
+    def config = nextflow.Global.session.config   // as it is after all profiles and the site's own
+    if (config.process.executor == 'slurm' && params.check_slurm) { askSlurm(params, config.process, config.executor) }
+    // a container can only bind what exists
+    [plan.checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
+    def name = params.container ? "${params.container}".toString() : null
+    writeRecord(params, workflow, imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath))
 }
 
 // what the failed tasks said last: an ignored error is not shown otherwise
@@ -163,9 +174,19 @@ workflow SCORE {
 
     main:
     models = plan.runs.findAll { run -> run.mode in ['train', 'finetune'] }
+    byName = { one, other -> one.name <=> other.name }
+    // one task does a job, or several do, each a part, and their parts are merged
+    spread = { job, number -> number == 1 ? [job] : (0..<number).collect { i ->
+        [job[0] + [id: "${job[0].id}.part-${i}-of-${number}".toString(), whole: job[0].id, shard: "${i}/${number}".toString()]] + job.drop(1) } }
+    pieces = params.sample_shards as int
     SAMPLE(channel.fromList(models).map { run -> tuple(run.id, run) }.combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
         .map { _id, run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
-        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed], bundle, store, split, run.sample) })
+        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed], bundle, store, split, run.sample) }.flatMap { job -> spread.call(job, pieces) })
+    MERGE_PREDICTIONS(SAMPLE.out.predictions.join(SAMPLE.out.records).filter { meta, _predictions, _records -> meta.shard }
+        .map { meta, predictions, records -> tuple(groupKey(meta.whole, pieces), predictions, records) }
+        .groupTuple().map { key, parts, records -> tuple([id: "${key}.h5ad".toString(), run: "${key}".toString()], parts.sort(byName), records.flatten().sort(byName)) })
+    sampled = SAMPLE.out.predictions.filter { meta, _predictions -> !meta.shard }
+        .mix(MERGE_PREDICTIONS.out.whole.map { meta, predictions -> tuple([id: meta.run], predictions) })
     BASELINE(channel.fromList(plan.baselines).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
         .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed], store, split) })
 
@@ -173,23 +194,20 @@ workflow SCORE {
     labels  = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
     scoring = models.collectEntries { run -> [(run.id): [unit: run.unit.id, method: run.id, recipe: run.evaluate]] } +
         plan.baselines.collectEntries { one -> [(one.id): [unit: one.unit.id, method: one.method, recipe: one.evaluate]] }
-    // one task scores a prediction, or several do, each some of the scopes, and their tables are merged
-    shards = params.evaluation_shards as int
-    spread = { job -> shards == 1 ? [job] : (0..<shards).collect { i ->
-        [job[0] + [id: "${job[0].id}.part-${i}-of-${shards}".toString(), whole: job[0].id, shard: "${i}/${shards}".toString()]] + job.drop(1) } }
-    EVALUATE(SAMPLE.out.predictions.mix(BASELINE.out.predictions)
+    shards  = params.evaluation_shards as int
+    EVALUATE(sampled.mix(BASELINE.out.predictions)
         .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
         .map { unit, id, predictions, store, _split ->
-            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) }.flatMap { job -> spread.call(job) })
+            tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) }.flatMap { job -> spread.call(job, shards) })
     CEILING(channel.fromList(params.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
-        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) }.flatMap { job -> spread.call(job) })
+        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) }.flatMap { job -> spread.call(job, shards) })
 
     scored = EVALUATE.out.metrics.mix(CEILING.out.metrics)
-    MERGE(scored.filter { meta, _scores -> meta.shard }.map { meta, scores -> tuple(groupKey(meta.whole, shards), scores) }
-        .groupTuple().map { key, parts -> tuple([id: "${key}".toString()], parts.sort { one, other -> one.name <=> other.name }) })
+    MERGE_METRICS(scored.filter { meta, _scores -> meta.shard }.map { meta, scores -> tuple(groupKey(meta.whole, shards), scores) }
+        .groupTuple().map { key, parts -> tuple([id: "${key}".toString()], parts.sort(byName), []) })
 
-    metrics  = scored.filter { meta, _scores -> !meta.shard }.mix(MERGE.out.metrics).map { _meta, scores -> scores }
-    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions, MERGE.out.versions)
+    metrics  = scored.filter { meta, _scores -> !meta.shard }.mix(MERGE_METRICS.out.whole).map { _meta, scores -> scores }
+    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions, MERGE_METRICS.out.versions, MERGE_PREDICTIONS.out.versions)
 
     emit:
     metrics  // folder
@@ -198,8 +216,9 @@ workflow SCORE {
 
 workflow {
     checkParameters(params, file("${projectDir}/nextflow_schema.json"))
+    checkSite(params, workflow.profile.split(',') as List, workflow.workDir)
     plan = readPlan()
-    writeRecord(params, workflow, null)
+    prepare(plan)
     DATA(plan)
     FIT(plan, DATA.out.stores, DATA.out.units)
     SCORE(plan, DATA.out.units, FIT.out.bundles)

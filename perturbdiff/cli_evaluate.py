@@ -140,15 +140,25 @@ def ceiling(
 
 
 def merge(
-    parts: Annotated[list[Path], typer.Argument(help="Folders that evaluate --shard wrote, all N of them.")],
+    parts: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What evaluate, ceiling or sample wrote with --shard I/N: all N folders or files."
+        ),
+    ],
     out: Out,
     force: Force = False,
 ) -> None:
-    """Join the parts of one evaluation.
+    """Join the parts of one evaluation, or of one sampling.
 
-    The tables are those of a single run.
+    The tables, or the predictions, are those of a single run.
     """
-    from perturbdiff.evaluation.merge import merge as run
+    from perturbdiff.shards import stage_of
+
+    if stage_of(parts[0]) == "sample":
+        from perturbdiff.sampling.merge import merge as run
+    else:
+        from perturbdiff.evaluation.merge import merge as run
 
     typer.echo(str(run(parts, out, force=force)))
 

@@ -29,10 +29,12 @@ KIND = "predictions"
 LABELS = ("perturbation", "cell_type", "batch")
 SOURCES = ("predicted", "control")
 
+_DEFAULTS = {"source": SOURCES[0], "cell": ""}
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
 _CHUNK_CELLS = 1 << 16
 _ROWS_PER_READ = 4096
-_NAMED = 20  # conditions that a file names among those its method was trained on
+_ROWS_PER_WRITE = 1024
+NAMED = 20  # conditions that a file names among those its method was trained on
 _FEW_VALUES = np.iinfo(np.int32).max
 _FORMATS = (".h5ad", ".zarr")
 
@@ -52,7 +54,9 @@ def format_of(path: Path) -> str:
 
 
 class PredictionWriter:
-    """Append blocks of cells to an AnnData file; memory is one block and at most 13 bytes per cell.
+    """Append blocks of cells to an AnnData file; memory is a block, 1024 cells and at most 13 bytes per cell.
+
+    The bytes of the file depend on the cells and their order, not on the blocks they came in.
 
     Use as a context manager on the temporary path of a stage (for ``.zarr`` a stage with ``folder=True``): the file is
     complete only when the block ends without an error.
@@ -87,7 +91,7 @@ class PredictionWriter:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.path, self.genes, self.n_cells, self.n_values = Path(path), list(map(str, genes)), 0, 0
-        self.facts = {
+        facts = {
             **(facts or {}),
             "kind": KIND,
             "scale": "log1p",
@@ -96,6 +100,8 @@ class PredictionWriter:
             "dataset": dataset,
             "control": control,
         }
+        self.facts = dict(sorted(facts.items()))
+        self._waiting: list[tuple[sparse.csr_matrix, pd.DataFrame]] = []
         self._codes: dict[str, list[np.ndarray]] = {name: [] for name in (*LABELS, "source")}
         self._categories: dict[str, dict[str, int]] = {name: {} for name in (*LABELS, "source")}
         self._numbered = dict.fromkeys(SOURCES, 0)
@@ -134,34 +140,44 @@ class PredictionWriter:
             If the shapes differ or a value is not finite.
         """
         block = sparse.csr_matrix(values, dtype=np.float32)
-        data, indptr = np.asarray(block.data), np.asarray(block.indptr, np.int64)
-        if (len(indptr) - 1, block.get_shape()[1]) != (len(obs), len(self.genes)):
+        if block.get_shape() != (len(obs), len(self.genes)):
             raise ValueError(f"{block.get_shape()} values for {len(obs)} cells and {len(self.genes)} genes")
-        if not np.isfinite(data).all():
+        if not np.isfinite(block.data).all():
             raise ValueError("predicted values are not finite")
-        matrix = self._root["X"]
-        _append(matrix["data"], data)
-        _append(matrix["indices"], np.asarray(block.indices, np.int32))
-        _append(matrix["indptr"], indptr[1:] + self.n_values)
-        self._append_obs(obs)
+        self._waiting.append((block, _labelled(obs)))
         self.n_cells += len(obs)
-        self.n_values += len(data)
+        waiting = sum(len(labels) for _, labels in self._waiting)
+        if waiting >= _ROWS_PER_WRITE:
+            self._flush(waiting - waiting % _ROWS_PER_WRITE)
+
+    def _flush(self, number: int) -> None:
+        """Write the first cells that wait, always the same number at once."""
+        values: Any = sparse.vstack([block for block, _ in self._waiting], format="csr")
+        obs = pd.concat([labels for _, labels in self._waiting], ignore_index=True)
+        for start in range(0, number, _ROWS_PER_WRITE):
+            rows = slice(start, min(start + _ROWS_PER_WRITE, number))
+            self._write(sparse.csr_matrix(values[rows]), obs.iloc[rows])
+        self._waiting = [(sparse.csr_matrix(values[number:]), obs.iloc[number:])]
+
+    def _write(self, block: sparse.csr_matrix, obs: pd.DataFrame) -> None:
+        matrix = self._root["X"]
+        _append(matrix["data"], np.asarray(block.data))
+        _append(matrix["indices"], np.asarray(block.indices, np.int32))
+        _append(matrix["indptr"], np.asarray(block.indptr, np.int64)[1:] + self.n_values)
+        self._append_obs(obs)
+        self.n_values += block.nnz
 
     def _append_obs(self, obs: pd.DataFrame) -> None:
-        source = (
-            obs["source"].astype(str).to_numpy(object) if "source" in obs else np.full(len(obs), SOURCES[0])
-        )
-        for name in LABELS:
-            self._encode(name, obs[name].astype(str).to_numpy(object))
-        self._encode("source", source)
-        cell = obs["cell"].astype(str).to_numpy(object) if "cell" in obs else np.full(len(obs), "", object)
+        for name in (*LABELS, "source"):
+            self._encode(name, obs[name].to_numpy(object))
+        source = obs["source"].to_numpy(object)
         names = np.empty(len(obs), dtype=object)
         for kind in SOURCES:
             mine = np.flatnonzero(source == kind)
             names[mine] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(mine))]
             self._numbered[kind] += len(mine)
         _append(self._root["obs"]["_index"], names)
-        _append(self._root["obs"]["cell"], cell)
+        _append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
@@ -172,6 +188,8 @@ class PredictionWriter:
 
     def close(self) -> None:
         """Write what is known only at the end: labels, genes, shape and units."""
+        if self._waiting:
+            self._flush(sum(len(labels) for _, labels in self._waiting))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*autosharding")
             self._finish()
@@ -234,6 +252,12 @@ class PredictionWriter:
             self.close()
         else:
             self._release()
+
+
+def _labelled(obs: pd.DataFrame) -> pd.DataFrame:
+    """Return all columns of obs as text, those that were left out with their defaults."""
+    given = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
+    return pd.DataFrame({name: given[name].astype(str).to_numpy(object) for name in (*LABELS, *_DEFAULTS)})
 
 
 def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
@@ -360,13 +384,13 @@ def seen_facts(conditions: pd.DataFrame) -> dict[str, Any]:
     dict
         ``conditions_seen``, their number, and ``first_seen``, the names of the first ones.
     """
-    named = conditions[["cell_type", "batch", "perturbation"]].astype(str).iloc[:_NAMED]
+    named = conditions[["cell_type", "batch", "perturbation"]].astype(str).iloc[:NAMED]
     first = ["|".join(condition) for condition in named.itertuples(index=False)]
     return {"conditions_seen": len(conditions), **({"first_seen": first} if first else {})}
 
 
 def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame) -> int:
-    """Append the real control cells of every (cell type, batch) of ``wanted``; return their number.
+    """Append the real control cells of every (cell type, batch) of ``wanted``, in that order; return their number.
 
     Parameters
     ----------
@@ -377,12 +401,13 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
     wanted
         ``cell_type`` and ``batch`` of the predicted conditions. Groups without controls add none.
     """
-    groups = set(zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True))
     table = store.conditions
     pairs = zip(table["cell_type"].astype(str), table["batch"].astype(str), strict=True)
-    here = np.array([pair in groups for pair in pairs]) & table["is_control"].to_numpy(bool)
+    own = {pair: i for i, (pair, real) in enumerate(zip(pairs, table["is_control"], strict=True)) if real}
+    asked = zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True)
+    here = [own[pair] for pair in dict.fromkeys(asked) if pair in own]
     genes = GeneMap(store.genes, writer.genes, name=str(store.path))
-    for i in np.flatnonzero(here):
+    for i in here:
         labels = {name: str(table[name].iloc[i]) for name in ("cell_type", "batch")}
         labels |= {"perturbation": str(writer.facts["control"]), "source": SOURCES[1]}
         first, last = int(table["start"].iloc[i]), int(table["stop"].iloc[i])

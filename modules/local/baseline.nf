@@ -8,6 +8,7 @@ process BASELINE {
 
     output:
     tuple val(meta), path("${meta.id}.h5ad"), emit: predictions
+    path "${meta.id}.h5ad.*.json",            emit: records
     path 'versions.yml',                      emit: versions
 
     script:
@@ -18,6 +19,6 @@ process BASELINE {
 
     stub:
     """
-    touch ${meta.id}.h5ad versions.yml
+    touch ${meta.id}.h5ad ${meta.id}.h5ad.manifest.json ${meta.id}.h5ad.run.json versions.yml
     """
 }

@@ -2,6 +2,7 @@ process CEILING {
     tag   "${meta.id}"
     label 'process_medium'
     label 'cpu'
+    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0   // see sample.nf
 
     input:
     tuple val(meta), path(store), path(split), val(recipe)

@@ -2,6 +2,9 @@ process EVALUATE {
     tag   "${meta.id}"
     label 'process_medium'
     label 'cpu'
+    // equal predictions are known by their content: another number of sampling shards does not score again
+    cache 'deep'
+    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0   // see sample.nf
 
     input:
     tuple val(meta), path(predictions), path(store), val(recipe)

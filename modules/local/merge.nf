@@ -4,10 +4,12 @@ process MERGE {
     label 'cpu'
 
     input:
-    tuple val(meta), path(parts)
+    // folders of metrics, or predictions with the records that lie beside them
+    tuple val(meta), path(parts), path(records)
 
     output:
-    tuple val(meta), path("${meta.id}"), emit: metrics
+    tuple val(meta), path("${meta.id}"), emit: whole
+    path "${meta.id}.*.json",            emit: records, optional: true
     path 'versions.yml',                 emit: versions
 
     script:
@@ -18,7 +20,7 @@ process MERGE {
 
     stub:
     """
-    mkdir ${meta.id}
-    touch ${meta.id}/metrics.parquet ${meta.id}/aggregate.csv versions.yml
+    if [ -d ${[parts].flatten()[0]} ]; then cp -RL ${[parts].flatten()[0]} ${meta.id}; else touch ${meta.id} ${meta.id}.manifest.json ${meta.id}.run.json; fi
+    touch versions.yml
     """
 }

@@ -2,26 +2,30 @@ process SAMPLE {
     tag   "${meta.id}"
     label 'process_sample'
     label 'gpu'
+    // the parts of a prediction as one job array; after -resume one by one, or what is left of an array would wait for another run's
+    array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
 
     input:
     tuple val(meta), path(bundle), path(store), path(split), val(recipe)
 
     output:
-    tuple val(meta), path("${meta.id}.h5ad"), emit: predictions
-    path 'versions.yml',                      emit: versions
+    tuple val(meta), path("${meta.id}.h5ad"),        emit: predictions
+    tuple val(meta), path("${meta.id}.h5ad.*.json"), emit: records
+    path 'versions.yml',                             emit: versions
 
     script:
     def args = task.ext.args ?: ''
+    def part = meta.shard ? "--shard ${meta.shard}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff sample ${bundle} ${store} --split ${split} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} ${args}
+    perturbdiff sample ${bundle} ${store} --split ${split} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} ${part} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 
     stub:
     """
-    touch ${meta.id}.h5ad versions.yml
+    touch ${meta.id}.h5ad ${meta.id}.h5ad.manifest.json ${meta.id}.h5ad.run.json versions.yml
     """
 }

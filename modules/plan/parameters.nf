@@ -13,7 +13,9 @@ def hasType(type, value) {
 }
 
 def problemsOf(name, spec, value) {
-    if (!hasType(spec.type, value)) { return ["--${name}: expected ${spec.type}, got '${value}'"] }
+    // --name --value is taken for two parameters
+    def lost = spec.type == 'string' && value == true ? "; a value that begins with -- is written --${name}='--…'" : ''
+    if (!hasType(spec.type, value)) { return ["--${name}: expected ${spec.type}, got '${value}'${lost}"] }
     def problems = []
     if (spec['enum'] && !(value in spec['enum'])) { problems << "--${name}: must be one of ${spec['enum'].join(', ')}, got '${value}'" }
     if (spec.minimum != null && value < spec.minimum) { problems << "--${name}: must be at least ${spec.minimum}, got ${value}" }

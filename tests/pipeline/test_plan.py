@@ -65,7 +65,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     parts = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), *spread)
     names = [name.split(" ")[0] for name in parts.ran()]
     count = {name: names.count(name) for name in set(names)}
-    assert count == {"EVALUATE": 3 * 11, "CEILING": 3 * 3, "MERGE": 11 + 3, "REPORT": 1}, parts.output
+    assert count == {"EVALUATE": 3 * 11, "CEILING": 3 * 3, "MERGE_METRICS": 11 + 3, "REPORT": 1}, parts.output
     assert {p.name for p in (ran.outdir / "metrics").iterdir()} == scores, "parts are not published"
 
 
