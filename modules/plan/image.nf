@@ -20,7 +20,7 @@ def labelsOf(path) {
     def labels = said ? new groovy.json.JsonSlurper().parseText(said).data.attributes.labels ?: [:] : [:]
     def named  = { name -> labels[name] && labels[name] != 'unknown' ? labels[name] : null }
     return [version: named.call('org.opencontainers.image.version'), commit: named.call('org.opencontainers.image.revision'),
-        dirty: named.call('org.perturbdiff.dirty'), lock_sha256: named.call('org.perturbdiff.lock.sha256')]
+        dirty: named.call('org.perturbdiff.dirty')?.toBoolean(), lock_sha256: named.call('org.perturbdiff.lock.sha256')]
 }
 
 // container: absolute path of an image file, or a name in a registry, or null → Map or null.

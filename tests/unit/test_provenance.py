@@ -1,4 +1,6 @@
 import json
+import os
+import subprocess
 
 import pytest
 
@@ -75,3 +77,90 @@ def test_an_interrupted_stage_goes_on_only_if_it_is_the_same(tmp_path):
         ) as run:
             assert (run.path / "x").exists() == found
         assert not list(out.glob(".*"))
+
+
+def test_image_and_code_are_told_in_run_and_never_in_the_manifest(tmp_path, monkeypatch):
+    monkeypatch.delenv("APPTAINER_CONTAINER", raising=False)
+    monkeypatch.setenv("PD_IMAGE_ID", "sha256:" + "0" * 64)
+    run(tmp_path, "a.txt")
+    outside = (tmp_path / "a.txt.manifest.json").read_bytes()
+    assert json.loads((tmp_path / "a.txt.run.json").read_text())["image"] is None
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/there/x.sif")
+    monkeypatch.setattr(provenance, "code", lambda: {"commit": "f" * 40, "dirty": False})
+    run(tmp_path, "a.txt", force=True)
+    record = json.loads((tmp_path / "a.txt.run.json").read_text())
+    assert record["image"] == {"path": "/there/x.sif", "id": "sha256:" + "0" * 64}
+    assert record["code"] == {"commit": "f" * 40, "dirty": False}
+    assert (tmp_path / "a.txt.manifest.json").read_bytes() == outside
+    monkeypatch.setenv("PD_IMAGE_ID", "")
+    assert provenance.image() == {"path": "/there/x.sif", "id": None}
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package in a checkout of git, which takes the place of ours."""
+    folder = tmp_path / "checkout" / "perturbdiff"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    monkeypatch.setattr(provenance, "__file__", str(folder / "provenance.py"))
+    # nobody's own settings: a template, a hook or a signature
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    provenance.code.cache_clear()
+    yield folder
+    provenance.code.cache_clear()
+
+
+def git(folder, *arguments):
+    names = ("-c", "user.name=x", "-c", "user.email=x@y")
+    done = subprocess.run(
+        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def code():
+    provenance.code.cache_clear()
+    return provenance.code()
+
+
+def test_code_is_the_commit_of_the_checkout_and_whether_it_was_changed(package):
+    assert code() == {"commit": None, "dirty": None}
+    git(package.parent, "init", "-q")
+    git(package, "add", "__init__.py")
+    git(package, "commit", "-q", "-m", "first")
+    (package.parent / "notes.txt").touch()  # beside the package: no matter
+    assert code() == {"commit": git(package, "rev-parse", "HEAD"), "dirty": False}
+    (package / "new.py").touch()
+    assert code()["dirty"] is True
+
+
+def test_an_environment_in_somebody_elses_checkout_has_no_commit(package):
+    git(package.parent, "init", "-q")
+    git(package, "commit", "-q", "--allow-empty", "-m", "theirs")
+    assert code() == {"commit": None, "dirty": None}
+
+
+def test_no_git_no_commit(package, monkeypatch):
+    git(package.parent, "init", "-q")
+    git(package, "add", "__init__.py")
+    git(package, "commit", "-q", "-m", "first")
+    monkeypatch.setenv("PATH", "")
+    assert code() == {"commit": None, "dirty": None}
+
+
+def test_an_image_tells_its_code_without_git(package):
+    record = {"commit": "a" * 40, "dirty": False, "source_sha256": "b", "lock_sha256": "c"}
+    (package / "_build.json").write_text(json.dumps(record))
+    assert code() == record
+
+
+def test_code_is_looked_at_when_a_run_begins(package, tmp_path):
+    git(package.parent, "init", "-q")
+    git(package, "add", "__init__.py")
+    git(package, "commit", "-q", "-m", "first")
+    first = git(package, "rev-parse", "HEAD")
+    with provenance.stage("demo", tmp_path / "o", config={}, inputs={}) as job:
+        git(package, "commit", "-q", "--allow-empty", "-m", "second")
+        job.path.touch()
+    assert json.loads((tmp_path / "o.run.json").read_text())["code"]["commit"] == first
