@@ -143,8 +143,8 @@ def stage(
     purpose = as_json(base)
     keep_at = None
     if keep:
-        name = f"{out.name}-{hashlib.sha256(purpose.encode()).hexdigest()[:16]}"
-        keep_at = files.temporary_name(out) if unfinished is None else unfinished / name
+        unique = f"{out.name}-{hashlib.sha256(purpose.encode()).hexdigest()[:16]}"
+        keep_at = files.temporary_name(out) if unfinished is None else unfinished / unique
     with contextlib.ExitStack() as stack:
         if keep_at is not None:
             lock = stack.enter_context(locks.locked(keep_at, "another run"))

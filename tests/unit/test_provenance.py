@@ -77,6 +77,7 @@ def test_an_interrupted_stage_goes_on_only_if_it_is_the_same(tmp_path):
         ) as run:
             assert (run.path / "x").exists() == found
         assert not list(out.glob(".*"))
+        assert json.loads((out / "run.json").read_text())["stage"] == "make"
 
 
 def test_image_and_code_are_told_in_run_and_never_in_the_manifest(tmp_path, monkeypatch):
