@@ -18,6 +18,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "whole_cluster: needs all nodes, so no other test runs beside it")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Tests of a class share their runs and stay on one worker, in order; functions go to whoever is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByClass(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid.rpartition("::")[0] if nodeid.count("::") > 1 else nodeid
+
+    return ByClass(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
