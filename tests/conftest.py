@@ -15,6 +15,22 @@ from tiny_data import tiny_counts
 from perturbdiff import cli
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With ``-n``: a file's tests stay on one worker, in order, for what they share; long files come first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return (
+                nodeid if file.endswith("pipeline/test_docs.py") else file
+            )  # minutes each, nothing in common
+
+    config.option.loadscopereorder = False  # by number of tests would put the longest last
+    return ByFile(config, log)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command said and how it ended."""
