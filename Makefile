@@ -38,11 +38,11 @@ lint: env-dev
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
-	$(RUN) pytest -m 'not hpc'
+	$(RUN) pytest -m 'not hpc' -n logical --dist loadfile
 
 test-hpc: env-dev
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
-	$(RUN) pytest -m hpc -n 4 --dist loadgroup tests/hpc
+	$(RUN) pytest -m hpc -n 4 tests/hpc
 
 sif:
 	bin/build-image perturbdiff.sif
