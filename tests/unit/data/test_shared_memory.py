@@ -37,7 +37,9 @@ print("same", held.n_counts.sum(), flush=True)
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(shared_memory, "WAIT", 60)
+    monkeypatch.setattr(
+        shared_memory, "WAIT", 300
+    )  # two interpreters start meanwhile, perhaps beside much else
     return f"test {os.getpid()} {np.random.default_rng().integers(1 << 40)}"
 
 
@@ -53,7 +55,7 @@ def test_all_processes_hold_one_copy(tmp_path, run):
     assert node.agree("fits", True)
     held = store.in_memory(node)
     for other in others:
-        text, _ = other.communicate(timeout=120)
+        text, _ = other.communicate(timeout=300)
         assert other.returncode == 0
         assert text.split()[0] == "same"
         assert float(text.split()[1]) == pytest.approx(store.n_counts.sum())
