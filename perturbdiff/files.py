@@ -16,6 +16,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says when there is no room: a full disk, a used-up quota."""
 
 
+def is_full(error: OSError) -> bool:
+    """Return whether an error says that there is no room; libraries may hide the system's number for it."""
+    return error.errno in FULL or "No space left" in str(error)
+
+
 @contextlib.contextmanager
 def explain_os_errors(path: Path, *, kept_at: Path | None = None) -> Iterator[None]:
     """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`.
@@ -25,7 +30,7 @@ def explain_os_errors(path: Path, *, kept_at: Path | None = None) -> Iterator[No
     try:
         yield
     except OSError as error:
-        if error.errno in FULL or "No space left" in str(error):
+        if is_full(error):
             rest = (
                 f"free some space and run again, which goes on where it stopped (what is done is in {kept_at})"
                 if kept_at

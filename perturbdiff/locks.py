@@ -252,7 +252,7 @@ class _Door:
         try:
             os.pwrite(handle, note.to_bytes(), 0)
         except OSError as error:
-            if error.errno not in files.FULL:
+            if not files.is_full(error):
                 raise
             for left in self.folder.glob(files.temporary_name(Path("*")).name):  # of a writer that was killed
                 files.remove(left)

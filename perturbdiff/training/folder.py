@@ -207,26 +207,28 @@ class CheckpointFolder:
         if not self._is_ours():
             return
         try:
-            for name, item in list(self.unwritten.items()):
-                self._write_kept(name, item)
-                del self.unwritten[name]
-            state[KEY] = self.mark()
-            self._write(state)
+            try:
+                self._write(state)
+            except OSError as error:
+                if not self._gives_room(error):
+                    raise
+                logger.info("%s: no room for three checkpoints; the last but one is given up", self.path)
+                files.remove(self.previous)
+                self._of_previous = set()
+                self._forget_unneeded()
+                self._write(state)
         except OSError as error:
             self.trouble = self._explained(error)
             return
         self.trouble, self.saved_step = None, int(state["global_step"])
 
     def _write(self, state: dict[str, Any]) -> None:
+        for name, item in list(self.unwritten.items()):
+            self._write_kept(name, item)
+            del self.unwritten[name]
+        state[KEY] = self.mark()
         partial = files.temporary_name(self.last)
-        try:
-            _write_whole(state, partial)
-        except OSError as error:
-            if error.errno not in files.FULL or not self._gives_room(error):
-                raise
-            logger.info("%s: no room for three checkpoints; the last but one is given up", self.path)
-            files.remove(self.previous)
-            _write_whole(state, partial)
+        _write_whole(state, partial)
         if self._last_is_good and self.last.exists():
             self.last.replace(self.previous)  # a kill here leaves the former one under this name
             self._of_previous = self._of_last
@@ -242,7 +244,9 @@ class CheckpointFolder:
 
     def _gives_room(self, error: OSError) -> bool:
         """Return whether there is room without the last but one, while the last is a good one."""
-        if not (self._last_is_good and self.last.exists() and self.previous.exists()):
+        if not files.is_full(error) or not (
+            self._last_is_good and self.last.exists() and self.previous.exists()
+        ):
             return False
         free = shutil.disk_usage(self.path).free + self.previous.stat().st_size
         return free > self.last.stat().st_size or error.errno == errno.EDQUOT
@@ -251,7 +255,7 @@ class CheckpointFolder:
         free = ""
         with contextlib.suppress(OSError):
             free = f", {shutil.disk_usage(self.path).free / 2**20:.0f} MiB free"
-        return f"{error.strerror or error}{free}"
+        return f"{'no space left' if files.is_full(error) else error.strerror or error}{free}"
 
     def best(self, step: int) -> str:
         """Return the name under which the weights of a step that validated best are kept."""

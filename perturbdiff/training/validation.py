@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from perturbdiff.diffusion.samplers import sample
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
+from perturbdiff.training.pace import SPEAK_SECONDS, span
 
 logger = logging.getLogger(__name__)
 
@@ -156,16 +158,19 @@ class Validation(pl.Callback):
         if step % settings.valid_every and step != trainer.max_steps:
             return
         module = averaged(self.averaging, pl_module)
+        began = time.monotonic()
         scores = self.scores(module)
+        seconds = time.monotonic() - began
+        self.journal.pace.validated(seconds)
         self.journal.add(trainer, "valid", scores)
         metric = settings.valid_metric
         value = scores["total" if metric == "loss" else metric]
         better = self.keep and is_better(metric, value, self.best_value)
         if trainer.is_global_zero:
             logger.info(
-                "validation at step %d: energy distance %.4g, R² %.4g, correlation of changes %.4g, loss %.4g%s",
+                "validation at step %d: energy distance %.4g, R² %.4g, correlation of changes %.4g, loss %.4g%s (%s)",
                 step, *(scores[name] for name in ("energy", "r2", "pdcorr", "total")),
-                ", best so far" if better else "",
+                ", best so far" if better else "", span(seconds),
             )  # fmt: skip
         if better:
             self._keep(trainer, module, step, value)
@@ -181,7 +186,11 @@ class Validation(pl.Callback):
         """Return the criteria and the loss terms on the validation sets."""
         totals: dict[str, float] = {}
         populations: dict[int, Population] = {}
+        spoken = time.monotonic()
         for positions, batch in self._batches(module.device):
+            if time.monotonic() - spoken >= SPEAK_SECONDS:
+                spoken = time.monotonic()
+                logger.info("validating: %d of %d sets done", positions[0], self.num_sets)
             terms = module.objective(batch, self._draws(module, positions, batch), paired=False)
             for name, value in terms.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * len(positions)
