@@ -236,6 +236,9 @@ def test_a_gpu_of_the_machine_that_torch_cannot_use(only, tmp_path, monkeypatch)
 def test_torch_that_does_not_load_is_a_problem(only, monkeypatch):
     monkeypatch.setattr(machine, "_PROBE", "raise ImportError")
     assert machine.gpus().status == "problem"
+    monkeypatch.setattr(machine, "_PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(machine, "_PATIENCE", 0.5)
+    assert machine.gpus().status == "note"
 
 
 def test_in_a_container_it_says_which_image_and_asks_for_no_programs(only, tmp_path, monkeypatch):
