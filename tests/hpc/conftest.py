@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hpc.bed import ROOT, SHARED, Account, Bed, copy_tree, locked, visible
 
-PARTITIONS = {"cpu", "gpu", "preempt"}
+PARTITIONS = {"cpu", "gpu", "preempt", "urgent"}
 CLUSTER = pytest.StashKey[contextlib.ExitStack]()
 
 
