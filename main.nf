@@ -9,7 +9,7 @@ include { checkSite       } from './modules/plan/site'
 include { imageRecord     } from './modules/plan/image'
 include { planOf          } from './modules/plan/experiment'
 include { readRows        } from './modules/plan/samplesheet'
-include { writeRecord     } from './modules/plan/record'
+include { logName; writeRecord } from './modules/plan/record'
 
 include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
@@ -56,9 +56,10 @@ def complaints() {
     def well  = tasks.findAll { task -> task.status in ['COMPLETED', 'CACHED'] }.collect { task -> task.name }
     // the last try of each task that did not succeed in the end
     return tasks.findAll { task -> task.status == 'FAILED' && !(task.name in well) }.reverse().unique { task -> task.name }.collect { task ->
-        def log   = file("${task.workdir}/.command.err")
-        def lines = log.exists() ? log.readLines().findAll { line -> line.trim() } : []
-        "${task.name} (exit ${task.exit}): ${lines ? lines[-1].trim() : 'no message'}\n    in ${task.workdir}"
+        def errors = file("${task.workdir}/.command.err")
+        def lines  = errors.exists() ? errors.readLines().findAll { line -> line.trim() } : []
+        def own    = file("${params.outdir}/logs/${logName(task.process, task.tag == '-' ? null : task.tag)}")
+        "${task.name} (exit ${task.exit}): ${lines ? lines[-1].trim() : 'no message'}\n    ${own.exists() ? "log ${own}" : 'no log'}, work folder ${task.workdir}"
     }
 }
 
@@ -69,6 +70,7 @@ def summarise() {
     log.info "perturbdiff: ${stats.succeedCount} tasks ran, ${stats.cachedCount} cached, ${stats.retriesCount} retried, ${failed.size()} failed"
     if (failed) { log.warn "these failed, and what needs them is missing from the report; mend them and run again with -resume\n  ${failed.join('\n  ')}" }
     if (file("${params.outdir}/report.html").exists()) { log.info "perturbdiff: report in ${params.outdir}/report.html" }
+    log.info "perturbdiff: logs in ${params.outdir}/logs, records of the run in ${params.outdir}/pipeline_info"
 }
 
 // raw counts → stores and splits

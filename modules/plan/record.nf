@@ -1,5 +1,10 @@
 // What a run was given, written before its first task: OUTDIR/pipeline_info/run_STAMP.json.
 
+// conf/base.config names the logs so; it cannot call a function
+def logName(process, tag) {
+    return [process.tokenize(':')[-1], tag].findAll().join('.').replaceAll(/[^\w.-]/, '_') + '.log'
+}
+
 def plain(value) {
     return value == null || value instanceof Number || value instanceof Boolean ? value : "${value}".toString()
 }

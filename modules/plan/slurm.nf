@@ -54,20 +54,24 @@ def headOf(settings, given, perCpu) {
 // exit code and words of a command that reads `words`, or null if it takes too long
 def answerOf(command, words) {
     def process = new ProcessBuilder(command).redirectErrorStream(true).start()
-    process.outputStream.withStream { stream -> stream.write(words.bytes) }
+    try {
+        process.outputStream.withStream { stream -> stream.write(words.bytes) }
+    } catch (java.io.IOException problem) {
+        log.debug "${command[0]} ended before it had read everything: ${problem.message}"
+    }
     if (process.waitFor(20, java.util.concurrent.TimeUnit.SECONDS)) { return [code: process.exitValue(), text: process.inputStream.text.trim()] }
     process.destroyForcibly()
     return null
 }
 
 // which parameter to change, by what Slurm says
-def remedy(text, gpu) {
+def remedy(text, gpu, trains) {
     def side = gpu ? 'gpu' : 'cpu'
+    if (text =~ /(?i)time limit/) { return trains ? '--train_time' : "--${side}_queue, or give process.resourceLimits in --site_config" }
     if (text =~ /(?i)partition/ && !(text =~ /(?i)account/)) { return "--${side}_queue" }
     if (text =~ /(?i)account/) { return "--slurm_account and --${side}_queue" }
-    if (text =~ /(?i)time/) { return gpu ? '--train_time' : "--${side}_queue, or the time in --site_config" }
     if (text =~ /(?i)gres|generic resource|feature|constraint|qos|option/) { return "--${side}_options" }
-    if (text =~ /(?i)node configuration|memory|cpu|processors|node count/) { return gpu ? '--gpu_options, --train_cpus, --train_memory, --num_nodes or --gpu_queue' : '--cpu_queue, or cpus and memory in --site_config' }
+    if (text =~ /(?i)node configuration|memory|cpu|processors|node count/) { return gpu ? '--gpu_options, --train_cpus, --train_memory, --num_nodes or --gpu_queue' : '--cpu_queue, or give process.resourceLimits in --site_config' }
     return "--slurm_account, --${side}_queue or --${side}_options"
 }
 
@@ -120,7 +124,7 @@ def askSlurm(given, scope, executor) {
             limits = limits ?: timeLimits()
             said   = tooLong(same[0], limits)
         }
-        if (said) { problems << "${who}: ${said}: change ${remedy(said, gpu)}\n    sbatch ${lines.join(' ')}" }
+        if (said) { problems << "${who}: ${said}: change ${remedy(said, gpu, 'process_gpu' in same[0].labels)}\n    sbatch ${lines.join(' ')}" }
     }
     if (problems) { error("Slurm does not take these jobs (--check_slurm false submits them all the same):\n  " + problems.join('\n  ')) }
 }

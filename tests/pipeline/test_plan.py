@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 HEADER = "id,dataset,input,preset,mode,init,transfer,overrides,split,genes,seed"
 
 
@@ -67,6 +65,12 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     count = {name: names.count(name) for name in set(names)}
     assert count == {"EVALUATE": 3 * 11, "CEILING": 3 * 3, "MERGE_METRICS": 11 + 3, "REPORT": 1}, parts.output
     assert {p.name for p in (ran.outdir / "metrics").iterdir()} == scores, "parts are not published"
+    predictions = {p.name for p in (ran.outdir / "predictions").iterdir()}
+    drawn = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), *spread, "--sample_shards", "2")
+    names = [name.split(" ")[0] for name in drawn.ran()]
+    # the merged predictions have the same content, so nothing is scored again
+    assert {name: names.count(name) for name in set(names)} == {"SAMPLE": 2 * 5, "MERGE_PREDICTIONS": 5}
+    assert {p.name for p in (ran.outdir / "predictions").iterdir()} == predictions
 
 
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
@@ -190,19 +194,3 @@ def test_slurm_settings_reach_the_jobs(nextflow):
     # one selector, one side: a profile's selector would throw away what the base says under the same name
     assert text.count("withLabel:gpu {") == text.count("withLabel:process_gpu {") == 1
     assert "cpus = { params.train_cpus }" in text
-
-
-@pytest.mark.parametrize("name", ["profile-needs-image"])
-def test_the_image_is_asked_for(nextflow, tmp_path, name):
-    rows = sheet(tmp_path, "a,kang,kang.h5ad,tiny,train,,,,,,")
-    ran = nextflow(
-        "run",
-        str(Path(__file__).parents[2] / "main.nf"),
-        "-stub",
-        "-profile",
-        "test,apptainer",
-        "--input",
-        rows,
-    )
-    assert ran.code != 0
-    assert "--container FILE.sif" in ran.output

@@ -65,6 +65,20 @@ def test_a_new_alpha_scores_again_and_repeats_nothing_else(first):
 
 
 @pytest.mark.slow
+def test_more_tasks_for_a_sampling_repeat_nothing_else(first):
+    nextflow, ran = first
+    path = ran.outdir / "predictions" / "model.h5ad"
+    whole = path.read_bytes(), path.with_name("model.h5ad.manifest.json").read_bytes()
+    spread = nextflow.run(*FEW, str(nextflow.folder / "tiny.csv"), "-resume", "--sample_shards", "2")
+    assert spread.code == 0, spread.output
+    assert spread.ran() == [
+        "MERGE_PREDICTIONS (model.h5ad)",
+        *(f"SAMPLE (model.part-{i}-of-2)" for i in range(2)),
+    ]
+    assert (path.read_bytes(), path.with_name("model.h5ad.manifest.json").read_bytes()) == whole
+
+
+@pytest.mark.slow
 def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     nextflow, _ = first
     path = sheet(nextflow.folder, "long", ";train.max_steps=400;train.valid_every=100")
@@ -106,4 +120,8 @@ def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     assert tasks["REPORT"]["status"] == "COMPLETED"
     assert tasks["TRAIN (broken)"]["status"] == "FAILED"
     assert ran.code != 0, "a missing run shows in the exit code"
-    assert re.search(r"TRAIN \(broken\) \(exit 2\): .*train.precision", ran.output)
+    told = re.search(
+        r"TRAIN \(broken\) \(exit 2\): .*train.precision.*\n +log (\S+), work folder", ran.output
+    )
+    assert told, ran.output
+    assert "train.precision" in Path(nextflow.folder / told[1]).read_text()

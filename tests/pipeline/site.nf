@@ -1,0 +1,36 @@
+// What the workflow thinks of profiles, images and Slurm's answers: cases.json → found.json, in one start of Nextflow.
+
+include { headOf; processes; remedy; secondsOf; settingsOf; tooLong; valueOf } from './modules/plan/slurm'
+include { folderProblems; imageProblems; profileProblems; siteWarnings } from './modules/plan/site'
+
+def configOf(profile) {
+    return new nextflow.config.ConfigBuilder().setBaseDir(java.nio.file.Path.of(params.project)).setProfile(profile).buildConfigObject()
+}
+
+def jobsOf(config) {
+    return processes().collectEntries { one ->
+        def settings = settingsOf(config.process, one)
+        [(one.name): [head: headOf(settings, config.params, config.executor?.perCpuMemAllocation).lines, labels: one.labels,
+            gpu: valueOf(settings, 'containerOptions', config.params) ?: '', told: settings.ext?.args != null, published: settings.publishDir != null]]
+    }
+}
+
+def afterwards(code, attempt, label) {
+    def settings = settingsOf(configOf('standard').process, [name: 'ANY', labels: [label]])
+    def context  = [task: [attempt: attempt, exitStatus: code], params: [train_retries: 20]]
+    return settings.errorStrategy.rehydrate(context, context, context).call()
+}
+
+workflow {
+    def cases = new groovy.json.JsonSlurper().parseText(file('cases.json').text)
+    def found = [
+        jobs: cases.profiles.collectEntries { profile -> [(profile): jobsOf(configOf(profile))] },
+        problems: cases.problems.collect { one -> profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) + folderProblems(params + one.given) },
+        warnings: cases.warnings.collect { one -> siteWarnings(['slurm'], params + one, one.work ?: '/shared/work') },
+        afterwards: cases.afterwards.collect { one -> afterwards(one[0] ?: Integer.MAX_VALUE, one[1], one[2]) },
+        remedies: cases.remedies.collect { one -> remedy(one[0], one[1], one[2]) },
+        seconds: cases.seconds.collect { text -> secondsOf(text) },
+        long: cases.long.collect { one -> tooLong([time: one[0] as nextflow.util.Duration, queue: one[1]], one[2]) },
+    ]
+    file('found.json').text = groovy.json.JsonOutput.toJson(found)
+}

@@ -1,0 +1,248 @@
+"""Profiles, images and what Slurm says: what each combination gives a task, and what is refused before any task."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BARE = {
+    "process_low": (1, 2, 8),
+    "process_medium": (4, 12, 32),
+    "process_sample": (8, 12, 64),
+    "process_gpu": (8, 24, 64),
+}
+SMALL = {
+    "process_low": (1, 2, 3),
+    "process_medium": (1, 2, 3),
+    "process_sample": (1, 2, 3),
+    "process_gpu": (1, 1, 3),
+}
+PROFILES = {
+    "standard": None,  # as much as this machine has
+    "gpu": None,
+    "apptainer": BARE,
+    "standard,apptainer": None,
+    "slurm": BARE,
+    "slurm,site": BARE,
+    "slurm,apptainer": BARE,
+    "slurm,multinode": BARE,
+    "slurm,multinode,site": BARE,
+    "test": SMALL,
+    "test,apptainer": SMALL,
+    "test,slurm": SMALL,
+    "slurm,test": SMALL,
+    "test,slurm,multinode,site": SMALL,
+}
+FITTING = [
+    ["standard"], ["test"], ["gpu"], ["slurm"], ["test", "slurm"], ["test", "gpu"], ["standard", "test"],
+]  # fmt: skip
+PROBLEMS = [
+    (["apptainer"], {}, "apptainer needs an image: --container FILE.sif"),
+    (["standard"], {"container": "docker://image"}, "--container is used with -profile slurm or apptainer"),
+    (["slurm", "gpu"], {}, "-profile slurm and gpu exclude each other"),
+    (["standard", "slurm"], {}, "-profile slurm and standard exclude each other"),
+    (["multinode"], {"num_nodes": 2}, "multinode needs slurm: -profile slurm,multinode"),
+    (["slurm", "multinode"], {}, "multinode is for several nodes: give --num_nodes"),
+    (["slurm"], {"num_nodes": 2}, "--num_nodes 2 needs -profile slurm,multinode"),
+    (["slurm"], {"site_config": "x"}, "--site_config is read with -profile …,site"),
+    (["slurm", "site"], {}, "-profile site needs --site_config FILE"),
+    (["test"], {"job_arrays": True}, "--job_arrays needs -profile slurm"),
+    (["slurm"], {"container": "nowhere/image.sif"}, "--container: there is no /.*/nowhere/image.sif$"),
+    (["slurm"], {"container": "perturbdiff"}, "there is no .*registry is written docker://NAME"),
+    (["slurm"], {"container": "text.sif"}, "text.sif is no Apptainer image"),
+    (["slurm"], {"ckpt_dir": "/shared/a,b"}, "--ckpt_dir: '/shared/a,b' has one of"),
+    (["slurm"], {"outdir": "it's"}, "--outdir: 'it's' has one of"),
+]  # fmt: skip
+WARNINGS = [
+    ({"ckpt_dir": "/tmp/x"}, "^--ckpt_dir /tmp/x: often a node's own disk"),
+    ({"work": "/var/tmp/w", "outdir": "/dev/shm/o"}, "^--outdir /dev/shm/o, -work-dir /var/tmp/w: often"),
+    ({"bind": "/usr,/no/such:/data"}, "^--bind: there is no /no/such here"),
+    ({"gpu_options": "--gres=gpu:a100:2"}, "^--gpu_options asks for 2 GPUs and --num_gpus is 1"),
+    ({"gpu_options": "--gpus-per-node=4 --qos=x", "num_gpus": 2}, "^--gpu_options asks for 4 GPUs"),
+    ({"gpu_options": "--gres=gpu:a100:1 --constraint=big80"}, None),
+    ({"ckpt_dir": "/tmpfiles/x"}, None),
+]
+REMEDIES = [
+    ("invalid partition specified: nope; Invalid partition name specified", False, False, "--cpu_queue"),
+    ("invalid partition specified: nope; Invalid partition name specified", True, True, "--gpu_queue"),
+    ("Invalid account or account/partition combination specified", True, True, "--slurm_account and --gpu_queue"),
+    ("Requested time limit is invalid (missing or exceeds some limit)", True, True, "--train_time"),
+    ("time limit 12h is above that of partition gpu, 4h", True, False, "--gpu_queue, or give process.resourceLimits"),
+    ("Invalid generic resource (gres) specification", True, True, "--gpu_options"),
+    ("Invalid qos specification", False, False, "--cpu_options"),
+    ("unrecognized option '--foo'", False, False, "--cpu_options"),
+    ("Requested node configuration is not available", True, True, "--gpu_options, --train_cpus, --train_memory"),
+    ("Requested node configuration is not available", False, False, "--cpu_queue, or give process.resourceLimits"),
+]  # fmt: skip
+AFTERWARDS = [
+    (75, 20, "resumable", "retry"),
+    (75, 21, "resumable", "ignore"),
+    (75, 1, "process_low", "ignore"),  # only a training can go on
+    (143, 20, "resumable", "retry"),  # preempted or cancelled
+    (0, 3, "resumable", "retry"),  # no exit code: the node is lost
+    (139, 3, "resumable", "ignore"),
+    (139, 2, "resumable", "retry"),
+    (2, 1, "resumable", "ignore"),
+    (1, 1, "process_medium", "ignore"),
+    (137, 2, "process_medium", "retry"),
+    (137, 3, "process_medium", "ignore"),
+    (0, 1, "process_medium", "retry"),
+]
+LIMITS = [
+    ("2h", "a", {"a": 3600}, "time limit 2h is above that of partition a, 1h"),
+    ("2h", None, {"a": 60, "b*": 3600}, "partition b, 1h"),
+    ("2h", "a,b", {"a": 3600, "b*": 7200}, None),
+    ("2h", "a,b", {"a": 3600, "b*": None}, None),
+    ("2h", "unknown", {"a": 3600}, None),
+]
+
+
+@pytest.fixture(scope="module", params=["v2", "v1"])
+def found(request, nextflow_in, tmp_path_factory):
+    """What site.nf found, by one start of Nextflow with each parser."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "modules").symlink_to(ROOT / "modules")
+    (folder / "text.sif").write_text("no image")
+    shutil.copy(Path(__file__).with_name("site.nf"), folder)
+    usual = {"ckpt_dir": "/shared/checkpoints", "outdir": "/shared/out", "num_nodes": 1, "num_gpus": 1}
+    (folder / "params.json").write_text(json.dumps({"project": str(ROOT), **usual}))
+    cases = {
+        "profiles": list(PROFILES),
+        "problems": [{"profiles": p, "given": g} for p, g, _ in PROBLEMS]
+        + [{"profiles": p, "given": {}} for p in FITTING],
+        "warnings": [given for given, _ in WARNINGS],
+        "remedies": [case[:3] for case in REMEDIES],
+        "afterwards": [case[:3] for case in AFTERWARDS],
+        "seconds": ["10:00", "2-01:00:00", "infinite", "n/a"],
+        "long": [case[:3] for case in LIMITS],
+    }
+    (folder / "cases.json").write_text(json.dumps(cases))
+    ran = nextflow_in(folder)("run", "site.nf", "-params-file", "params.json", parser=request.param)
+    assert ran.code == 0, ran.output
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_what_tasks_get_survives_every_combination_of_profiles(found):
+    for profile, expected in PROFILES.items():
+        jobs = found["jobs"][profile]
+        assert {"PREPROCESS", "TRAIN", "SAMPLE", "MERGE", "REPORT"} <= set(jobs)
+        for name, job in jobs.items():
+            here = f"{profile}: {name} {job}"
+            (kind,) = [label for label in job["labels"] if label.startswith("process_")]
+            if expected:
+                cpus, hours, memory = expected[kind]
+                plain = ([f"-c {cpus}"] if cpus > 1 else []) + [
+                    f"-t {hours:02}:00:00",
+                    f"--mem {memory * 1024}M",
+                ]
+                assert job["head"][: len(plain)] == plain, here
+            options = " ".join(job["head"][-1:]) if "slurm" in profile else ""
+            assert ("--gres=gpu:1" in options) == ("slurm" in profile and "gpu" in job["labels"]), here
+            assert ("--nodes=1" in options) == ("multinode" in profile and "resumable" in job["labels"]), here
+            contained = "slurm" in profile or "apptainer" in profile
+            assert job["gpu"] == ("--nv" if contained and "gpu" in job["labels"] else ""), here
+            assert job["told"] == ("gpu" in job["labels"]), here
+            assert job["published"] == (name != "MERGE"), here  # under its two names
+
+
+def test_profiles_and_parameters_that_do_not_go_together(found):
+    for (profiles, given, message), problems in zip(PROBLEMS, found["problems"], strict=False):
+        assert len(problems) == 1, f"{profiles} {given}: {problems}"
+        assert re.search(message, problems[0]), problems[0]
+    assert found["problems"][len(PROBLEMS) :] == [[]] * len(FITTING)
+
+
+def test_what_is_only_likely_to_be_wrong_is_a_warning(found):
+    for (given, message), warnings in zip(WARNINGS, found["warnings"], strict=True):
+        assert len(warnings) == (message is not None), f"{given}: {warnings}"
+        assert message is None or re.search(message, warnings[0]), warnings[0]
+
+
+def test_slurms_words_lead_to_a_parameter(found):
+    for case, remedy in zip(REMEDIES, found["remedies"], strict=True):
+        assert remedy.startswith(case[3]), f"{case}: {remedy}"
+
+
+def test_what_happens_after_each_exit_code(found):
+    for case, strategy in zip(AFTERWARDS, found["afterwards"], strict=True):
+        assert strategy == case[3], case
+
+
+def test_a_time_above_the_partitions_limit_is_seen_where_slurm_takes_it(found):
+    assert found["seconds"] == [600, 49 * 3600, None, None]
+    for case, said in zip(LIMITS, found["long"], strict=True):
+        assert (said is None) == (case[3] is None), f"{case}: {said}"
+        assert case[3] is None or case[3] in said
+
+
+SBATCH = """#!/bin/bash
+echo "$* $(grep -o 'SBATCH.*' | tr '\n' ' ')" >> "{calls}"
+tail -n1 "{calls}" | grep -q -- "{pattern}" || exit 0
+echo "sbatch: error: {words}" >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def slurm(nextflow, tmp_path, monkeypatch):
+    """Return a function: words with which sbatch refuses jobs that have a pattern → a start of the workflow."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "kang.h5ad").touch()
+    (tmp_path / "sheet.csv").write_text("id,dataset,input,preset,mode\na,kang,kang.h5ad,tiny,train\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(
+        nextflow,
+        "environment",
+        lambda parser: type(nextflow).environment(nextflow, parser) | {"PATH": os.environ["PATH"]},
+    )
+
+    def start(words, pattern, *arguments):
+        for name, text in {
+            "sbatch": SBATCH.format(calls=tmp_path / "calls", words=words, pattern=pattern),
+            "sinfo": "#!/bin/bash\necho 'cpu*|infinite'\n",
+        }.items():
+            (tmp_path / "bin" / name).write_text(text)
+            (tmp_path / "bin" / name).chmod(0o755)
+        fixed = ("run", str(ROOT / "main.nf"), "-preview", "-profile", "test,slurm", "--outdir", "out")
+        return nextflow(*fixed, "--input", "sheet.csv", *arguments), (
+            tmp_path / "calls"
+        ).read_text().splitlines()
+
+    return start
+
+
+def test_what_slurm_refuses_is_told_in_one_message_before_any_job(slurm, tmp_path):
+    options = (
+        "--slurm_account",
+        "lab",
+        "--cpu_queue",
+        "cpu",
+        "--gpu_queue",
+        "big",
+        "--gpu_options=--gres=gpu:a100:1",
+    )
+    ran, calls = slurm("Invalid account or account/partition combination specified", "-p big", *options)
+    assert ran.code != 0
+    assert all(call.startswith("--test-only") for call in calls), "nothing is submitted"
+    assert len(calls) == 3, "one question for each kind of job: on CPUs, training, sampling"
+    wanted = "SBATCH -t 01:00:00 SBATCH --mem 3072M SBATCH -p big SBATCH --account=lab --gres=gpu:a100:1"
+    assert any(wanted in call for call in calls)
+    message = (
+        r"TRAIN.*: Invalid account .*: change --slurm_account and --gpu_queue\n +sbatch -t 01:00:00 --mem"
+    )
+    assert re.search(message, ran.output), ran.output
+    assert not re.search(r"PREPROCESS.*: Invalid", ran.output)
+    assert "--check_slurm false" in ran.output
+    assert not (tmp_path / "out" / "logs").exists()
+    ran, _ = slurm("no", "-p big", *options, "--check_slurm", "false")
+    assert ran.code == 0, ran.output
+
+
+def test_a_slurm_that_is_busy_or_away_refuses_nothing(slurm):
+    ran, _ = slurm("Batch job submission failed: Unable to contact slurm controller (connect failure)", "")
+    assert ran.code == 0, ran.output
+    assert "Slurm could not be asked about the jobs of" in ran.output
