@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -37,6 +37,7 @@ GRACE = 15.0
 """Seconds that processes have to end themselves when another one has failed."""
 
 _PAUSE = 0.1
+_SETTLE = 2.0  # seconds: who lost another process may be seen to end before that one
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LINES = 20
 
@@ -87,6 +88,7 @@ def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> d
     given = {**env, **dict.fromkeys(THREADS, each)}
     if place.nodes == 1 and sys.platform == "linux":
         given.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host's name resolves to
+    given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else advice about DDP that does not apply
     return given | {name: str(value) for name, value in own.items()}
 
 
@@ -255,36 +257,48 @@ def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
 
 def run(place: Place, command: Sequence[str]) -> int:
     """Start the processes of this node, wait for those of all nodes and return the run's exit code."""
-    heard: list[int] = []
-
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
-
-    for number in _SIGNALS:
-        signal.signal(number, hear)
-    store, place = _store(place)
-    nodes = Nodes(store, place)
-    ranks = Ranks(place, nodes.name(), command)
-    while True:
-        while heard:
-            ranks.signal(heard.pop(0))
-        codes = ranks.ended()
-        if any(codes.values()) or ranks.all_ended() or nodes.other_failed():
-            break
-        time.sleep(_PAUSE)
-    if any(codes.values()):
-        nodes.failed()
-    if not ranks.all_ended():
-        stopped = set(codes.values()) == {EXIT_STOPPED_EARLY}  # then the others stop as well
-        ranks.end(ask=not stopped)
-        if stopped:
+    with _heard() as heard:
+        store, place = _store(place)
+        nodes = Nodes(store, place)
+        ranks = Ranks(place, nodes.name(), command)
+        while True:
+            while heard:
+                ranks.signal(heard.pop(0))
             codes = ranks.ended()
-    code, culprit = exit_code(nodes.gather(codes))
+            if any(codes.values()) or ranks.all_ended() or nodes.other_failed():
+                break
+            time.sleep(_PAUSE)
+        if any(codes.values()):
+            nodes.failed()
+        ranks.wait(_SETTLE)
+        codes = ranks.ended()
+        if not ranks.all_ended():
+            stopped = set(codes.values()) == {EXIT_STOPPED_EARLY}  # then the others stop as well
+            ranks.end(ask=not stopped)
+            if stopped:
+                codes = ranks.ended()
+        code, culprit = exit_code(nodes.gather(codes))
     if culprit in codes:
         _report(ranks, culprit, codes[culprit])
     if code in (0, EXIT_STOPPED_EARLY):
         ranks.close()
     return code
+
+
+@contextmanager
+def _heard() -> Iterator[list[int]]:
+    """Collect signals while the block runs, for the processes."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    before = {number: signal.signal(number, hear) for number in _SIGNALS}
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _store(place: Place) -> tuple[Store, Place]:
