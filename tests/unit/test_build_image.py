@@ -23,6 +23,9 @@ def build(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "apptainer").write_text(FAKE)
     (tmp_path / "bin" / "apptainer").chmod(0o755)
+    # the room of this machine does not matter
+    (tmp_path / "bin" / "df").write_text('#!/bin/sh\necho Avail; echo "  ${FAKE_ROOM:-100}"\n')
+    (tmp_path / "bin" / "df").chmod(0o755)
     arguments = tmp_path / "arguments"
 
     def run(*given, **environment):
@@ -116,6 +119,15 @@ def test_a_folder_that_is_not_there_or_an_unknown_option(build, tmp_path):
     assert (done.returncode, "set APPTAINER_TMPDIR" in done.stderr) == (1, True)
     done = build("--zip")
     assert (done.returncode, "unknown option --zip" in done.stderr) == (1, True)
+
+
+def test_too_little_room_is_said_before_anything_is_built(build, tmp_path):
+    done = build(tmp_path / "x.sif", FAKE_ROOM="9", APPTAINER_TMPDIR=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"build-image: {tmp_path} has 9 GB free, 10 are needed; set APPTAINER_TMPDIR"
+    )
+    assert done.arguments == []
 
 
 def digest(image, *options):
