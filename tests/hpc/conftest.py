@@ -11,11 +11,6 @@ import pytest
 from hpc.bed import ROOT, SHARED, Account, Bed, copy_tree, locked, visible
 
 PARTITIONS = {"cpu", "gpu", "preempt", "urgent"}
-CLUSTER = pytest.StashKey[contextlib.ExitStack]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "whole_cluster: needs all nodes, so no other test runs beside it")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,26 +29,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.hpc)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    # before any fixture: runs that tests share are started by fixtures
-    if shutil.which("sinfo"):
-        common_folder()
-        held = contextlib.ExitStack()
-        alone = item.get_closest_marker("whole_cluster") is not None
-        held.enter_context(locked(SHARED / "cluster.lock", alone=alone))
-        item.stash[CLUSTER] = held
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item):
-    try:
-        return (yield)
-    finally:
-        if CLUSTER in item.stash:
-            item.stash[CLUSTER].close()
 
 
 def common_folder() -> None:
