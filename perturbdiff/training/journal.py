@@ -75,8 +75,6 @@ class Journal(pl.Callback):
                 self._say(trainer, pl_module, {n: float(v) / self._steps for n, v in self._sums.items()})
             return
         means = {name: value / self._steps for name, value in self._sums.items()}
-        if trainer.world_size > 1:
-            means = {n: trainer.strategy.reduce(v.float(), reduce_op="mean") for n, v in means.items()}
         row = {name: float(value) for name, value in means.items()}
         self._sums, self._steps = {}, 0
         if not math.isfinite(row["total"]):

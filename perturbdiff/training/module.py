@@ -67,7 +67,7 @@ class TrainingModule(pl.LightningModule):
     Attributes
     ----------
     terms
-        Loss terms of the last step, detached scalars.
+        Loss terms of the last forward pass, means over all ranks, detached scalars.
     """
 
     def __init__(self, denoiser: Denoiser, config: Config) -> None:
@@ -111,8 +111,16 @@ class TrainingModule(pl.LightningModule):
             rank=trainer.global_rank, world=trainer.world_size, part=batch_idx % parts, parts=parts,
         )  # fmt: skip
         terms = self.objective(batch, draws)
-        self.terms = {name: value.detach() for name, value in terms.items()}
+        self.terms = self._over_ranks({name: value.detach() for name, value in terms.items()})
         return terms["total"]
+
+    def _over_ranks(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the means of loss terms over the ranks, so that what any of them records is the step's."""
+        if self.trainer.world_size == 1:
+            return terms
+        each = torch.stack([value.double() for value in terms.values()])
+        means = self.trainer.strategy.reduce(each, reduce_op="mean")
+        return dict(zip(terms, means, strict=True))
 
     def draws(
         self, shape: torch.Size, step: int, *, rank: int = 0, world: int = 1, part: int = 0, parts: int = 1
