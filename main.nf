@@ -45,7 +45,9 @@ def prepare(plan) {
     // a container can only bind what exists
     [plan.checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
     def name = params.container ? "${params.container}".toString() : null
-    writeRecord(params, workflow, imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath))
+    def image = imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath)
+    if (image?.id) { System.setProperty('perturbdiff.image', image.id) }   // for beforeScript in conf/base.config
+    writeRecord(params, workflow, image)
 }
 
 // what the failed tasks said last: an ignored error is not shown otherwise
@@ -56,8 +58,8 @@ def complaints() {
     def well  = tasks.findAll { task -> task.status in ['COMPLETED', 'CACHED'] }.collect { task -> task.name }
     // the last try of each task that did not succeed in the end
     return tasks.findAll { task -> task.status == 'FAILED' && !(task.name in well) }.reverse().unique { task -> task.name }.collect { task ->
-        def errors = file("${task.workdir}/.command.err")
-        def lines  = errors.exists() ? errors.readLines().findAll { line -> line.trim() } : []
+        // what fails before the command, e.g. a module that cannot be loaded, is in the wrapper's log alone
+        def lines  = ['.command.err', '.command.log'].collect { name -> file("${task.workdir}/${name}") }.collect { log -> log.exists() ? log.readLines().findAll { line -> line.trim() } : [] }.find { said -> said } ?: []
         def own    = file("${params.outdir}/logs/${logName(task.process, task.tag == '-' ? null : task.tag)}")
         "${task.name} (exit ${task.exit}): ${lines ? lines[-1].trim() : 'no message'}\n    ${own.exists() ? "log ${own}" : 'no log'}, work folder ${task.workdir}"
     }
