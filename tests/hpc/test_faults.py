@@ -6,13 +6,12 @@ import signal
 
 import pytest
 from hpc.bed import PACKAGE, SITE, wait_until
-from hpc.faults import PATIENCE, SCREEN, continued_at, processes, send, sheet
+from hpc.faults import FIXED, PATIENCE, SCREEN, continued_at, processes, send, sheet
 
 LEARNING = "train.max_steps=300;train.valid_every=100;train.checkpoint_every=10"
 TRAINED = (
     f"model,screen,simulate:tiny,tiny,train,{SCREEN};split.num_held_out=1;split.train_fraction=0.3;{LEARNING}"
 )
-FIXED = ("--baselines", "none", "--ceiling", "false", "--device", "cpu", "-resume")
 
 
 def train_undisturbed(workflow, ran, task) -> None:
@@ -79,7 +78,7 @@ def test_a_stage_is_killed_and_cancelled_and_gets_more_memory(workflow):
     # as much as a job may ask for: the next attempt asks for more
     workflow.write("site.config", SITE.replace("memory: 3.GB", "memory: 100.GB"))
     row = f"base,screen,simulate:tiny,tiny,pretrain,{SCREEN};train.max_steps=1"
-    head = workflow.start("--input", sheet(workflow, row), *FIXED, "--train_memory", "2 GB")
+    head = workflow.start("--input", sheet(workflow, row), *FIXED)
     first = workflow.job("PREPROCESS")
     send(first, signal.SIGKILL)  # as the kernel does when memory runs out
     second = wait_until(

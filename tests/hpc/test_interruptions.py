@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hpc.bed import wait_until
-from hpc.faults import PATIENCE, STEPS, Case, continued_at, frozen
+from hpc.faults import PATIENCE, STEPS, Case, continued_at, cut_power, frozen
 
 
 @pytest.fixture
@@ -56,26 +56,18 @@ def test_a_training_that_does_not_stop_is_killed_at_the_limit(case):
     ran = head.wait(PATIENCE)
     case.check_equal(ran)
     attempts = case.attempts(ran)
-    assert [task["exit"] for task in attempts] == ["143", "0"]
+    assert [task["exit"] for task in attempts] in (["140", "0"], ["143", "0"])
     assert continued_at(ran, attempts[1]) >= 10
 
 
 @pytest.mark.slow
 def test_a_job_is_preempted(case):
-    case.attempts_get(clusterOptions=("'--exclusive'", "''"))
-    head = case.start("--gpu_queue", "preempt")
+    head = case.start("--gpu_queue", "preempt", "--gpu_options=--exclusive")
     job = case.workflow.job("PRETRAIN")
     case.checkpoint()
+    where = ("--partition=urgent", f"--nodelist={job.node}", "--exclusive")
     with frozen(job):
-        assert job.partition == "preempt"
-        urgent = case.workflow.bed.sbatch(
-            "sleep 1", case.workflow.folder, "--partition=cpu", f"--nodelist={job.node}", "--exclusive"
-        )
-        wait_until(
-            lambda: urgent not in {j.id for j in case.workflow.queue()},
-            PATIENCE,
-            f"job {urgent} does not end",
-        )
+        case.wait_for_end(case.workflow.bed.sbatch("true", case.workflow.folder, *where))
     ran = head.wait(PATIENCE)
     case.check_equal(ran)
     attempts = case.attempts(ran)
@@ -93,11 +85,7 @@ def test_jobs_are_cancelled_waiting_and_running(case):
     case.workflow.job("PRETRAIN")
     case.checkpoint()
     case.user("scancel", second.id)
-    third = wait_until(
-        lambda: [j for j in case.workflow.queue() if j.id not in (waiting.id, second.id)],
-        PATIENCE,
-        head.output,
-    )[0]
+    third = case.next_job(waiting.id, second.id)
     case.user("scontrol", "release", third.id)
     ran = head.wait(PATIENCE)
     case.check_equal(ran)
@@ -107,18 +95,20 @@ def test_jobs_are_cancelled_waiting_and_running(case):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take a node away")
 def test_a_node_is_lost(case):
-    case.attempts_get(clusterOptions=("'--exclusive'", "''"))
+    case.attempts_get(queue=("'urgent'", "'cpu'"), clusterOptions=("'--exclusive'", "''"))
     head = case.start()
     job = case.workflow.job("PRETRAIN")
     case.checkpoint()
 
-    def node(state: str) -> None:
-        subprocess.run(
-            ["scontrol", "update", f"NodeName={job.node}", f"State={state}", "Reason=test"], check=True
-        )
+    def node(*states: str) -> None:
+        for state in states:
+            line = ("scontrol", "update", f"NodeName={job.node}", f"State={state}", "Reason=test")
+            subprocess.run(line, check=True)
 
-    node("DOWN")
+    cut_power(job)
+    node("DOWN", "DRAIN")  # Slurm would take a node that is merely down back as soon as it says something
     try:
         other = case.next_job(job.id, state="RUNNING")
         assert other.node != job.node
@@ -127,7 +117,7 @@ def test_a_node_is_lost(case):
     ran = head.wait(PATIENCE)
     case.check_equal(ran)
     attempts = case.attempts(ran)
-    assert [task["exit"] for task in attempts] == ["143", "0"]
+    assert [task["exit"] for task in attempts] == ["-", "0"]
     assert continued_at(ran, attempts[1]) >= 10
 
 
