@@ -82,6 +82,10 @@ def test_commit_of_the_checkout_is_given(build, tmp_path):
         ("write /tmp/x: no space left on device", "set APPTAINER_TMPDIR"),
         ("user not in /etc/subuid", "does not allow --fakeroot"),
         ("could not use fakeroot: no mapping entry found in /etc/subuid for me", "does not allow --fakeroot"),
+        (
+            "User not listed in /etc/subuid, trying root-mapped\nFATAL: no such host",
+            "is the registry reachable",
+        ),
         ("while making image: pinging container registry: dial tcp", "is the registry reachable"),
         ("ERROR: Could not find a version that satisfies", "is the package index reachable"),
         ("something else", "the build failed; the reason is above"),
