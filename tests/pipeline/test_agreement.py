@@ -67,6 +67,43 @@ def test_parameters_are_those_of_the_schema():
     assert set(used) <= described
 
 
+def literal(text: str):
+    """A value of a configuration file as JSON has it; None for what is computed."""
+    text = re.sub(r"\s*//.*", "", text).removesuffix(",").strip()
+    text = text.split(" ?: ", 1)[-1]
+    if re.fullmatch(r"'[^']*'", text):
+        return text[1:-1]
+    return json.loads(text) if re.fullmatch(r"true|false|-?\d+(\.\d+)?", text) else None
+
+
+@pytest.mark.parametrize("name", ["nextflow", "conf/test", "conf/gpu", "conf/slurm"])
+def test_values_in_the_configuration_fit_the_schema(name):
+    schema = json.loads((ROOT / "nextflow_schema.json").read_text())
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    described = {key: spec for group in schema["$defs"].values() for key, spec in group["properties"].items()}
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+    text = (ROOT / f"{name}.config").read_text()
+    block = re.search(r"^params \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    given = re.findall(r"^    (\w+) += (.*)$", block[1], re.M) + re.findall(
+        r"^params\.(\w+) += (.*)$", text, re.M
+    )
+    assert given
+    for key, value in given:
+        spec, found = described[key], literal(value)
+        assert set(spec) <= {
+            "type", "description", "format", "exists", "enum", "x-choices", "minimum", "exclusiveMinimum",
+            "exclusiveMaximum", "pattern", "hidden",
+        }, key  # fmt: skip
+        assert spec["description"], key
+        if found is None:
+            continue
+        assert type(found) is kinds[spec["type"]], f"{key} = {found}"
+        assert found in spec.get("enum", [found]), f"{key} = {found}"
+        assert found >= spec.get("minimum", found), f"{key} = {found}"
+        assert re.search(spec.get("pattern", ""), str(found)), f"{key} = {found}"
+
+
 def test_modes_and_baselines_are_the_packages():
     modes = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["mode"][
         "enum"

@@ -72,9 +72,13 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
 
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
     rows = ("prior,kang,kang.h5ad,tiny,pretrain,,,,,,", "tuned,kang,kang.h5ad,tiny,finetune,prior,,,,,")
-    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows), "--baselines", "none", parser="v1")
+    rows += ("drawn,screen,simulate:tiny,tiny,mean-overall,,,,,,",)
+    ran = nextflow.run(
+        "-stub", "--input", sheet(tmp_path, *rows), "--baselines", "none", "--sample_shards", "2", parser="v1"
+    )
     assert ran.code == 0, ran.output
-    assert [n for n in ran.ran() if n.startswith(("FINETUNE", "REPORT"))] == ["FINETUNE (tuned)", "REPORT"]
+    assert {"FINETUNE (tuned)", "MERGE_PREDICTIONS (tuned.h5ad)", "REPORT"} < set(ran.ran())
+    assert sum(name.startswith(("SIMULATE", "BASELINE")) for name in ran.ran()) == 2
 
 
 def test_every_mistake_in_the_parameters_is_told_at_once(nextflow, tmp_path):
