@@ -43,6 +43,7 @@ test: lint
 test-hpc: env-dev
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
 	$(RUN) pytest -m hpc -n 4 tests/hpc
+	$(RUN) pytest -m hpc tests/hpc/test_overhead.py  # measures time: alone
 
 sif:
 	bin/build-image perturbdiff.sif
