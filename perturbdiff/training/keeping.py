@@ -15,6 +15,7 @@ from perturbdiff import files
 from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder
+from perturbdiff.training.loggers import NOTES
 from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.validation import Averaging, averaged
 
@@ -93,7 +94,7 @@ def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> 
         files.existing(source, "kept bundle (run again with --resume never)")
         shutil.copytree(source, target, copy_function=_link)
     if (logs := checkpoints.path / LOGS).is_dir():
-        shutil.copytree(logs, bundle / LOGS)
+        shutil.copytree(logs, bundle / LOGS, ignore=shutil.ignore_patterns(*NOTES))
 
 
 def _link(source: str, target: str) -> None:

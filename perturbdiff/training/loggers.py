@@ -12,6 +12,9 @@ from perturbdiff.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
+"""Files beside the loggers' own by which the next attempt goes on."""
+
 
 class Curves:
     """Sends rows of the journal to loggers, none of which needs a network, and none of which can end a training.
@@ -38,7 +41,7 @@ class Curves:
 
     def __init__(self, names: Sequence[str], folder: Path, run: str, identity: str) -> None:
         self.backends: list[Logger] = []
-        self._sent_note = folder / "sent"
+        self._sent_note = folder / _SENT
         if not names:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +88,7 @@ class Curves:
 
 def _makers(folder: Path, run: str, identity: str) -> dict[str, Callable[[], Logger]]:
     def mlflow() -> Logger:
-        note = folder / "mlflow-run"
+        note = folder / _MLFLOW_RUN
         former = note.read_text() if note.is_file() else None
         uri = f"file:{folder.resolve() / 'mlflow'}"
         made = MLFlowLogger("perturbdiff", run, tracking_uri=uri, run_id=former)

@@ -129,6 +129,18 @@ def test_the_good_checkpoint_outlives_the_damaged_one(trained, tmp_path, monkeyp
     assert_same(out, trained / "bundle")
 
 
+def test_the_weights_that_the_previous_checkpoint_needs_stay(tmp_path):
+    folder, model = CheckpointFolder(tmp_path, {}), torch.nn.Identity()
+    for step in (1, 2, 3, 4):
+        former = folder.best(step - 1) if step > 1 else None
+        folder.keep(folder.best(step), model, lambda _, path: path.write_bytes(b"weights"), instead_of=former)
+        if step != 2:
+            folder.write({"global_step": step})
+    assert sorted(p.name for p in tmp_path.glob("best-*")) == [folder.best(3), folder.best(4)]
+    cut(tmp_path)
+    assert CheckpointFolder(tmp_path, {}).find("auto") == (folder.previous, 3)
+
+
 def test_no_flipped_bit_goes_unnoticed(tmp_path):
     folder = CheckpointFolder(tmp_path, {"a": 1})
     weights = {"w": torch.arange(3000.0), "b": torch.ones(7)}

@@ -81,4 +81,5 @@ def test_interrupted_curves_are_whole_and_end_in_the_bundle(trained, tmp_path, m
     assert steps_of(out / "logs", "train/total") == list(range(1, 9))
     assert steps_of(out / "logs", "valid/energy") == [8]
     assert len(list((out / "logs" / "tensorboard").iterdir())) > 1
+    assert [p.name for p in (out / "logs").iterdir()] == ["tensorboard"]
     assert not (tmp_path / "b.checkpoints").exists()
