@@ -191,6 +191,11 @@ class CheckpointFolder:
             for path in self.path.glob(pattern):
                 files.remove(path)
 
+    def tidy(self) -> None:
+        """Remove the folder if nothing was kept in it, as after inputs that were refused."""
+        if self._is_ours() and self.path.is_dir() and all(p.name == locks.LOCK for p in self.path.iterdir()):
+            files.remove(self.path)
+
     def mark(self) -> dict[str, Any]:
         """Return what a checkpoint says about the run that it belongs to."""
         return {"fingerprint": self._fingerprint(), "needs": dict(self._needed)}

@@ -205,6 +205,7 @@ def _stage(
                 return None
             with allocation.listening():
                 stack.enter_context(folder.locked(allocation.reason))
+            stack.callback(folder.tidy)
             if not force and provenance.up_to_date(out, base):  # whom we waited for has made it
                 return None
             checkpoint, step = folder.find(resume)

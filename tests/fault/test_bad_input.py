@@ -234,8 +234,9 @@ def test_damaged_bundle(trained, tmp_path, run_cli):
 
 def test_not_a_store(trained, tmp_path, run_cli):
     arguments = [trained / "bundle", "--split", trained / "split.parquet", "--out", tmp_path / "out"]
-    refused(run_cli("train", *arguments, *TINY), "bundle", "store")
-    nothing_left(tmp_path)
+    for more in ([], ["--checkpoints", tmp_path / "checkpoints"]):
+        refused(run_cli("train", *arguments, *more, *TINY), "bundle", "store")
+        nothing_left(tmp_path)
 
 
 def test_sets_larger_than_any_condition_are_drawn_with_replacement_and_said_once(trained, tmp_path, run_cli):
