@@ -408,15 +408,16 @@ def test_killed_again_and_again(trained, tmp_path, start):
     """SIGKILL at random moments, whatever the trainer is doing just then."""
     chance, kept, out, kills = random.Random(os.getpid()), tmp_path / "kept", tmp_path / "b", 0
     for _ in range(40):
-        process = start(trained, out, kept, 0.02)
+        process = start(trained, out, kept, 0.2)  # 20 steps: the first kill comes before the last
         process.join(None if kills >= 8 else chance.uniform(0.5, 3.0))
-        if process.exitcode == 0:
-            break
         process.kill()
         process.join()
+        if process.exitcode == 0:
+            break
         kills += 1
         assert process.exitcode == -signal.SIGKILL
-        assert not out.exists()
+        if out.exists():  # killed while it tidied up: the bundle is whole
+            break
     assert kills
     assert_same(out, trained / "bundle")
 
