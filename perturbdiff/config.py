@@ -280,6 +280,19 @@ class EvaluateConfig(Section):
     )
 
 
+class BaselineConfig(Section):
+    """Methods of others, run beside the model (docs/baselines.md)."""
+
+    settings: Literal["recommended", "quick"] = Field(
+        default="recommended",
+        description="hyper-parameters: as the method's authors recommend, or for minutes on a CPU",
+    )
+    options: dict[str, bool | int | float | str] = Field(
+        default={}, description="changes to them, by the names that 'perturbdiff baseline show NAME' lists"
+    )
+    timeout_hours: float = Field(default=24.0, gt=0, description="after that the method has failed")
+
+
 class Config(Section):
     """A complete recipe."""
 
@@ -299,6 +312,7 @@ class Config(Section):
     sample: SampleConfig = SampleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     simulate: SimulateConfig = SimulateConfig()
+    baseline: BaselineConfig = BaselineConfig()
 
     @model_validator(mode="after")
     def _validated(self) -> Self:

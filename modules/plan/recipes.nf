@@ -2,7 +2,7 @@
 // a stage depends on. A stage is given these values, so a change elsewhere in a preset does not run it again.
 
 def sections() {
-    return ['data', 'split', 'model', 'schedule', 'loss', 'train', 'sample', 'evaluate', 'simulate']
+    return ['data', 'split', 'model', 'schedule', 'loss', 'train', 'sample', 'evaluate', 'simulate', 'baseline']
 }
 
 def overlay(base, top) {

@@ -1,0 +1,130 @@
+"""What an adapter is given: a folder with the training cells, the cells to predict and the settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.baselines.task import Task
+from perturbdiff.data.store_export import H5Writer, ObsReader
+from perturbdiff.data.views import read_rows
+from perturbdiff.progress import track
+
+CONTRACT = 1
+"""Version of the contract; an adapter that knows only an older one must refuse."""
+
+TASK, TRAIN, QUERIES, PREDICTIONS, FACTS = (
+    "task.json",
+    "train.h5ad",
+    "queries.csv",
+    "predictions.h5ad",
+    "facts.json",
+)
+_LABELS = ("perturbation", "cell_type", "batch")
+_ROWS_PER_BLOCK = 16_384
+_FEW_VALUES = np.iinfo(np.int32).max
+
+
+def write_task(
+    folder: Path,
+    task: Task,
+    sizes: np.ndarray,
+    *,
+    method: str,
+    settings: Mapping[str, Any],
+    threads: int,
+    device: str,
+) -> int:
+    """Write the folder that docs/adapters.md describes; memory is a block of cells.
+
+    Parameters
+    ----------
+    folder
+        An empty folder.
+    task
+        Training conditions and the conditions to predict. No cell of a held-out condition is written.
+    sizes
+        int [n]: cells to predict of each of ``task.wanted``.
+    method
+        Name of the method.
+    settings
+        Its hyper-parameters.
+    threads
+        CPU threads it may use.
+    device
+        'cpu' or 'cuda'.
+
+    Returns
+    -------
+    int
+        Number of training cells, controls among them.
+    """
+    store = task.store
+    rows = _rows(task.conditions, np.flatnonzero(task.train | task.is_control))
+    _write_cells(folder / TRAIN, task, rows)
+    queries = _queries(task, sizes, rows)
+    queries.to_csv(folder / QUERIES, index=False)
+    facts = {
+        "contract": CONTRACT,
+        "method": method,
+        "control": store.control,
+        "target_sum": store.target_sum,
+        "has_counts": store.input_scale == "counts",
+        "seed": task.seed,
+        "threads": threads,
+        "device": device,
+        "settings": dict(settings),
+    }
+    (folder / TASK).write_text(json.dumps(facts, indent=2) + "\n")
+    return len(rows)
+
+
+def _rows(conditions: pd.DataFrame, wanted: np.ndarray) -> np.ndarray:
+    """Return the store rows of some conditions, int64, ascending."""
+    start = conditions["start"].to_numpy(np.int64)[wanted]
+    stop = conditions["stop"].to_numpy(np.int64)[wanted]
+    spans = [np.arange(a, b) for a, b in zip(start, stop, strict=True)]
+    return np.sort(np.concatenate([np.empty(0, np.int64), *spans]))
+
+
+def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
+    """Return a row for every cell to predict: its labels and the line of its matched control in the training cells."""
+    blocks = []
+    for condition, size in zip(map(int, task.wanted), map(int, sizes), strict=True):
+        drawn = task.controls.draw(condition, size, task.rng(condition))
+        labels = {name: str(task.conditions[name].iloc[condition]) for name in _LABELS}
+        blocks.append(pd.DataFrame({**labels, "control_row": np.searchsorted(rows, drawn)}))
+    return pd.concat(blocks, ignore_index=True)
+
+
+def _write_cells(path: Path, task: Task, rows: np.ndarray) -> None:
+    store = task.store
+    reader = ObsReader(store)
+    values = reader.count_values(rows)
+    integer = np.dtype(np.int32 if values <= _FEW_VALUES else np.int64)
+    shape = (len(rows), store.n_genes)
+    writer = H5Writer(path, shape, values, np.dtype(np.float32), integer, "lzf")
+    try:
+        with track("training cells for the method", len(rows)) as progress:
+            for first in range(0, len(rows), _ROWS_PER_BLOCK):
+                wanted = rows[first : first + _ROWS_PER_BLOCK]
+                block = read_rows(store, wanted, "log1p")
+                indices = np.asarray(block.indices).astype(integer, copy=False)
+                obs = _obs(reader.take(wanted), store.control)
+                writer.append(obs, np.asarray(block.indptr), indices, np.asarray(block.data))
+                progress.advance(len(wanted))
+        writer.close(pd.DataFrame(index=pd.Index(store.genes, dtype=object)), {})
+    finally:
+        writer.release()
+
+
+def _obs(found: pd.DataFrame, control: str) -> pd.DataFrame:
+    """Return the columns that the contract promises."""
+    labels = found.loc[:, list(_LABELS)]
+    is_control = (labels["perturbation"].astype(str) == control).to_numpy()
+    return labels.assign(is_control=is_control, n_counts=found["n_counts"].to_numpy(np.float32))
