@@ -1,10 +1,11 @@
 # make demo    environment, Nextflow, a simulated screen through the whole workflow, report.html
 # make test    linters and all tests that need no cluster
 # make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
+# make test-tools    installs CPA, STATE, CellFlow and Squidiff and trains each on a small store
 # make sif     the Apptainer image
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test test-hpc sif lock clean
+.PHONY: demo env env-dev nextflow lint test test-hpc test-tools sif lock clean
 
 VENV := .venv
 RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -38,12 +39,15 @@ lint: env-dev
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
-	$(RUN) pytest -m 'not hpc' -n logical --dist loadfile
+	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile
 
 test-hpc: env-dev
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'
 	$(RUN) pytest -m hpc -n 4 tests/hpc
 	$(RUN) pytest -m hpc tests/hpc/test_overhead.py  # measures time: alone
+
+test-tools: env-dev
+	$(RUN) pytest -m tools tests/tools
 
 sif:
 	bin/build-image perturbdiff.sif
