@@ -73,6 +73,8 @@ class Cells:
         ``method`` and ``dataset``, if the file says them.
     trained_on
         Predicted conditions that the model was trained on: their number and the first ones; None: not said.
+    made_by
+        What the file says of how its cells were made, see `inputs.MADE_BY`.
     """
 
     reader: Reader
@@ -86,6 +88,7 @@ class Cells:
     complete: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     trained_on: tuple[int, tuple[str, ...]] | None = None
+    made_by: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
         """Return the same cells with the labels of the ``dropped`` covariates forgotten.

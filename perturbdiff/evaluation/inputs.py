@@ -21,6 +21,22 @@ from perturbdiff.files import existing
 
 __all__ = ["Cells", "Condition", "Group", "Reader", "open_predictions", "open_truth"]
 
+MADE_BY = (
+    "baseline",  # name of the method in this package; models of ours have none
+    "baseline_kind",  # 'built-in', 'tool' or 'script'
+    "title",
+    "version",
+    "licence",
+    "settings",
+    "note",
+    "script",
+    "recipe",
+    "recipe_key",  # models: what determines the predictions but for seeds
+    "train_seed",
+    "seed",
+)
+"""What a predictions file may say of how its cells were made; it goes to the summary as it is."""
+
 _SCALES = ("log1p", "counts")
 _COVARIATES = ("cell_type", "batch")
 
@@ -104,6 +120,7 @@ def _cells(
         scale,
         _number(reader.declared.get("target_sum")),
         trained_on=_trained_on(reader.declared),
+        made_by=_made_by(reader.declared),
         **more,
     )
 
@@ -147,6 +164,10 @@ def _trained_on(declared: dict[str, Any]) -> tuple[int, tuple[str, ...]] | None:
     """Return how many of the predicted conditions the model was trained on, and the first of them."""
     number = _number(declared.get("conditions_seen"))
     return None if number is None else (int(number), tuple(map(str, declared.get("first_seen", ()))))
+
+
+def _made_by(declared: dict[str, Any]) -> dict[str, str | int | float | bool]:
+    return {k: v for k in MADE_BY if isinstance(v := declared.get(k), str | int | float | bool)}
 
 
 def _number(value: Any) -> float | None:

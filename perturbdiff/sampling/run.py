@@ -22,6 +22,7 @@ from perturbdiff.predictions import PredictionWriter, append_controls, format_of
 from perturbdiff.progress import track
 from perturbdiff.sampling.conditions import ConditionSampler
 from perturbdiff.sampling.fresh import reinitialise
+from perturbdiff.sampling.identity import recipe_facts
 from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.workers import drawn
 from perturbdiff.semantics import add_tables, read_tables
@@ -174,8 +175,9 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, de
 
 def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
     """Return what the predictions file tells of how its cells were made."""
-    settings = sampler.settings
+    settings, name = sampler.settings, sampler.bundle.config.name
     return {
+        **recipe_facts(job.bundle, name, settings, random_init=job.random_init),
         "guidance": "per condition" if "guidance" in sampler.wanted else settings.guidance,
         "num_steps": settings.num_steps,
         "start_level": settings.start_level or sampler.schedule.num_steps,

@@ -17,6 +17,7 @@ from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions, requests
+from perturbdiff.sampling.identity import recipe_facts
 
 LABELS = ["cell_type", "batch", "perturbation"]
 
@@ -185,3 +186,31 @@ def test_refuses_what_is_not_a_bundle(trained, tmp_path):
     (bundle / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(UserError, match="cannot be read"):
         from_bundle(bundle, trained, tmp_path)
+
+
+def test_a_file_tells_of_which_recipe_and_seeds_it_is(trained, tmp_path):
+    """Runs that differ by seeds alone have one key; another guidance, training or weights have another."""
+    few = SampleConfig(num_steps=2)
+    facts = draw(trained, tmp_path / "a.h5ad", config=few).uns["perturbdiff"]
+    assert facts["recipe"] == "tiny"
+    assert facts["train_seed"] == 0
+    again = draw(trained, tmp_path / "b.h5ad", config=few, seed=5).uns["perturbdiff"]
+    assert (again["recipe_key"], again["seed"]) == (facts["recipe_key"], 5)
+    fresh = draw(trained, tmp_path / "c.h5ad", config=few, random_init=True).uns["perturbdiff"]
+    other = draw(trained, tmp_path / "d.h5ad", config=SampleConfig(num_steps=2, guidance=0.5))
+    keys = {facts["recipe_key"], fresh["recipe_key"], other.uns["perturbdiff"]["recipe_key"]}
+    assert len(keys) == 3
+
+
+def test_the_key_of_a_recipe_leaves_out_seed_and_versions(trained, tmp_path):
+    def key(**changes):
+        bundle = tmp_path / f"bundle{len(list(tmp_path.iterdir()))}"
+        bundle.mkdir()
+        manifest = json.loads((trained / "bundle" / "manifest.json").read_text()) | changes
+        (bundle / "manifest.json").write_text(json.dumps(manifest))
+        return recipe_facts(bundle, "tiny", SampleConfig(), random_init=False)["recipe_key"]
+
+    same = key()
+    assert key(seed=9, versions={}, results={}) == same
+    assert key(stage="finetune") != same
+    assert key(inputs={"store": {"name": "x", "sha256": "0"}}) != same

@@ -57,6 +57,7 @@ def test_an_equal_pair_has_nothing_to_report(paired):
         "control_groups": 4,
         "control_groups_replaced": 0,
         "controls": "real",
+        "made_by": {},
         "conditions_missing": 0,
         "genes_left_out": 0,
         "genes_reordered": 0,

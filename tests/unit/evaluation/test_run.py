@@ -85,6 +85,15 @@ def test_what_is_written(files, tmp_path):
     assert summary["control_groups_replaced"] == 0
 
 
+def test_the_summary_tells_how_the_predictions_were_made(tmp_path):
+    said = {"baseline": "cpa", "baseline_kind": "tool", "version": "0.8.8", "seed": 3, "unknown": "left out"}
+    given = save(make(1, declared=said), tmp_path / "pred.h5ad"), save(make(0), tmp_path / "real.h5ad")
+    config = CONFIG.model_copy(update={"embed_conditions": 0})
+    summary = json.loads((evaluate(*given, tmp_path / "out", config) / "summary.json").read_text())
+    assert summary["made_by"] == {k: v for k, v in said.items() if k != "unknown"}
+    assert summary["method"] == "ours"
+
+
 def test_a_second_run_has_nothing_to_do_and_a_forced_one_writes_the_same(files, tmp_path):
     out = evaluate(*files, tmp_path / "out", CONFIG)
     before = {p.name: p.read_bytes() for p in out.iterdir() if p.name != "run.json"}
