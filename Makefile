@@ -5,7 +5,7 @@
 # make sif     the Apptainer image
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test test-hpc test-tools sif lock clean
+.PHONY: demo env env-dev nextflow lint test test-hpc test-tools sif lock lock-tools clean
 
 VENV := .venv
 RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -55,6 +55,14 @@ sif:
 lock:
 	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
 	uv pip compile pyproject.toml --extra embed --group dev -c requirements.lock --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements-dev.lock
+
+LOCK_TOOL := uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
+
+lock-tools:
+	cd perturbdiff/baselines/external/tools && for tool in cellflow squidiff state; do \
+	    $(LOCK_TOOL) --universal --python-version 3.11 $$tool.in -o $$tool.lock || exit 1; done
+	@# one platform: a universal resolution loses torch 2.0's CUDA libraries, which its metadata name for Linux only
+	cd perturbdiff/baselines/external/tools && $(LOCK_TOOL) --python-version 3.10 --python-platform x86_64-manylinux_2_28 cpa.in -o cpa.lock
 
 clean:
 	rm -rf demo work .nextflow .nextflow.log* build dist .pytest_cache .ruff_cache .import_linter_cache
