@@ -1,0 +1,223 @@
+"""The environments of the tools of others: one folder each, made once from the lock, found again by its digest.
+
+They lie in ``$PD_BASELINES``, else ``$XDG_DATA_HOME/perturbdiff/baselines``, else
+``~/.local/share/perturbdiff/baselines``, as ``NAME-VERSION-<first 8 digits of the lock's SHA-256>/`` with the virtual
+environment ``env/``, ``install.log`` and, written last, ``installed.json``. A folder without the latter is unfinished
+and is begun anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import __version__, files
+from perturbdiff.baselines.external import installer, pythons
+from perturbdiff.baselines.external.pythons import clean_environment
+from perturbdiff.baselines.external.tools import Tool
+from perturbdiff.errors import UserError
+from perturbdiff.locks import Lock, locked
+
+__all__ = [
+    "PLACE",
+    "Installed",
+    "clean_environment",
+    "folder_of",
+    "install",
+    "installed",
+    "python_of",
+    "remove",
+]
+
+logger = logging.getLogger(__name__)
+
+PLACE = "PD_BASELINES"
+"""Environment variable: where the environments lie."""
+
+_RECORD, _ENVIRONMENT, _LOG = "installed.json", "env", "install.log"
+_GB = 10**9
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A complete environment.
+
+    Attributes
+    ----------
+    folder
+        Where it lies.
+    record
+        ``installed.json``: tool, package, version, lock_sha256, python, installer, seconds, size_gb, installed_at.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / _ENVIRONMENT / "bin" / "python"
+
+
+def root() -> Path:
+    """Return where the environments lie."""
+    if given := os.environ.get(PLACE):
+        return Path(given).absolute()
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "perturbdiff" / "baselines"
+
+
+def folder_of(tool: Tool) -> Path:
+    """Return the folder of a tool's environment, whether it is there or not."""
+    return root() / f"{tool.name}-{tool.version}-{tool.lock_sha256[:8]}"
+
+
+def installed(tool: Tool) -> Installed | None:
+    """Return the environment that was made from the tool's present lock, None if there is none."""
+    folder = folder_of(tool)
+    try:
+        record = json.loads((folder / _RECORD).read_text())
+    except (OSError, ValueError):
+        return None
+    return Installed(folder, record) if record.get("lock_sha256") == tool.lock_sha256 else None
+
+
+def python_of(tool: Tool) -> Path:
+    """Return the interpreter of a tool's environment.
+
+    Raises
+    ------
+    UserError
+        If the tool is not installed, or the Python that its environment was made from is gone.
+    """
+    found = installed(tool)
+    if found is None:
+        raise UserError(
+            f"{tool.name} is not installed in {root()}: run 'perturbdiff baseline install {tool.name}'"
+        )
+    if not found.python.exists():
+        raise UserError(
+            f"{found.folder}: the Python of this environment is gone: "
+            f"run 'perturbdiff baseline install {tool.name} --force'"
+        )
+    return found.python
+
+
+def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> Installed:
+    """Make a tool's environment; nothing is done if it is there.
+
+    Parameters
+    ----------
+    tool
+        The tool.
+    python
+        Interpreter to take; one that fits is looked for by default.
+    force
+        Make it anew.
+
+    Raises
+    ------
+    UserError
+        If the platform, the Python, the room on disk, the network or another installation stands against it.
+    """
+    if not force and (found := installed(tool)) and found.python.exists():
+        logger.info("%s %s is installed in %s", tool.name, tool.version, found.folder)
+        return found
+    _check_platform(tool)
+    interpreter = pythons.find(tool.pythons, tool.name, given=python)
+    folder = folder_of(tool)
+    with locked(folder, f"another installation of {tool.name}") as lock:
+        if lock.waited and (found := installed(tool)):
+            return found
+        (folder / _RECORD).unlink(missing_ok=True)
+        files.remove(folder / _ENVIRONMENT)
+        _check_room(tool, folder)
+        return _install(tool, interpreter, folder, lock)
+
+
+def remove(tool: Tool) -> list[Path]:
+    """Remove a tool's environments, those of earlier locks too; return their folders."""
+    found = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
+    for folder in found:
+        with locked(folder, f"an installation of {tool.name}"):
+            (folder / _RECORD).unlink(missing_ok=True)
+            files.remove(folder)
+    return found
+
+
+def _install(tool: Tool, python: pythons.Python, folder: Path, lock: Lock) -> Installed:
+    """Fill a folder that is ours; what a failure leaves is its log."""
+    logger.info(
+        "installing %s %s with Python %s into %s (%.1f GB)",
+        tool.name,
+        tool.version,
+        python.version,
+        folder,
+        tool.size_gb,
+    )
+    began = time.monotonic()
+    steps = installer.Steps(tool.name, folder / _LOG, PLACE)
+    steps.log.unlink(missing_ok=True)
+    environment = folder / _ENVIRONMENT
+    try:
+        with files.explain_os_errors(folder):
+            by = installer.make(environment, python, tool.lock, steps)
+            _probe(tool, environment / "bin" / "python", steps)
+            size = _size(environment)
+            record = {
+                "tool": tool.name,
+                "package": tool.package,
+                "version": tool.version,
+                "lock_sha256": tool.lock_sha256,
+                "python": python.version,
+                "installer": by,
+                "seconds": round(time.monotonic() - began, 1),
+                "size_gb": round(size / _GB, 2),
+                "installed_at": time.strftime("%Y-%m-%d %H:%M:%S"),
+                "perturbdiff": __version__,
+            }
+            if other := lock.taken_by():
+                raise UserError(f"{folder}: was taken over by {other}; run again")
+            files.write_text(folder / _RECORD, json.dumps(record, indent=2) + "\n")
+    except BaseException:
+        shutil.rmtree(environment, ignore_errors=True)
+        raise
+    return Installed(folder, record)
+
+
+def _probe(tool: Tool, python: Path, steps: installer.Steps) -> None:
+    """Try the tool and our side of the contract in its environment, which also compiles what is imported."""
+    environment = clean_environment() | {"PYTHONPATH": str(tool.adapter.parent)}
+    code = f"{tool.probe}\nimport perturbdiff_adapter"
+    steps.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)
+
+
+def _check_platform(tool: Tool) -> None:
+    here = f"{sys.platform}-{platform.machine()}"
+    if here not in tool.platforms:
+        raise UserError(
+            f"{tool.name} {tool.version} is locked for {', '.join(tool.platforms)}; this machine is {here}: "
+            "run it on such a machine, or make your own environment and run its adapter there (docs/adapters.md)"
+        )
+
+
+def _check_room(tool: Tool, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free / _GB
+    if free < tool.size_gb:
+        raise UserError(
+            f"{tool.name} takes {tool.size_gb:.1f} GB and {folder.parent} has {free:.1f} GB free; "
+            f"free some space, or name another place in {PLACE}"
+        )
+
+
+def _size(folder: Path) -> int:
+    """Return the bytes of a folder's files."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
