@@ -155,6 +155,19 @@ def report(
     ] = None,
     stats: Annotated[list[Path] | None, typer.Option("--stats", help="Folders written by stats.")] = None,
     split: Annotated[list[Path] | None, typer.Option("--split", help="Splits.")] = None,
+    records: Annotated[
+        list[Path] | None,
+        typer.Option("--records", help="Folders of predictions: their records tell times and memory."),
+    ] = None,
+    expected: Annotated[
+        Path | None,
+        typer.Option(
+            "--expected", help="CSV of dataset, method, kind, log: what has no run is shown as failed."
+        ),
+    ] = None,
+    logs: Annotated[
+        list[Path] | None, typer.Option("--logs", help="Folders of the logs that --expected names.")
+    ] = None,
     against: Annotated[str | None, typer.Option("--against", help="Method to compare ours with.")] = None,
     force: Force = False,
 ) -> None:
@@ -165,8 +178,10 @@ def report(
     from perturbdiff.report.page import headline, write_report
 
     settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
+    lost: dict[str, Any] = {"expected": expected, "logs": logs or ()}
+    settings |= {"records": records or (), **lost}
     page = write_report(runs, out, title=title, against=against, force=force, **settings)
-    typer.echo(headline(runs))
+    typer.echo(headline(runs, **lost))
     _done(page)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perturbdiff.report.absent import Absent
 from perturbdiff.report.layout import Section, drawn
 from perturbdiff.report.results import Run
 from perturbdiff.report.sections_cells import cells
@@ -34,15 +35,21 @@ class Chapter:
         return list(drawn(self.sections))
 
 
-def chapter(number_: int, runs: Sequence[Run], look: Mapping[str, Look], against: str | None) -> Chapter:
-    """Build the chapter on one data set from its runs (models first, then baselines, then ceilings).
+def chapter(
+    number_: int,
+    runs: Sequence[Run],
+    look: Mapping[str, Look],
+    against: str | None,
+    absent: Sequence[Absent] = (),
+) -> Chapter:
+    """Build the chapter on one data set from its runs (in the order of `read_runs`) and from what failed.
 
     Raises
     ------
     UserError
         If ``against`` was not run on this data set, or a table of a run cannot be read.
     """
-    about = subject(f"d{number_}", runs, look, against)
+    about = subject(f"d{number_}", runs, look, against, absent)
     focus, other = about.focus, about.other
     found = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
     found.warnings = _warnings(runs)

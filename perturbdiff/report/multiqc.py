@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from perturbdiff.report.absent import Absent
 from perturbdiff.report.overview import Overview, key_metrics
 from perturbdiff.report.results import ENERGY, Column, Run, metric_columns, named
 from perturbdiff.report.subject import Subject
@@ -20,10 +21,13 @@ _PARENT = {
     "parent_description": "Predicted single-cell responses to perturbations, scored against real cells.",
 }
 _MOST_VALUES = 2000  # of a method's conditions in the box plot
+_STATUS = {"status": {"title": "Status", "description": "Methods that have no scores", "scale": False}}
 _SCALES = {"higher": "RdYlGn", "lower": "RdYlGn-rev"}
 
 
-def write_multiqc(data_sets: Sequence[tuple[Subject, Overview]], folder: Path) -> None:
+def write_multiqc(
+    data_sets: Sequence[tuple[Subject, Overview]], folder: Path, absent: Sequence[Absent] = ()
+) -> None:
     """Write ``*_mqc.json`` files into a folder: scores, the general statistics, distances per condition.
 
     Parameters
@@ -32,12 +36,14 @@ def write_multiqc(data_sets: Sequence[tuple[Subject, Overview]], folder: Path) -
         Each with its verdict.
     folder
         An existing folder. MultiQC finds the files by their names.
+    absent
+        Methods that failed, on any data set.
     """
     runs = [run for about, _ in data_sets for run in about.runs]
-    several = len(data_sets) > 1
+    several = len({*(run.dataset for run in runs), *(one.dataset for one in absent)}) > 1
     columns = metric_columns(runs)
     contents = {
-        "scores": _scores(data_sets, columns, several=several),
+        "scores": _scores(data_sets, columns, absent, several=several),
         "general": _general(runs, columns, several=several),
     }
     energy = named(columns, ENERGY)
@@ -54,10 +60,15 @@ def sample(run: Run, *, several: bool) -> str:
 
 
 def _scores(
-    data_sets: Sequence[tuple[Subject, Overview]], columns: Sequence[Column], *, several: bool
+    data_sets: Sequence[tuple[Subject, Overview]],
+    columns: Sequence[Column],
+    absent: Sequence[Absent],
+    *,
+    several: bool,
 ) -> dict[str, Any]:
     runs = [run for about, _ in data_sets for run in about.runs]
-    said = (f"{about.name}: {over.focus}: {over.verdict.title}." for about, over in data_sets)
+    said = [f"{about.name}: {over.focus}: {over.verdict.title}." for about, over in data_sets]
+    said += [f"{one.dataset}: {one.method} failed: {one.short}." for one in absent]
     return {
         "id": "perturbdiff_scores",
         **_PARENT,
@@ -73,9 +84,15 @@ def _scores(
             "col1_header": "Method",
             "save_file": True,
         },
-        "headers": {c.name: _header(c) for c in columns},
-        "data": _values(runs, columns, several=several),
+        "headers": {**(_STATUS if absent else {}), **{c.name: _header(c) for c in columns}},
+        "data": {**_values(runs, columns, several=several), **_failed(absent, several=several)},
     }
+
+
+def _failed(absent: Sequence[Absent], *, several: bool) -> dict[str, dict[str, str]]:
+    """Return the rows of methods that have no scores."""
+    names = [f"{one.dataset} | {one.method}" if several else one.method for one in absent]
+    return {name: {"status": "failed"} for name in names}
 
 
 def _general(runs: Sequence[Run], columns: Sequence[Column], *, several: bool) -> dict[str, Any]:

@@ -98,7 +98,8 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     collapse = collapse_verdict(about)
     said = verdict.judge(standings, perturbations(about.focus), collapse)
     key = _key_table(about, standings)
-    notes = [Note("Comparability", w.removeprefix(f"{about.name}: ")) for w in warnings]
+    notes = [Note("Failed", f"{one.method}: {_sentence(one.why)}") for one in about.absent]
+    notes += [Note("Comparability", w.removeprefix(f"{about.name}: ")) for w in warnings]
     notes += findings(about, standings, collapse)
     found = Overview(about.focus.method, about.look[about.focus.method].color, scale_of(about), said, key)
     found.notes, found.more = notes[:_SHOWN], notes[_SHOWN:]
@@ -115,14 +116,23 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
 def scale_of(about: Subject) -> str:
     """Say on how much the verdict rests."""
     summary = about.focus.summary
-    baselines = sum(r.kind == "baseline" for r in about.ranked)
     counts = (
         (perturbations(about.focus), "perturbation"),
         (summary.get("num_conditions"), "condition"),
         (summary.get("num_cells_real"), "real cell"),
     )
     said = [f"{n:,} {word}{'s' * (n != 1)}" for n, word in counts if isinstance(n, int)]
-    return " · ".join([*said, f"beside {baselines} baseline{'s' * (baselines != 1)}"])
+    return " · ".join([*said, _rivals(about)])
+
+
+def _rivals(about: Subject) -> str:
+    """Say how many methods ours stands beside, of which kinds, and how many failed."""
+    external = sum(r.external for r in about.ranked)
+    own = sum(r.kind == "baseline" for r in about.ranked) - external
+    said = [f"{own} baseline{'s' * (own != 1)}"] if own or not external else []
+    said += [f"{external} run{'s' * (external != 1)} of external methods"] if external else []
+    lost = len(about.absent)
+    return f"beside {' and '.join(said)}{f', {lost} failed' if lost else ''}"
 
 
 def key_metrics(columns: Sequence[Column]) -> list[Column]:
@@ -244,7 +254,7 @@ def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, s
         groups.setdefault(_group(column), []).append(column)
     found = []
     for title, members in groups.items():
-        table = tables.scores(about.runs, members, about.look, scope)
+        table = tables.scores(about.runs, members, about.look, scope, about.absent)
         name = f"{table.name}-{slug(title)}"
         found.append(Table(table.columns, table.rows, title, table.note, name, table.below))
     return found
@@ -290,9 +300,13 @@ def findings(about: Subject, standings: Sequence[Standing], collapse: str) -> li
 
 def _note(finding: dict[str, Any]) -> Note:
     kind = str(finding.get("kind", ""))
-    text = str(finding["text"]).strip()
-    text = text if text.endswith((".", "!", "?")) else f"{text}."
+    text = _sentence(str(finding["text"]))
     return Note(_KINDS.get(kind, kind.replace("_", " ").capitalize() or "Note"), text)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def _of_report(about: Subject, standings: Sequence[Standing]) -> list[tuple[str, str]]:

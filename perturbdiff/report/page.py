@@ -13,15 +13,19 @@ import yaml
 
 from perturbdiff import __version__, files, provenance
 from perturbdiff.errors import UserError, listing
-from perturbdiff.report import plots, tables
+from perturbdiff.report import plots, seeds, tables
+from perturbdiff.report.absent import Absent, read_expected
 from perturbdiff.report.chapters import Chapter, chapter
 from perturbdiff.report.data_figures import pictures
 from perturbdiff.report.describe import data_tables, read_splits
+from perturbdiff.report.exports import write_tables
+from perturbdiff.report.families import families
 from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
-from perturbdiff.report.results import Run, read_json, read_runs, unique_names
+from perturbdiff.report.results import Run, metric_columns, read_json, read_runs, unique_names
 from perturbdiff.report.subject import subject
 from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
+from perturbdiff.report.trained import costs, pretrained, record_files, trained
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 
@@ -34,22 +38,31 @@ def write_report(
     bundles: Sequence[Path] = (),
     statistics: Sequence[Path] = (),
     splits: Sequence[Path] = (),
+    records: Sequence[Path] = (),
+    expected: Path | None = None,
+    logs: Sequence[Path] = (),
     against: str | None = None,
     force: bool = False,
 ) -> Path:
-    """Write one HTML file that compares methods, and folders with its figures and with its scores for MultiQC.
+    """Write one HTML file that compares methods, and folders with its figures, tables and scores for MultiQC.
 
     Parameters
     ----------
     runs
         Folders written by `evaluate`, of several methods and data sets.
     out
-        The page. Beside it ``<name>_figures/`` holds every figure as SVG and PNG with its numbers as CSV, and
-        ``<name>_mqc/`` the scores as custom content for MultiQC.
+        The page. Beside it ``<name>_figures/`` holds every figure as SVG and PNG with its numbers as CSV,
+        ``<name>_tables/`` means over seeds, costs and failures as CSV and Markdown, and ``<name>_mqc/`` the scores
+        as custom content for MultiQC.
     title
         Heading of the page.
     bundles, statistics, splits
         Trained bundles (configuration, training curves), folders written by `stats`, splits.
+    records
+        Folders with the records of predictions (``x.h5ad.run.json``): what training and predicting took.
+    expected, logs
+        Table of what was to be run, and where the logs that it names lie, see `read_expected`: what has no run is
+        shown as failed.
     against
         Method to compare the first model with, condition by condition. Default: ``nearest-context`` if it was
         run, else the best other by PDCorr.
@@ -68,40 +81,51 @@ def write_report(
     """
     found = read_runs(runs)
     _check(found, against)
-    figures, multiqc = (out.with_name(f"{out.stem}_{what}") for what in ("figures", "mqc"))
+    absent = read_expected(expected, logs).missing(found)
+    figures, folder, multiqc = (out.with_name(f"{out.stem}_{what}") for what in ("figures", "tables", "mqc"))
     roles = {"run": runs, "bundle": bundles, "statistics": statistics, "split": splits}
+    roles |= {"record": record_files(records), "expected": [expected] if expected else []}
+    roles |= {"log": list(dict.fromkeys(file for one in absent for file in one.files))}
     given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
     inputs = _inputs(given)
     config = {"title": title, "against": against}
-    force = force or not (figures.is_dir() and multiqc.is_dir())
+    force = force or not (figures.is_dir() and folder.is_dir() and multiqc.is_dir())
     with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
         if stage.skip:
             return out
-        page, drawn = _page(found, config, given)
+        page, drawn = _page(found, absent, config, given)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
         with files.writing(figures, folder=True) as partial:
             export(drawn, partial)
+        with files.writing(folder, folder=True) as partial:
+            write_tables(partial, found, absent, page["trained"])
         with files.writing(multiqc, folder=True) as partial:
-            write_multiqc([(c.about, o) for c, o in page["chapters"]], partial)
-        stage.results.update(runs=len(found), figures=len(drawn))
+            write_multiqc([(c.about, o) for c, o in page["chapters"]], partial, absent)
+        stage.results.update(runs=len(found), failed=len(absent), figures=len(drawn))
     return out
 
 
-def headline(runs: Sequence[Path]) -> str:
-    """Return the main metrics of the runs as a text table, one per data set, and below them the verdicts."""
+def headline(runs: Sequence[Path], expected: Path | None = None, logs: Sequence[Path] = ()) -> str:
+    """Return the main metrics as a text table for each data set, means over seeds, and the verdicts."""
     found = read_runs(runs)
-    verdicts = []
+    absent = read_expected(expected, logs).missing(found)
+    verdicts, spreads = [], []
     for name in dict.fromkeys(r.dataset for r in found):
-        about = subject("d", [r for r in found if r.dataset == name], _looks(found), None)
+        own = [r for r in found if r.dataset == name]
+        lines = seeds.lines(own, lost := [one for one in absent if one.dataset == name])
+        if seeds.repeated(lines):
+            spreads += [seeds.text(lines, tables.terminal_columns(metric_columns(own))), ""]
+        about = subject("d", own, _looks(found), None, lost)
         said = overview(about).verdict
         verdicts.append(f"{name}: {about.focus.method}: {said.title}. {said.sentence}".rstrip())
-    return "\n".join([tables.text_scores(found), "", *verdicts])
+    spreads = ["Mean ± standard deviation over seeds (n − 1)", "", *spreads] if spreads else []
+    return "\n".join([tables.text_scores(found, absent), "", *spreads, *verdicts])
 
 
 def _check(runs: Sequence[Run], against: str | None) -> None:
     methods = sorted({r.method for r in runs if r.kind != "ceiling"})
-    if against is not None and against not in methods:
+    if against is not None and not any(against in r.names for r in runs if r.kind != "ceiling"):
         raise UserError(f"no run of '{against}' to compare with; methods: {listing(methods)}")
 
 
@@ -117,12 +141,21 @@ def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
 
 
 def _page(
-    runs: list[Run], config: Mapping[str, Any], given: Mapping[str, Sequence[Path]]
+    runs: list[Run],
+    absent: list[Absent],
+    config: Mapping[str, Any],
+    given: Mapping[str, Sequence[Path]],
 ) -> tuple[dict[str, Any], list[Plot]]:
     look = _looks(runs)
     names = list(dict.fromkeys(r.dataset for r in runs))
     chapters = [
-        chapter(i, [r for r in runs if r.dataset == n], look, config["against"])
+        chapter(
+            i,
+            [r for r in runs if r.dataset == n],
+            look,
+            config["against"],
+            [one for one in absent if one.dataset == n],
+        )
         for i, n in enumerate(names, 1)
     ]
     overviews = [overview(c.about, c.warnings) for c in chapters]
@@ -130,15 +163,18 @@ def _page(
     training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
     records = list(_records(runs, given))
     stores = pictures(given["statistics"])
+    cost = costs(runs, given["record"], given["bundle"])
     page = {
         "title": config["title"],
-        "facts": _facts(runs),
+        "facts": _facts(runs, absent),
+        "lost": [one for one in absent if one.dataset not in names],
         "chapters": list(zip(chapters, overviews, strict=True)),
         "glossary": list(dict.fromkeys(line for o in overviews for line in o.glossary)),
         "training": training,
         "data": data_tables(given["statistics"], read_splits(given["split"])),
         "stores": stores,
-        "ran": tables.ran(runs, look),
+        "ran": tables.ran(runs, look, absent),
+        "trained": trained(runs, absent, cost, pretrained(given["bundle"], given["record"]), look),
         "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": tables.provenance_rows(records),
         "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
@@ -154,20 +190,27 @@ def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
 
 
 def _looks(runs: Sequence[Run]) -> dict[str, Look]:
+    """Return how methods are drawn: ours first, then methods of others, nearest-context, the other baselines."""
     ceilings = [r.method for r in runs if r.kind == "ceiling"]
-    ranked = sorted(
-        (r for r in runs if r.kind != "ceiling"), key=lambda r: (r.kind, r.base != "nearest-context")
-    )
-    models = [r.method for r in ranked if r.kind == "model"]
-    return looks([*models, *(r.method for r in ranked if r.kind != "model")], ceilings)
+    ranked = [r for r in runs if r.kind != "ceiling"]
+    order = {"model": 0, "baseline": 1}
+    ranked.sort(key=lambda r: (order[r.kind], not r.external, r.baseline != "nearest-context"))
+    data_sets = dict.fromkeys(r.dataset for r in ranked)
+    groups = [f for name in data_sets for f in families([r for r in ranked if r.dataset == name])]
+    family: dict[str, str] = {}
+    for group in groups:
+        for run in group.runs:
+            family.setdefault(run.method, group.name)
+    return looks([r.method for r in ranked], ceilings, family)
 
 
-def _facts(runs: Sequence[Run]) -> list[str]:
+def _facts(runs: Sequence[Run], absent: Sequence[Absent]) -> list[str]:
     methods = {r.method for r in runs if r.kind != "ceiling"}
     datasets = {r.dataset for r in runs}
     definitions = sorted({r.definition for r in runs})
     return [
         f"{len(methods)} method{'s' * (len(methods) != 1)}",
+        *([f"{len(absent)} failed"] if absent else []),
         f"{len(datasets)} data set{'s' * (len(datasets) != 1)}",
         f"metrics as {', '.join(definitions)}",
         f"perturbdiff {__version__}",

@@ -17,6 +17,7 @@ from perturbdiff.errors import UserError, listing
 from perturbdiff.evaluation.catalogue import METRICS
 from perturbdiff.evaluation.metrics import Metric
 
+Kind = Literal["model", "baseline", "ceiling"]
 Scope = tuple[str, str]  # kind (pooled, contexts, context, condition) and label
 POOLED: Scope = ("pooled", "pooled")
 BASELINES = (
@@ -29,6 +30,7 @@ BASELINES = (
     "nearest-context",
     "resample",
 )
+_EXTERNAL = {"tool": "external method", "script": "own script"}
 _ALL = "*"  # the perturbation of a number for all perturbations (ES)
 _COLUMNS = (
     "method",
@@ -82,13 +84,41 @@ class Run:
     path: Path
     method: str
     dataset: str
-    kind: Literal["model", "baseline", "ceiling"]
+    kind: Kind
     metrics: pd.DataFrame
     aggregate: pd.DataFrame
     summary: dict[str, Any]
     manifest: dict[str, Any]
     record: dict[str, Any]
     base: str = ""  # the method, before runs of it are told apart
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """Return what the predictions file said of how its cells were made, see `evaluation.inputs.MADE_BY`."""
+        found = self.summary.get("made_by")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def baseline(self) -> str | None:
+        """Return the name of the baseline that this is, whatever the run is called; None for models and ceilings."""
+        return str(self.made_by.get("baseline") or self.base) if self.kind == "baseline" else None
+
+    @property
+    def names(self) -> set[str]:
+        """Return the names that a person may call this run by."""
+        return {name for name in (self.method, self.base, self.baseline) if name}
+
+    @property
+    def external(self) -> bool:
+        """Return whether this is a method of others, trained in an environment or by a script of its own."""
+        return self.kind == "baseline" and self.made_by.get("baseline_kind") in _EXTERNAL
+
+    @property
+    def kind_words(self) -> str:
+        """Return what kind of method this is, for reading."""
+        return (
+            _EXTERNAL.get(str(self.made_by.get("baseline_kind")), self.kind) if self.external else self.kind
+        )
 
     @cached_property
     def definition(self) -> str:
@@ -205,7 +235,7 @@ def _rows(table: pd.DataFrame, wanted: pd.Series) -> pd.DataFrame:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the folders of `evaluate`, models first, then baselines, then ceilings.
+    """Read the folders of `evaluate`: models first, then methods of others, built-in baselines, ceilings.
 
     Runs of one method on one data set are told apart by the names of their folders.
 
@@ -230,7 +260,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         names.add((run.dataset, name))
         runs[i] = _renamed(run, name)
     order = {"model": 0, "baseline": 1, "ceiling": 2}
-    return sorted(runs, key=lambda r: order[r.kind])
+    return sorted(runs, key=lambda r: (order[r.kind], not r.external))
 
 
 def _renamed(run: Run, method: str) -> Run:
@@ -276,9 +306,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _kind(method: str, summary: dict[str, Any]) -> Literal["model", "baseline", "ceiling"]:
+def _kind(method: str, summary: dict[str, Any]) -> Kind:
+    """Return what kind of run this is: the predictions file says it, else the method's name does."""
     if method == "ceiling" or summary.get("kind") == "ceiling" or summary.get("ceiling") is True:
         return "ceiling"
+    made_by = summary.get("made_by")
+    if isinstance(made_by, dict) and (made_by.get("baseline") or made_by.get("recipe")):
+        return "baseline" if made_by.get("baseline") else "model"
     return "baseline" if method in BASELINES else "model"
 
 

@@ -1,21 +1,18 @@
-"""Sections on whole methods: mean scores with intervals, radars, repeated runs."""
+"""Sections on whole methods: mean scores with intervals, radars, means over seeds."""
 
 from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report import plots_scores, tables
+from perturbdiff.report import plots_scores, seeds
 from perturbdiff.report.comparison import scaled
 from perturbdiff.report.layout import Section
 from perturbdiff.report.plots_scores import Forest
 from perturbdiff.report.results import Column, Run, radar_columns, score_table, table_columns
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot
-from perturbdiff.report.tables import Cell, Row, Table, number
+from perturbdiff.report.tables import Table
 
 _LEAST_FOR_RADAR = 3  # metrics
 
@@ -28,11 +25,9 @@ def overview(subject: Subject) -> Section:
         found.figures.append((relative, _RELATIVE))
     if (absolute := _absolute(subject)) is not None:
         found.figures.append((absolute, _ABSOLUTE))
-    if (repeated := repeats(subject)) is not None:
+    if (spread := over_seeds(subject)) is not None:
         found.parts.append(
-            Section(
-                "Repeated runs", f"{subject.anchor}-repeats", tables=[repeated], note=_REPEATS, folded=True
-            )
+            Section("Over seeds", f"{subject.anchor}-seeds", tables=[spread], note=seeds.ABOUT)
         )
     return found
 
@@ -52,9 +47,6 @@ _ABSOLUTE = (
     "The 12 metrics of which more is better, as they are, from 0 (centre) to 1 (rim); values below 0 sit at the "
     "centre. The paper's radar holds these metrics; it does not say how its axes are scaled. A method is good where "
     "it is far outside the dashed line of chance and near the ceiling."
-)
-_REPEATS = (
-    "Mean and standard deviation over runs of one method, told apart above by the names of their folders."
 )
 
 
@@ -108,23 +100,9 @@ def _absolute(subject: Subject) -> Plot | None:
     )
 
 
-def repeats(subject: Subject) -> Table | None:
-    """Return mean and standard deviation of each method that was run more than once; None without one."""
-    groups: dict[str, list[Run]] = defaultdict(list)
-    for run in subject.ranked:
-        groups[run.base].append(run)
-    rows = [_repeated(base, runs, subject.key) for base, runs in groups.items() if len(runs) > 1]
-    heads = ("Method", "runs", *(c.heading for c in subject.key))
-    return Table(heads, tuple(rows), name=f"{subject.anchor}-repeats") if rows else None
-
-
-def _repeated(base: str, runs: Sequence[Run], columns: Sequence[Column]) -> Row:
-    cells = [Cell(str(len(runs)), "num")]
-    for metric in columns:
-        values = np.array([run.score(metric.name)[0] for run in runs])
-        values = values[np.isfinite(values)]
-        digits = tables.decimals_for(values.tolist())
-        mean = float(values.mean()) if values.size else float("nan")
-        spread = f"± {number(float(values.std(ddof=1)), digits)}" if values.size > 1 else ""
-        cells.append(Cell(number(mean, digits), "num", spread, value=mean))
-    return Row(base, tuple(cells))
+def over_seeds(subject: Subject) -> Table | None:
+    """Return mean and standard deviation of all methods if any was run with several seeds."""
+    lines = seeds.lines(subject.runs, subject.absent)
+    if not seeds.repeated(lines):
+        return None
+    return seeds.table(lines, subject.key, f"{subject.anchor}-over-seeds")

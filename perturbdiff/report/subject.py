@@ -10,8 +10,10 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.report.absent import Absent
 from perturbdiff.report.comparison import ranks
 from perturbdiff.report.effects import Effects, Side, effects, paired_sides, top_genes
+from perturbdiff.report.families import families
 from perturbdiff.report.results import (
     PDCORR,
     Column,
@@ -30,7 +32,7 @@ TOP_GENES = 12
 
 @dataclass
 class Subject:
-    """The runs on one data set, models first, then baselines, then ceilings.
+    """The runs on one data set: models, methods of others, built-in baselines, ceilings; and what failed.
 
     Attributes
     ----------
@@ -38,6 +40,8 @@ class Subject:
         Start of the ids and file names of this chapter.
     focus, other
         The method the chapter is about, and whom it is compared with condition by condition.
+    absent
+        Methods without scores.
     """
 
     anchor: str
@@ -45,6 +49,7 @@ class Subject:
     look: Mapping[str, Look]
     focus: Run
     other: Run | None
+    absent: Sequence[Absent] = ()
     _values: dict[tuple[str, str], pd.Series] = field(default_factory=dict)
 
     @property
@@ -128,7 +133,13 @@ def competing(runs: Sequence[Run]) -> list[Run]:
     return [r for r in runs if r.kind != "ceiling"] or list(runs)
 
 
-def subject(anchor: str, runs: Sequence[Run], look: Mapping[str, Look], against: str | None) -> Subject:
+def subject(
+    anchor: str,
+    runs: Sequence[Run],
+    look: Mapping[str, Look],
+    against: str | None,
+    absent: Sequence[Absent] = (),
+) -> Subject:
     """Return what a chapter on these runs of one data set is about.
 
     Raises
@@ -137,7 +148,7 @@ def subject(anchor: str, runs: Sequence[Run], look: Mapping[str, Look], against:
         If ``against`` was not run on this data set.
     """
     ranked = competing(runs)
-    return Subject(anchor, runs, look, ranked[0], opponent(ranked, against))
+    return Subject(anchor, runs, look, ranked[0], opponent(ranked, against), absent)
 
 
 def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:
@@ -145,14 +156,16 @@ def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:
     focus = ranked[0]
     others = {r.method: r for r in ranked if r is not focus}
     if against is not None:
-        if against in others:
-            return others[against]
-        if against != focus.method:
+        if (found := next((r for r in others.values() if against in r.names), None)) is not None:
+            return found
+        if against not in focus.names:
             hint = nearest(against, others)
             raise UserError(f"no run of '{against}' on {focus.dataset}{hint} methods: {listing(others)}")
-    if not others or "nearest-context" in others:
-        return others.get("nearest-context")
-    others = {m: r for m, r in others.items() if r.base != focus.base} or others  # rather than another seed
+    usual = next((r for r in others.values() if r.baseline == "nearest-context"), None)
+    if not others or usual is not None:
+        return usual
+    own = next(f.runs for f in families(ranked) if focus in f.runs)
+    others = {m: r for m, r in others.items() if r not in own} or others  # rather than another seed
     columns = metric_columns(ranked)
     metric = named(columns, PDCORR) or columns[0]
     table = pd.Series(score_table(list(others.values()), [metric])[metric.name])

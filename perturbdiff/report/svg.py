@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -117,13 +119,25 @@ def export(plots: Iterable[Plot], folder: Path) -> None:
         plot.data.to_csv(folder / f"{plot.name}.csv", index=False)
 
 
-def looks(models: Sequence[str], ceilings: Sequence[str] = ()) -> dict[str, Look]:
-    """Return a look for each method: a colour first, then another marker once the colours are used up."""
+def looks(
+    models: Sequence[str], ceilings: Sequence[str] = (), families: Mapping[str, str] | None = None
+) -> dict[str, Look]:
+    """Return a look for each method: a colour first, then another marker once the colours are used up.
+
+    Methods of one family (by name; without one a method is its own) have a colour in common and differ in marker.
+    """
+    names = list(dict.fromkeys(models))
+    family = {name: (families or {}).get(name, name) for name in names}
+    order = list(dict.fromkeys(family.values()))
+    turns = math.ceil(len(order) / len(PALETTE))
+    seen: Counter[str] = Counter()
     found = {}
-    for i, name in enumerate(dict.fromkeys(models)):
-        turn, place = divmod(i, len(PALETTE))
+    for name in names:
+        turn, place = divmod(order.index(family[name]), len(PALETTE))
         color = PALETTE[(place + 2 * turn) % len(PALETTE)]
-        found[name] = Look(color, MARKERS[turn % len(MARKERS)], ("-", "--", ":")[turn % 3])
+        shape = turn + turns * seen[family[name]]
+        seen[family[name]] += 1
+        found[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
     return {**found, **{name: Look(GREY, "D") for name in ceilings}}
 
 

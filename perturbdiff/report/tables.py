@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perturbdiff.report.absent import Absent
 from perturbdiff.report.comparison import ranks
 from perturbdiff.report.results import POOLED, Column, Run, Scope, metric_columns, score_table
 from perturbdiff.report.svg import Look, slug
@@ -106,12 +107,16 @@ def amount(value: Any) -> str:
 
 
 def scores(
-    runs: Sequence[Run], columns: Sequence[Column], look: Mapping[str, Look], scope: Scope = POOLED
+    runs: Sequence[Run],
+    columns: Sequence[Column],
+    look: Mapping[str, Look],
+    scope: Scope = POOLED,
+    absent: Sequence[Absent] = (),
 ) -> Table:
     """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
 
-    Ceilings stand below and are not ranked. A mean is over the perturbations where the metric is defined; if
-    these are not all, their number is noted; if there is none, the field says n/a.
+    Below stand methods that failed, then ceilings; neither are ranked. A mean is over the perturbations where the
+    metric is defined; if these are not all, their number is noted; if there is none, the field says n/a.
     """
     ranked = [r for r in runs if r.kind != "ceiling"]
     every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
@@ -119,7 +124,10 @@ def scores(
     decimals = {m.name: decimals_for(every[m.name].to_list()) for m in columns}
     counts = {m.name: _usual([_defined(run, m, scope) for run in runs]) for m in columns}
     rows = []
-    for run in [*ranked, *(r for r in runs if r.kind == "ceiling")]:
+    for run in [*ranked, *absent, *(r for r in runs if r.kind == "ceiling")]:
+        if isinstance(run, Absent):
+            rows.append(failed(run, len(columns)))
+            continue
         cells = []
         for metric in columns:
             place = places[metric.name].to_dict().get(run.method) if len(ranked) > 1 else None
@@ -131,6 +139,12 @@ def scores(
     below = ("", *("" if _whole(count) else count for count in counts.values()))
     name = f"scores-{slug(runs[0].dataset, *scope)}"
     return Table(("Method", *heads), tuple(rows), scope[1], name=name, below=below)
+
+
+def failed(one: Absent, width: int) -> Row:
+    """Return the row of a method that failed, in a table of ``width`` columns after the first."""
+    rest = tuple(Cell("–", "num na", value=math.nan) for _ in range(width - 1))
+    return Row(one.method, (Cell("failed", "num failed", value=math.nan), *rest), "absent", note=one.short)
 
 
 def _defined(run: Run, metric: Column, scope: Scope) -> str:
@@ -164,12 +178,12 @@ def interval(low: float, high: float, decimals: int) -> str:
     return f"[{number(low, decimals)}, {number(high, decimals)}]"
 
 
-def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
-    """Return what was run: method, data set, what was scored, seeds, versions, definitions."""
+def ran(runs: Sequence[Run], look: Mapping[str, Look], absent: Sequence[Absent] = ()) -> Table:
+    """Return what was run: method, data set, what was scored, seeds, versions, definitions; and what failed."""
     rows = []
     for run in runs:
         cells = (
-            Cell(run.kind),
+            Cell(run.kind_words),
             Cell(run.dataset),
             Cell(amount(len(set(run.pooled["perturbation"]))), "num"),
             Cell(amount(run.summary.get("num_conditions")), "num"),
@@ -179,6 +193,10 @@ def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
             Cell(str(run.manifest.get("versions", {}).get("perturbdiff", "n/a"))),
         )
         rows.append(Row(run.method, cells, run.kind, look[run.method].color))
+    for one in absent:
+        blank = (Cell("–", "num na"),) * 4
+        cells = (Cell("failed", "failed"), Cell(one.dataset), *blank, Cell("–", "na"), Cell("–", "na"))
+        rows.append(Row(one.method, cells, "absent", note=one.why))
     heads = (
         "Method",
         "kind",
@@ -186,7 +204,7 @@ def ran(runs: Sequence[Run], look: Mapping[str, Look]) -> Table:
         "perturbations",
         "conditions",
         "cells predicted",
-        "seed",
+        "seed of scoring",
         "definition",
         "version",
     )
@@ -273,28 +291,43 @@ def memory(mib: Any) -> str:
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-def text_scores(runs: Sequence[Run]) -> str:
-    """Return the main metrics as a text table per data set; metrics in rows while the methods are few."""
+def text_scores(runs: Sequence[Run], absent: Sequence[Absent] = ()) -> str:
+    """Return the main metrics as a text table per data set; metrics in rows while the methods are few.
+
+    Methods that failed stand in it as such, and below it with the reason.
+    """
     blocks = []
-    for dataset in dict.fromkeys(r.dataset for r in runs):
+    for dataset in dict.fromkeys([*(r.dataset for r in runs), *(one.dataset for one in absent)]):
         of = [r for r in runs if r.dataset == dataset]
+        lost = [one for one in absent if one.dataset == dataset]
+        why = [f"{one.method} failed: {one.why}" for one in lost]
+        if not of:
+            blocks.append("\n".join([dataset, *why]))
+            continue
         columns = metric_columns(of)
-        columns = [m for m in columns if m.name in _TERMINAL] or columns
+        columns = terminal_columns(columns)
         table = score_table(of, columns)
         shown = {
             m.name: [number(v, decimals_for(table[m.name].to_list())) for v in table[m.name]] for m in columns
         }
-        if len(of) <= 3:
-            lines = [[dataset, *table.index]]
-            lines += [[m.heading, *shown[m.name]] for m in columns]
+        if len(of) + len(lost) <= 3:
+            lines = [[dataset, *table.index, *(one.method for one in lost)]]
+            lines += [[m.heading, *shown[m.name], *("failed" for _ in lost)] for m in columns]
         else:
             lines = [[dataset, *(m.heading for m in columns)]]
             lines += [[method, *(shown[m.name][i] for m in columns)] for i, method in enumerate(table.index)]
-        blocks.append(_aligned(lines))
+            lines += [[one.method, "failed", *("–" for _ in columns[1:])] for one in lost]
+        blocks.append("\n".join([aligned(lines), *why]))
     return "\n\n".join(blocks)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def terminal_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the metrics of the tables on the terminal."""
+    return [m for m in columns if m.name in _TERMINAL] or list(columns)
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return rows of fields as text, the first row ruled off; the first column to the left, the others to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     padded = [
         "  ".join(

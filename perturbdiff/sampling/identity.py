@@ -1,4 +1,4 @@
-"""Which recipe a model is of: what a predictions file tells, so that runs that differ by their seeds are known as one."""
+"""Which recipe a model is of, so that runs that differ by their seeds alone are known as runs of one method."""
 
 from __future__ import annotations
 

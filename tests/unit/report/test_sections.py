@@ -11,7 +11,7 @@ from perturbdiff.report.sections_cells import cells
 from perturbdiff.report.sections_distinct import alike_table, distinct
 from perturbdiff.report.sections_duels import duels
 from perturbdiff.report.sections_genes import genes
-from perturbdiff.report.sections_scores import chance, overview, repeats
+from perturbdiff.report.sections_scores import chance, over_seeds, overview
 from perturbdiff.report.subject import subject
 from perturbdiff.report.svg import looks
 
@@ -133,13 +133,13 @@ def test_repeated_runs_have_mean_and_spread(tmp_path):
     assert {r.method for r in found.ranked} == {"mine · seed0", "mine · seed1", "linear"}
     assert found.other.method == "linear"  # another method rather than another run of the same
     assert about(*folders).other.method == "mine · seed1"
-    table = repeats(found)
-    assert [(r.head, r.cells[0].text) for r in table.rows] == [("mine", "2")]
+    table = over_seeds(found)
+    assert [(r.head, r.cells[0].text) for r in table.rows] == [("mine", "2"), ("linear", "1")]
     values = [r.score("PDCorr")[0] for r in found.ranked[:2]]
     cell = dict(zip(table.columns[1:], table.rows[0].cells, strict=True))["PDCorr ↑"]
     assert cell.value == pytest.approx(np.mean(values))
     assert cell.note == f"± {np.std(values, ddof=1):.3f}"
-    assert repeats(about(folders[0])) is None
+    assert over_seeds(about(folders[0])) is None
 
 
 def test_ranks_are_those_of_the_definition(three):

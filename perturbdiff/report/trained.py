@@ -1,0 +1,228 @@
+"""What was trained, and what it cost: a line per run, so that budgets can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import files, provenance
+from perturbdiff.errors import UserError
+from perturbdiff.report.absent import Absent
+from perturbdiff.report.families import seed_of
+from perturbdiff.report.results import Run, read_json, unique_names
+from perturbdiff.report.svg import Look
+from perturbdiff.report.tables import Cell, Row, Table, duration, memory
+
+_RECORD, _MANIFEST = ".run.json", ".manifest.json"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took; NaN where it is unknown.
+
+    Attributes
+    ----------
+    train_cpu, train_wall, predict_wall
+        Seconds. Of a tool they are its own, without the writing of its input and the reading of its output.
+    memory
+        Peak of the training, MiB.
+    attempts
+        A training that was continued has used more CPU time than its last attempt tells.
+    """
+
+    train_cpu: float = math.nan
+    train_wall: float = math.nan
+    predict_wall: float = math.nan
+    memory: float = math.nan
+    attempts: int = 1
+
+
+def record_files(folders: Sequence[Path]) -> list[Path]:
+    """Return the records of predictions (run record and manifest) that lie in some folders, by name.
+
+    Raises
+    ------
+    UserError
+        If a folder is missing or holds none.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        here = sorted(files.existing(folder, "folder of records").glob(f"*{_RECORD}"))
+        if not here:
+            raise UserError(
+                f"{folder}: no record of predictions (NAME.h5ad{_RECORD}); give the folder that they lie in"
+            )
+        found += [p for run in here for p in (run, _manifest_of(run)) if p.is_file()]
+    return found
+
+
+def costs(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path]) -> dict[Run, Cost]:
+    """Return what each run took, as far as the records of predictions and bundles tell.
+
+    A run's predictions are known by the name in the manifest of their evaluation, a model's bundle by its content.
+    """
+    by_name = {p.name.removesuffix(_RECORD): p for p in records if p.name.endswith(_RECORD)}
+    by_content = {files.sha256(path): read_json(path / "run.json") for path in bundles}
+    found = {}
+    for run in runs:
+        record = by_name.get(_name_of(run.manifest, "predictions"))
+        if record is not None:
+            made = read_json(_manifest_of(record))
+            found[run] = _cost(read_json(record), by_content.get(_digest(made, "bundle"), {}))
+    return found
+
+
+def pretrained(bundles: Sequence[Path], records: Sequence[Path]) -> dict[str, tuple[Path, Cost]]:
+    """Return the bundles that none of the predictions was drawn with, by name: other trainings started from them."""
+    used = {_digest(read_json(p), "bundle") for p in records if p.name.endswith(_MANIFEST)}
+    if not used - {""}:
+        return {}
+    called = dict(zip(unique_names(bundles), bundles, strict=True))
+    rest = {name: path for name, path in called.items() if files.sha256(path) not in used}
+    return {name: (path, _of_bundle(read_json(path / "run.json"))) for name, path in rest.items()}
+
+
+def _manifest_of(record: Path) -> Path:
+    return record.with_name(f"{record.name.removesuffix(_RECORD)}{_MANIFEST}")
+
+
+def _input(manifest: Mapping[str, Any], role: str) -> Mapping[str, Any]:
+    found = (manifest.get("inputs") or {}).get(role)
+    return found if isinstance(found, dict) else {}
+
+
+def _name_of(manifest: Mapping[str, Any], role: str) -> str:
+    return str(_input(manifest, role).get("name", ""))
+
+
+def _digest(manifest: Mapping[str, Any], role: str) -> str:
+    return str(_input(manifest, role).get("sha256", ""))
+
+
+def _number(record: Mapping[str, Any], *path: str) -> float:
+    value: Any = record
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _cost(record: Mapping[str, Any], bundle: Mapping[str, Any]) -> Cost:
+    """Return what a prediction took: of a baseline by its own record, of a model by its bundle's and its own."""
+    if isinstance(own := record.get("method_run"), dict):
+        return Cost(
+            _number(own, "cpu_seconds", "train"),
+            _number(own, "seconds", "train"),
+            _number(own, "seconds", "predict"),
+            _number(own, "peak_memory_mib"),
+        )
+    found = _of_bundle(bundle)
+    drawn = (
+        math.nan if record.get("parts") else _number(record, "wall_seconds")
+    )  # joining parts draws nothing
+    return Cost(found.train_cpu, found.train_wall, drawn, found.memory, found.attempts)
+
+
+def _of_bundle(record: Mapping[str, Any]) -> Cost:
+    attempts = record.get("attempts")
+    attempts = attempts if isinstance(attempts, int) else 1
+    wall = _number(record, "train_seconds_of_all_attempts" if attempts > 1 else "wall_seconds")
+    cpu = math.nan if attempts > 1 else _number(record, "cpu_seconds")
+    return Cost(cpu, wall, math.nan, _number(record, "peak_memory_mib"), attempts)
+
+
+_HEADS = (
+    "Method",
+    "data set",
+    "kind",
+    "version",
+    "settings",
+    "seed",
+    "training, CPU time",
+    "training, wall time",
+    "prediction, wall time",
+    "peak memory",
+    "licence",
+)
+
+
+def trained(
+    runs: Sequence[Run],
+    absent: Sequence[Absent],
+    found: Mapping[Run, Cost],
+    prior: Mapping[str, tuple[Path, Cost]],
+    look: Mapping[str, Look],
+) -> Table | None:
+    """Return a line for each method: its version, settings and seed, and what training and predicting took.
+
+    Parameters
+    ----------
+    runs, absent
+        What was scored, and what failed.
+    found
+        See `costs`.
+    prior
+        See `pretrained`.
+    look
+        Of the methods.
+    """
+    rows = [
+        _row(run, found.get(run, Cost()), look[run.method].color) for run in runs if run.kind != "ceiling"
+    ]
+    if not any(found.values()) and not any(r.external for r in runs):
+        return None
+    rows += [
+        Row(one.method, (Cell(one.dataset), Cell("failed", "failed"), *_blank(8)), "absent", note=one.short)
+        for one in absent
+    ]
+    for name, (path, cost) in prior.items():
+        manifest = provenance.read_manifest(path) or {}
+        texts = (Cell(""), Cell("pretrained"), Cell(_version(manifest)), Cell(""))
+        rows.append(Row(name, (*texts, Cell(_text(manifest.get("seed")), "num"), *_cells(cost), Cell(""))))
+    return Table(_HEADS, tuple(rows), name="trained", note=_NOTE)
+
+
+_NOTE = (
+    "CPU time adds up all threads, so it is what equal budgets are told by. Of an external method the times are its "
+    "own; of our models training is the whole command, and prediction the whole of 'sample'. n/a: no record of it was "
+    "given, or the training was continued after an interruption, whose CPU time is not known."
+)
+
+
+def _row(run: Run, cost: Cost, color: str) -> Row:
+    made_by = run.made_by
+    version = str(made_by.get("version") or _version(run.manifest))
+    settings = str(made_by.get("settings") or made_by.get("recipe") or "")
+    texts = (Cell(run.dataset), Cell(run.kind_words), Cell(version), Cell(settings))
+    seed = Cell(seed_of(run) or "n/a", "num")
+    licence = Cell(str(made_by.get("licence") or ""))
+    note = str(made_by.get("note") or "")
+    return Row(run.method, (*texts, seed, *_cells(cost), licence), run.kind, color, note)
+
+
+def _cells(cost: Cost) -> tuple[Cell, ...]:
+    again = f"{cost.attempts} attempts" if cost.attempts > 1 else ""
+    times = (
+        Cell(duration(_known(cost.train_cpu)), "num", again, value=cost.train_cpu),
+        Cell(duration(_known(cost.train_wall)), "num", value=cost.train_wall),
+        Cell(duration(_known(cost.predict_wall)), "num", value=cost.predict_wall),
+    )
+    return (*times, Cell(memory(_known(cost.memory)), "num", value=cost.memory))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _blank(number: int) -> tuple[Cell, ...]:
+    return tuple(Cell("–", "na") for _ in range(number))
+
+
+def _version(manifest: Mapping[str, Any]) -> str:
+    return f"perturbdiff {(manifest.get('versions') or {}).get('perturbdiff', 'n/a')}"
+
+
+def _text(value: Any) -> str:
+    return "n/a" if value is None else str(value)
