@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
+from perturbdiff.cli_baseline import baseline_app
 from perturbdiff.cli_doctor import doctor
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_evaluate import ceiling, evaluate, merge
 from perturbdiff.cli_import import import_checkpoint
-from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, print_version
+from perturbdiff.cli_options import Force, Out, Overrides, Recipe, Seed, config_of, print_version
 from perturbdiff.cli_preprocess import preprocess
 from perturbdiff.cli_sample import sample
 from perturbdiff.cli_stats import stats
@@ -22,8 +23,10 @@ from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.cli_vocabulary import vocabulary_app
 from perturbdiff.errors import (
     EXIT_FAILURE,
+    EXIT_KILLED,
     EXIT_STOPPED_EARLY,
     EXIT_USER_ERROR,
+    Killed,
     StoppedEarly,
     UserError,
 )
@@ -119,26 +122,7 @@ app.command()(pretrain)
 app.command()(train)
 app.command()(finetune)
 app.command()(sample)
-
-
-@app.command()
-def baseline(
-    name: Annotated[str, typer.Argument(help="Which baseline; see docs/baselines.md.")],
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
-    out: Out,
-    part: Part = "test",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
-    """Predict with a baseline.
-
-    The same files in and out as train and sample.
-    """
-    from perturbdiff.baselines import predict
-
-    _done(predict(name, store, split, out, part=part, seed=seed or 0, force=force))
-
+app.add_typer(baseline_app, name="baseline")
 
 app.command()(evaluate)
 app.command()(ceiling)
@@ -224,6 +208,9 @@ def main() -> None:
     except StoppedEarly as error:
         code, text = EXIT_STOPPED_EARLY, f"stopped early: {error}"
         typer.secho(text, err=True)
+    except Killed as error:
+        code, text = EXIT_KILLED, f"error: {error}"
+        typer.secho(text, fg=typer.colors.RED, err=True)
     except Exception:
         logging.getLogger("perturbdiff").exception(
             "this is a bug in perturbdiff; please report it with this trace"

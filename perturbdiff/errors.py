@@ -8,6 +8,7 @@ from collections.abc import Iterable
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75
+EXIT_KILLED = 137
 
 
 class UserError(Exception):
@@ -16,6 +17,10 @@ class UserError(Exception):
 
 class StoppedEarly(Exception):
     """Training ended itself before its allocation did and left a checkpoint. Exit code 75: run it again."""
+
+
+class Killed(Exception):
+    """A process that did the work was killed from outside. Exit code 137, as a shell says it: more memory may help."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:

@@ -44,10 +44,16 @@ def set_up_logging(verbosity: int) -> None:
     package.handlers[:] = [handler]
     package.setLevel(level)
     package.propagate = False
-    if path := os.environ.get(LOG_FILE):
-        log = LogFile(Path(path))
+    if path := log_file():
+        log = LogFile(path)
         package.addHandler(log)
         log.begin()
+
+
+def log_file() -> Path | None:
+    """Return the file that ``PD_LOG`` names, None without it."""
+    path = os.environ.get(LOG_FILE)
+    return Path(path) if path else None
 
 
 def conclude(code: int, text: str = "") -> None:

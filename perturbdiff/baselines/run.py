@@ -15,12 +15,12 @@ from perturbdiff import predictions, provenance
 from perturbdiff.baselines.cells import control_copy, resample
 from perturbdiff.baselines.linear import linear
 from perturbdiff.baselines.nearest_context import nearest_context
+from perturbdiff.baselines.output import open_task, write
 from perturbdiff.baselines.profiles import mean_of
 from perturbdiff.baselines.task import Predictor, Recipe, Task
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError, listing, nearest
-from perturbdiff.progress import track
 
 logger = logging.getLogger(__name__)
 
@@ -86,27 +86,10 @@ def predict(
 
 def _write(path: Path, name: str, store: Store, split: pd.DataFrame, part: str, seed: int) -> dict[str, int]:
     """Learn, predict and write; return the numbers of cells written."""
-    wanted = predictions.requests(store, split, part)
-    train = parts(store.conditions, split) == "train"
-    task = Task(store, train, wanted["condition"].to_numpy(np.int64), seed)
-    predictor = METHODS[name](task)
-    total = int(wanted["n_cells"].sum())
-    learned = wanted if part == "train" and name != "control" else wanted[:0]
-    with predictions.PredictionWriter(
-        path,
-        store.genes,
-        method=name,
-        control=store.control,
-        target_sum=store.target_sum,
-        dataset=store.path.resolve().name,
-        facts=predictions.seen_facts(pd.DataFrame(learned)),
-    ) as writer:
-        with track(f"baseline {name}", total) as progress:
-            for obs, values in _cells(task, wanted, predictor):
-                writer.append(values, obs)
-                progress.advance(len(obs))
-        controls = predictions.append_controls(writer, store, wanted)
-    return {"predicted_cells": total, "control_cells": controls}
+    task, wanted = open_task(store, split, part, seed)
+    blocks = _cells(task, wanted, METHODS[name](task))
+    facts = {"method": name, "baseline": name, "baseline_kind": "built-in", "seed": seed}
+    return write(path, store, wanted, blocks, facts=facts, learned=part == "train" and name != "control")
 
 
 def _cells(

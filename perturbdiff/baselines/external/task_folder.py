@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,25 @@ _ROWS_PER_BLOCK = 16_384
 _FEW_VALUES = np.iinfo(np.int32).max
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a check of the predictions needs to know of a task folder.
+
+    Attributes
+    ----------
+    n_cells
+        Number of training cells, controls among them.
+    maxima
+        float32 [G]: the largest log1p training value of every gene.
+    queries
+        The table of ``queries.csv``.
+    """
+
+    n_cells: int
+    maxima: np.ndarray
+    queries: pd.DataFrame
+
+
 def write_task(
     folder: Path,
     task: Task,
@@ -39,7 +59,7 @@ def write_task(
     settings: Mapping[str, Any],
     threads: int,
     device: str,
-) -> int:
+) -> Written:
     """Write the folder that docs/adapters.md describes; memory is a block of cells.
 
     Parameters
@@ -61,12 +81,12 @@ def write_task(
 
     Returns
     -------
-    int
-        Number of training cells, controls among them.
+    Written
+        What was written.
     """
     store = task.store
     rows = _rows(task.conditions, np.flatnonzero(task.train | task.is_control))
-    _write_cells(folder / TRAIN, task, rows)
+    maxima = _write_cells(folder / TRAIN, task, rows)
     queries = _queries(task, sizes, rows)
     queries.to_csv(folder / QUERIES, index=False)
     facts = {
@@ -81,7 +101,7 @@ def write_task(
         "settings": dict(settings),
     }
     (folder / TASK).write_text(json.dumps(facts, indent=2) + "\n")
-    return len(rows)
+    return Written(len(rows), maxima, queries)
 
 
 def _rows(conditions: pd.DataFrame, wanted: np.ndarray) -> np.ndarray:
@@ -102,8 +122,10 @@ def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
     return pd.concat(blocks, ignore_index=True)
 
 
-def _write_cells(path: Path, task: Task, rows: np.ndarray) -> None:
-    store = task.store
+def _write_cells(path: Path, task: Task, rows: np.ndarray) -> np.ndarray:
+    """Write the training cells block by block; return the largest value of every gene, float32 [G]."""
+    store, used = task.store, _used(task)
+    maxima = np.zeros(store.n_genes, np.float32)
     reader = ObsReader(store)
     values = reader.count_values(rows)
     integer = np.dtype(np.int32 if values <= _FEW_VALUES else np.int64)
@@ -115,16 +137,29 @@ def _write_cells(path: Path, task: Task, rows: np.ndarray) -> None:
                 wanted = rows[first : first + _ROWS_PER_BLOCK]
                 block = read_rows(store, wanted, "log1p")
                 indices = np.asarray(block.indices).astype(integer, copy=False)
-                obs = _obs(reader.take(wanted), store.control)
-                writer.append(obs, np.asarray(block.indptr), indices, np.asarray(block.data))
+                data = np.asarray(block.data)
+                np.maximum.at(maxima, indices, data)
+                writer.append(
+                    _obs(reader.take(wanted), used, store.control), np.asarray(block.indptr), indices, data
+                )
                 progress.advance(len(wanted))
         writer.close(pd.DataFrame(index=pd.Index(store.genes, dtype=object)), {})
     finally:
         writer.release()
+    return maxima
 
 
-def _obs(found: pd.DataFrame, control: str) -> pd.DataFrame:
+def _used(task: Task) -> dict[str, list[str]]:
+    """Return the labels that occur among the training cells, sorted, by column."""
+    here = task.conditions[task.train | task.is_control]
+    return {name: sorted(set(here[name].astype(str))) for name in _LABELS}
+
+
+def _obs(found: pd.DataFrame, used: Mapping[str, list[str]], control: str) -> pd.DataFrame:
     """Return the columns that the contract promises."""
-    labels = found.loc[:, list(_LABELS)]
-    is_control = (labels["perturbation"].astype(str) == control).to_numpy()
+    labels = pd.DataFrame(
+        {name: pd.Categorical(found[name].astype(str), categories=used[name]) for name in _LABELS},
+        index=found.index,
+    )
+    is_control = (labels["perturbation"] == control).to_numpy()
     return labels.assign(is_control=is_control, n_counts=found["n_counts"].to_numpy(np.float32))

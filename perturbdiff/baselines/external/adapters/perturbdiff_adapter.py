@@ -15,9 +15,11 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +30,9 @@ import scipy.sparse as sp
 
 CONTRACT = 1
 EXIT_REFUSED = 3
-"""The method cannot do what it is asked; the reason is the last line of standard error."""
+"""The method cannot do what it is asked; the reason is a line ``refused: …`` of standard error."""
+
+_ROWS_PER_BLOCK = 4096
 
 
 class Settings(dict):
@@ -69,7 +73,8 @@ class Task:
         self.target_sum, self.has_counts = facts["target_sum"], facts["has_counts"]
         self.train = anndata.read_h5ad(self.folder / "train.h5ad")
         labels = dict.fromkeys(("perturbation", "cell_type", "batch"), str)
-        self.queries = pd.read_csv(self.folder / "queries.csv", dtype=labels, keep_default_na=False)
+        # a perturbation may be called 'NA' or '1'
+        self.queries = pd.read_csv(self.folder / "queries.csv", dtype=labels, na_filter=False)
         self.facts: dict[str, Any] = {"seconds": {}, "cpu_seconds": {}}
 
     @property
@@ -93,7 +98,14 @@ class Task:
             self.refuse("needs raw counts, and the data set was read as log1p values")
         depth = self.train.obs["n_counts"].to_numpy(np.float64)
         depth = depth if rows is None else depth[rows]
-        return np.rint(np.expm1(self.dense(rows)) * (depth / self.target_sum)[:, None]).astype(np.float32)
+        values = self.dense(rows)
+        for first in range(
+            0, len(values), _ROWS_PER_BLOCK
+        ):  # in double precision, which for all cells would be large
+            block = slice(first, first + _ROWS_PER_BLOCK)
+            exact = np.expm1(values[block].astype(np.float64)) * (depth[block] / self.target_sum)[:, None]
+            values[block] = np.rint(exact)
+        return values
 
     def require_seen(self) -> None:
         """Refuse if a perturbation to predict does not occur among the training cells."""
@@ -106,11 +118,22 @@ class Task:
 
     def refuse(self, reason: str) -> NoReturn:
         """End with a reason that a person reads in the log and in the report."""
-        print(f"{self.method}: {reason}", file=sys.stderr, flush=True)
+        print(f"refused: {reason}", file=sys.stderr, flush=True)
         sys.exit(EXIT_REFUSED)
 
+    def call(self, command: Sequence[Any], **options: Any) -> None:
+        """Run a command (`subprocess.run`); if it fails, this process fails in the same way."""
+        code = subprocess.run([str(word) for word in command], check=False, **options).returncode
+        if code == -signal.SIGKILL:  # out of memory, most likely: the parent process must know
+            sys.exit(128 + signal.SIGKILL)
+        if code:
+            raise SystemExit(f"{self.method}: {command[0]} ended with code {code}")
+
     def note(self, **facts: Any) -> None:
-        """Remember facts of this run (steps, losses, warnings) for its record."""
+        """Remember facts of this run (steps, losses, warnings) for its record.
+
+        ``from_control_row=True`` says that each predicted cell was made from its matched control cell.
+        """
         self.facts.update(facts)
 
     def progress(self, done: int, total: int, text: str = "") -> None:

@@ -1,0 +1,195 @@
+"""What is run: a tool that the package knows, or a user's own script."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import files
+from perturbdiff.baselines.external import environment, tools
+from perturbdiff.config import BaselineConfig
+from perturbdiff.errors import UserError
+
+_START_SECONDS = 120.0
+_VERSIONS = (
+    "import importlib.metadata as m, json, platform, sys;"
+    "print(json.dumps([platform.python_version(), m.version(sys.argv[1])]))"
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of others.
+
+    Attributes
+    ----------
+    name
+        As it is called in tables.
+    command
+        Program and script; the task folder follows.
+    settings
+        Its hyper-parameters, for task.json.
+    determinants
+        What beside settings and inputs determines the result, for the manifest.
+    facts
+        What a reader of the predictions is told of it.
+    inputs
+        Files of the user that it is made of.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    settings: Mapping[str, Any]
+    determinants: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+
+
+def tool_method(
+    tool: tools.Tool, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
+) -> Method:
+    """Return a tool as a method.
+
+    Parameters
+    ----------
+    tool
+        `tools.load`.
+    config
+        Its settings.
+    python
+        Interpreter of an environment of the user's that has the tool; by default the one that was installed.
+    name
+        To be called otherwise in tables.
+
+    Raises
+    ------
+    UserError
+        If an option is wrong, or the tool is not installed.
+    """
+    settings = tool.resolve(config.settings, config.options)
+    version, lock = tool.version, tool.lock_sha256
+    if python is None:
+        python = environment.python_of(tool)
+        of_python = None
+    else:
+        python, lock = _program(python), None
+        of_python, version = _versions(python, tool)
+    return Method(
+        name=name or tool.name,
+        command=(str(python), str(tool.adapter)),
+        settings=settings,
+        determinants={
+            "kind": "tool",
+            "tool": tool.name,
+            "version": version,
+            "lock_sha256": lock,
+            "python": of_python,
+            "adapter_sha256": files.sha256(tool.adapter),
+        },
+        facts={
+            "baseline": tool.name,
+            "baseline_kind": "tool",
+            "title": tool.title,
+            "version": version,
+            "licence": tool.licence,
+            "settings": _described(config),
+            **({"note": tool.note} if tool.note else {}),
+        },
+    )
+
+
+def script_method(
+    script: Path, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
+) -> Method:
+    """Return a user's script as a method; its settings are the options of ``config``.
+
+    Parameters
+    ----------
+    script
+        Python (``.py``), or any program that may be executed.
+    python
+        Interpreter that runs it, of whatever language; by default this one's for ``.py``, else the script itself.
+    name
+        What it is called in tables; by default 'script'.
+
+    Raises
+    ------
+    UserError
+        If it is not there or cannot be run.
+    """
+    script = files.existing(Path(script), "script").absolute()
+    program: tuple[str, ...] = ()
+    if python is not None:
+        program = (str(_program(python)),)
+    elif script.suffix == ".py":
+        program = (sys.executable,)
+    elif not os.access(script, os.X_OK):
+        raise UserError(
+            f"{script} is neither Python (.py) nor executable: make it so (chmod +x), or name with --python the "
+            "program that runs it"
+        )
+    return Method(
+        name=name or "script",
+        command=(*program, str(script)),
+        settings=dict(config.options),
+        determinants={"kind": "script", "interpreter": _interpreter(program)},
+        facts={
+            "baseline": "script",
+            "baseline_kind": "script",
+            "settings": _changes(config) or "its own",
+            "script": files.sha256(script)[:12],
+        },
+        inputs={"script": script},
+    )
+
+
+def _described(config: BaselineConfig) -> str:
+    changes = _changes(config)
+    return f"{config.settings} (changed: {changes})" if changes else config.settings
+
+
+def _changes(config: BaselineConfig) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(config.options.items()))
+
+
+def _program(given: Path) -> Path:
+    """Return the absolute path of a program given by path or name."""
+    found = shutil.which(str(given))
+    if found is None:
+        raise UserError(f"--python {given}: there is no such program")
+    return Path(found).absolute()  # not resolved: a link in an environment's bin leads to its packages
+
+
+def _versions(python: Path, tool: tools.Tool) -> tuple[str, str]:
+    """Return the versions of an interpreter and of a tool in it."""
+    done = _ask([str(python), "-c", _VERSIONS, tool.package])
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"--python {python}: has no {tool.package} ({reason})")
+    of_python, version = json.loads(done.stdout)
+    return of_python, version
+
+
+def _interpreter(program: tuple[str, ...]) -> str | None:
+    """Return what an interpreter says to ``--version``, None without one."""
+    if not program:
+        return None
+    done = _ask([*program, "--version"])
+    return (f"{done.stdout}\n{done.stderr}".strip().splitlines() or [None])[0]
+
+
+def _ask(command: list[str]) -> subprocess.CompletedProcess[str]:
+    own = environment.clean_environment()
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_START_SECONDS, env=own, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--python {command[0]}: cannot be run ({error})") from None

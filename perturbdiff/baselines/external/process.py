@@ -1,0 +1,226 @@
+"""Runs a method of others as a sub-process: its output, its progress, its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from perturbdiff.baselines.external import guard
+from perturbdiff.baselines.external.output_log import OutputLog
+from perturbdiff.progress import LOG_EVERY_SECONDS
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS = re.compile(r"progress (\d+)/(\d+) ?(.*)")
+_POLL = 0.2
+_LONGEST_LINE = 1 << 20
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a method's process ended.
+
+    Attributes
+    ----------
+    code
+        Its exit code; -n if signal n killed it.
+    timed_out
+        Whether it was ended because its time was over.
+    seconds, cpu_seconds
+        Wall and CPU time, the latter of all its processes.
+    peak_memory_mib
+        Of its largest process.
+    """
+
+    code: int
+    timed_out: bool
+    seconds: float
+    cpu_seconds: float
+    peak_memory_mib: int
+
+
+class Steps:
+    """Turns the lines ``progress N/M text`` into lines of the log, at most one in ten seconds."""
+
+    def __init__(self, name: str, log: OutputLog) -> None:
+        self._name, self._log = name, log
+        self._spoken = time.monotonic()
+        self._total, self._first, self._since = -1, 0, 0.0
+        self._done = 0
+
+    def take(self, line: str) -> bool:
+        """Return whether a line is about progress, and perhaps say it."""
+        found = _PROGRESS.fullmatch(line)
+        if not found:
+            return False
+        done, total, now = int(found[1]), int(found[2]), time.monotonic()
+        if total != self._total or done < self._done:  # another part of the work
+            self._total, self._first, self._since = total, done, now
+        self._done = done
+        if now - self._spoken >= LOG_EVERY_SECONDS:
+            self._spoken = now
+            text = f"{found[3] or 'step'}: {done}/{total}"
+            if done > self._first:
+                left = (total - done) * (now - self._since) / (done - self._first)
+                text += f", {max(left, 0):.0f} s left"
+            logger.info("%s: %s", self._name, text)
+            self._log.say(text)
+        return True
+
+
+def run(
+    command: Sequence[str],
+    folder: Path,
+    log: OutputLog,
+    *,
+    name: str,
+    environment: Mapping[str, str],
+    seconds: float,
+) -> Ended:
+    """Run a command to its end; nothing that it starts outlives it, or us.
+
+    Parameters
+    ----------
+    command
+        Absolute path of a program, and its arguments.
+    folder
+        Where it runs.
+    log
+        What standard output and error go to, line by line.
+    name
+        Of the method, for the log.
+    environment
+        Its variables.
+    seconds
+        Time that it has.
+    """
+    started = time.monotonic()
+    reader, writer = os.pipe()
+    # Isolated and without packages it starts in 20 ms; in a session of its own, Ctrl-C reaches it through us only.
+    guarded = [sys.executable, "-I", "-S", guard.__file__, str(writer), str(os.getpid()), *command]
+    with os.fdopen(reader, "rb") as report:
+        try:
+            process = subprocess.Popen(
+                guarded,
+                cwd=folder,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        try:
+            steps = Steps(name, log)
+            timed_out = _follow(process, started + seconds, lambda line: steps.take(line) or log.write(line))
+        finally:
+            _end(process)
+        facts = _facts(report)
+    return Ended(timed_out=timed_out, seconds=round(time.monotonic() - started, 2), **facts)
+
+
+def _follow(process: subprocess.Popen[bytes], deadline: float, take: Callable[[str], Any]) -> bool:
+    """Hand over the lines until the process has ended; return whether its time was over."""
+    pipe, lines, timed_out = process.stdout, _Lines(take), False
+    if pipe is None:
+        raise ValueError("the process has no pipe")
+    with selectors.DefaultSelector() as selector, pipe:
+        selector.register(pipe, selectors.EVENT_READ)
+        while True:
+            over = process.poll() is not None  # before the look into the pipe: then what is there is all
+            if selector.select(0 if over else _POLL):
+                piece = os.read(pipe.fileno(), 1 << 16)
+                if not piece:
+                    break
+                lines.add(piece)
+            elif over:
+                break
+            if not timed_out and time.monotonic() > deadline:
+                timed_out = True
+                process.terminate()
+    lines.close()
+    return timed_out
+
+
+class _Lines:
+    """Cuts what comes into lines, as a terminal would show them: of a line that was overwritten the last state."""
+
+    def __init__(self, take: Callable[[str], Any]) -> None:
+        self._take, self._waiting = take, b""
+
+    def add(self, piece: bytes) -> None:
+        *lines, self._waiting = (self._waiting + piece).split(b"\n")
+        for line in lines:
+            self._say(line)
+        if len(self._waiting) > _LONGEST_LINE:
+            self.close()
+
+    def close(self) -> None:
+        if self._waiting:
+            self._say(self._waiting)
+        self._waiting = b""
+
+    def _say(self, line: bytes) -> None:
+        self._take(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have the guard end the method and wait for it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(guard.GRACE + 10)
+    except (
+        subprocess.TimeoutExpired
+    ):  # it cannot be: a process that even SIGKILL does not end, as on lost storage
+        process.kill()
+        process.wait()
+
+
+def _facts(report: IO[bytes]) -> dict[str, Any]:
+    """Return what the guard wrote; a guard that wrote nothing was killed, and the method with it."""
+    try:
+        found = json.loads(report.read())
+    except ValueError:
+        found = {}
+    code = found.get("code")
+    return {
+        "code": -int(signal.SIGKILL) if code is None else code,
+        "cpu_seconds": found.get("cpu_seconds", 0.0),
+        "peak_memory_mib": found.get("peak_memory_mib", 0),
+    }
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Have signals that end a process end the block first, so that it cleans up; the exit code says which."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    try:
+        before = {number: signal.signal(number, end) for number in _SIGNALS}
+    except ValueError:  # not the main thread, which alone hears signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

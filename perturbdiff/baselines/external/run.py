@@ -1,0 +1,294 @@
+"""The `baseline` stage for methods of others: write the task, run the adapter, check and write what it predicted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+
+from perturbdiff import files, predictions, provenance
+from perturbdiff.baselines import output
+from perturbdiff.baselines.external import process
+from perturbdiff.baselines.external.answer import Answer
+from perturbdiff.baselines.external.methods import Method
+from perturbdiff.baselines.external.output_log import OutputLog
+from perturbdiff.baselines.external.task_folder import (
+    CONTRACT,
+    FACTS,
+    PREDICTIONS,
+    TRAIN,
+    Written,
+    write_task,
+)
+from perturbdiff.baselines.external.variables import environment
+from perturbdiff.data.splits import read_split
+from perturbdiff.data.store import Store
+from perturbdiff.devices import resolve_device
+from perturbdiff.errors import Killed, UserError
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 120.0
+"""Seconds before the end of the job at which a method is ended, so that there is time to say so."""
+
+_REFUSED = 3
+_OUT_OF_MEMORY = ("MemoryError", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
+_LAST_LINES = 15
+
+
+def predict_external(
+    method: Method,
+    store: Path,
+    split: Path,
+    out: Path,
+    *,
+    part: str = "test",
+    seed: int = 0,
+    threads: int | None = None,
+    device: str = "auto",
+    timeout_hours: float = 24.0,
+    keep: Path | None = None,
+    force: bool = False,
+) -> Path:
+    """Predict every condition of a part with a method of others, as many cells as there are in truth.
+
+    Parameters
+    ----------
+    method
+        `methods.tool_method` or `methods.script_method`.
+    store, split
+        The store and its split. Expression of held-out cells never reaches the method.
+    out
+        Predictions to write (.h5ad or .zarr), with the real controls appended. The method's output goes to
+        ``OUT.log``, or to the run's log if there is one (``PD_LOG``).
+    part
+        'train', 'valid' or 'test'.
+    seed
+        Seed of the matched controls and of the method.
+    threads
+        CPU threads it may use; by default OMP_NUM_THREADS, else all CPUs.
+    device
+        'auto', 'cpu' or 'cuda'.
+    timeout_hours
+        After that the method has failed.
+    keep
+        New folder for what the method was given and gave; by default that is removed.
+    force
+        Run even if an equal output is there.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If the method refuses, fails, takes too long or predicts what cannot be; the message says why and where its
+        output is.
+    Killed
+        If it was killed from outside, probably because memory was used up.
+    """
+    out, where = Path(out), resolve_device(device)
+    folder = predictions.format_of(out) == ".zarr"
+    recipe = {
+        "name": method.name,
+        "part": part,
+        "contract": CONTRACT,
+        "settings": dict(method.settings),
+        "method": dict(method.determinants),
+    }
+    inputs = {"store": Path(store), "split": Path(split), **method.inputs}
+    with (
+        process.ending_on_signals(),
+        provenance.stage(
+            "baseline", out, config=recipe, inputs=inputs, seed=seed, folder=folder, force=force
+        ) as stage,
+    ):
+        if stage.skip:
+            return out
+        with _task_folder(out, keep) as scratch:
+            run = _Run(method, Store(store), scratch, seed, threads or _threads(), where)
+            run.predict(stage, read_split(Path(split)), part, OutputLog(out, method.name), timeout_hours)
+    return out
+
+
+@contextlib.contextmanager
+def _task_folder(out: Path, keep: Path | None) -> Iterator[Path]:
+    """Yield an empty folder: ``keep``, or one beside the output that is removed in the end."""
+    if keep is not None:
+        keep = keep.absolute()
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise UserError(f"--keep {keep}: is there already; give a new folder")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep
+        return
+    folder = out.absolute().with_name(f".{out.name}.task")
+    files.remove(folder)  # of a run that was killed
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        files.remove(folder)
+
+
+def _threads() -> int:
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return max(int(given), 1) if given.isdigit() else len(os.sched_getaffinity(0))
+
+
+class _Run:
+    """One run of a method in a task folder."""
+
+    def __init__(
+        self, method: Method, store: Store, folder: Path, seed: int, threads: int, device: str
+    ) -> None:
+        self.method, self.store, self.folder = method, store, folder
+        self.seed, self.threads, self.device = seed, threads, device
+
+    def predict(
+        self, stage: provenance.Stage, split: pd.DataFrame, part: str, log: OutputLog, hours: float
+    ) -> None:
+        """Do it all; what is to be recorded goes into ``stage``."""
+        task, wanted = output.open_task(self.store, split, part, self.seed)
+        with log:
+            written = write_task(
+                self.folder,
+                task,
+                wanted["n_cells"].to_numpy(),
+                method=self.method.name,
+                settings=self.method.settings,
+                threads=self.threads,
+                device=self.device,
+            )
+            ended = self._run_adapter(log, hours)
+            facts = self._facts()
+            stage.notes["method_run"] = self._record(ended, facts)
+            stage.results |= self._write(stage.path, wanted, written, facts, learned=part == "train")
+
+    def _run_adapter(self, log: OutputLog, hours: float) -> process.Ended:
+        """Run the adapter; return how it ended if it ended well."""
+        name, caches = self.method.name, self.folder / "cache"
+        caches.mkdir()
+        seconds, limit = _time_limit(hours)
+        logger.info("%s: running (%s, threads: %d), output in %s", name, self.device, self.threads, log.path)
+        log.say(f"{name} (at most {seconds / 3600:.2f} h): {' '.join(self.method.command)}")
+        ended = process.run(
+            [*self.method.command, str(self.folder)],
+            self.folder,
+            log,
+            name=name,
+            environment=environment(os.environ, caches, threads=self.threads, device=self.device),
+            seconds=seconds,
+        )
+        log.say(f"{name}: exit code {ended.code} after {ended.seconds:.0f} s")
+        if ended.timed_out:
+            raise UserError(f"{name} had not finished after {ended.seconds:.0f} s, {limit}; see {log.path}")
+        if ended.code:
+            self._explain(ended, log)
+        logger.info("%s: done in %.0f s, peak memory %d MiB", name, ended.seconds, ended.peak_memory_mib)
+        return ended
+
+    def _explain(self, ended: process.Ended, log: OutputLog) -> None:
+        """Raise what a person has to know of a method that failed."""
+        name, error = self.method.name, log.error()
+        if ended.code == _REFUSED:
+            reason = log.refusal().removeprefix(f"{name}: ")
+            raise UserError(f"{name} refused: {reason}; its output is in {log.path}")
+        for line in log.last(_LAST_LINES):
+            logger.warning("%s | %s", name, line)
+        if ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(
+            words in line for words in _OUT_OF_MEMORY for line in log.last(_LAST_LINES)
+        ):
+            raise Killed(
+                f"{name} was killed, probably out of memory (peak {ended.peak_memory_mib} MiB); give it more; its "
+                f"output is in {log.path}"
+            )
+        if ended.code < 0:
+            how = f"was ended by {signal.Signals(-ended.code).name}"
+            hint = "; perhaps this CPU is too old for it" if ended.code == -signal.SIGILL else ""
+            raise UserError(f"{name} {how}{hint}: {error}; its output is in {log.path}")
+        raise UserError(f"{name} failed with exit code {ended.code}: {error}; its output is in {log.path}")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the adapter wrote of its run."""
+        path = self.folder / FACTS
+        try:
+            found = json.loads(path.read_text()) if path.is_file() else {}
+        except ValueError:
+            found = {}
+        if not isinstance(found, dict):
+            found = {}
+        return found
+
+    def _record(self, ended: process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
+        return {
+            **facts,
+            "device": self.device,
+            "threads": self.threads,
+            "command": list(self.method.command),
+            "process_seconds": ended.seconds,
+            "process_cpu_seconds": ended.cpu_seconds,
+            "peak_memory_mib": max(ended.peak_memory_mib, int(facts.get("peak_memory_mib") or 0)),
+        }
+
+    def _write(
+        self,
+        path: Path,
+        wanted: pd.DataFrame,
+        written: Written,
+        facts: dict[str, Any],
+        *,
+        learned: bool,
+    ) -> dict[str, Any]:
+        """Check the predictions and write the file; return what is known of them."""
+        queries = written.queries
+        names = self._controls(queries) if facts.get("from_control_row") else None
+        told = {**self.method.facts, "method": self.method.name, "seed": self.seed}
+        labels = queries.drop(columns="control_row")
+        with Answer(
+            self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names
+        ) as answer:
+            counts = output.write(path, self.store, wanted, answer.cells(), facts=told, learned=learned)
+        values = max(len(queries) * self.store.n_genes, 1)
+        if answer.negative:
+            share = answer.negative / values
+            logger.warning(
+                "%s: %.2g %% of its values are negative; they become 0", self.method.name, 100 * share
+            )
+        return {
+            **counts,
+            "training_cells": written.n_cells,
+            "negative_share": answer.negative / values,
+            "above_training_maximum_share": answer.above / values,
+            "largest_value": answer.largest,
+            "largest_training_value": float(written.maxima.max(initial=0)),
+        }
+
+    def _controls(self, queries: pd.DataFrame) -> np.ndarray:
+        """Return the names of the cells' matched controls, object [n_queries]."""
+        rows, place = np.unique(queries["control_row"].to_numpy(np.int64), return_inverse=True)
+        with h5py.File(self.folder / TRAIN, "r") as handle:
+            index: Any = handle["obs/_index"]
+            return index.asstr()[:][rows][place].astype(object)
+
+
+def _time_limit(hours: float) -> tuple[float, str]:
+    """Return the seconds that a method has, and what to do if they are too few."""
+    seconds, remedy = hours * 3600, "its time limit (baseline.timeout_hours)"
+    end = os.environ.get("PD_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
+    with contextlib.suppress(ValueError):
+        left = float(end or "nan") - time.time() - MARGIN
+        if left < seconds:
+            return max(left, 0.0), "shortly before the job's time limit: give the job more time"
+    return seconds, remedy
