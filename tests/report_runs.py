@@ -24,6 +24,8 @@ def make_run(
     shown: int = 2,
     names: tuple[str, ...] = (),
     definition: str = "cell-eval-0.6.6",
+    made_by: dict[str, object] | None = None,
+    predictions: str = "",
 ) -> Path:
     """Write what `evaluate` leaves for a method of a given skill (0 to 1)."""
     folder.mkdir(parents=True)
@@ -55,14 +57,22 @@ def make_run(
     aggregate(metrics, members).assign(definition=definition).to_csv(folder / "aggregate.csv", index=False)
     write_genes(folder, names, skill, rng, noise)
     write_cells(folder, names, skill, cells, shown)
-    summary = {"method": method, "dataset": dataset, "num_conditions": len(conditions)}
+    summary = {
+        "method": method,
+        "dataset": dataset,
+        "num_conditions": len(conditions),
+        "made_by": made_by or {},
+    }
     (folder / "summary.json").write_text(json.dumps(summary))
     manifest = {
         "stage": "evaluate",
         "seed": 0,
         "config": {"alpha": 0.05},
         "versions": {"perturbdiff": "0.1.0"},
-        "inputs": {"truth": {"name": "store", "sha256": "a" * 64}},
+        "inputs": {
+            "truth": {"name": "store", "sha256": "a" * 64},
+            "predictions": {"name": predictions or f"{folder.name}.h5ad", "sha256": "b" * 64},
+        },
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     record = {
