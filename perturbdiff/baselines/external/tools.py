@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ class Setting(BaseModel):
         except ValueError:
             return None
         if self.kind is float:
-            return number
+            return number if math.isfinite(number) else None
         return int(number) if number.is_integer() else None
 
 
@@ -200,9 +201,8 @@ def _load(folder: Path, name: str) -> Tool:
             adapter=folder.parent / "adapters" / f"run_{name}.py",
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
-        raise UserError(f"{path}: {where}: {first['msg']}") from error
+        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise UserError(f"{path}: {'; '.join(wrong)}") from error
     except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 

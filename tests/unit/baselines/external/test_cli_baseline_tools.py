@@ -1,0 +1,81 @@
+"""perturbdiff baseline install, list, show and remove."""
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fake_tool import load, make_registry
+from perturbdiff.baselines.external import environment, installer
+from perturbdiff.cli_baseline_tools import mount
+from perturbdiff.errors import UserError
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """Run a command with the fake tool; nothing is installed but a folder."""
+    monkeypatch.setenv("PD_BASELINES", str(tmp_path / "env"))
+    load(monkeypatch, make_registry(tmp_path / "registry"))
+
+    def make(folder, python, lock, steps):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").symlink_to("/bin/true")
+        return "nothing 1"
+
+    monkeypatch.setattr(installer, "make", make)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    mount(app)
+
+    def run(*words):
+        done = CliRunner().invoke(app, words)
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return done
+
+    return run
+
+
+def test_install_says_the_licence_and_prints_the_folder(call, tmp_path):
+    done = call("install", "fake")
+    assert "Fake 1.0, licence: MIT; see https://example.org/fake" in done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"{tmp_path / 'env'}/fake-1.0-")
+
+
+def test_an_unknown_name_installs_nothing(call, tmp_path):
+    with pytest.raises(UserError, match="no tool 'fak', did you mean 'fake'"):
+        call("install", "fake", "fak")
+    assert not (tmp_path / "env").exists()
+
+
+def test_list(call):
+    def lines():
+        return [line.split() for line in call("list").stdout.splitlines()]
+
+    assert ["linear", "built", "in"] in lines()
+    assert ["fake", "1.0", "not", "installed", "MIT"] in lines()
+    call("install", "fake")
+    assert ["fake", "1.0", "installed", "MIT"] in lines()
+
+
+def test_show(call):
+    text = call("show", "fake").stdout
+    for line in [
+        "title        Fake (Fake_Tool 1.0)",
+        "cite         Nobody 2025",
+        "installed    no",
+        "  name    recommended  quick",
+        "  epochs  400          30     passes over the training cells",
+        "  norm    true         false  normalise",
+    ]:
+        assert line in text.splitlines()
+    call("install", "fake")
+    assert "(Python 3." in call("show", "fake").stdout
+
+
+def test_remove(call, tmp_path):
+    assert call("remove", "fake").stdout == "fake: nothing to remove\n"
+    call("install", "fake")
+    assert call("remove", "fake").stdout.startswith(f"fake: {tmp_path / 'env'}/fake-1.0-")
+    assert list((tmp_path / "env").iterdir()) == []
+    assert environment.root() == tmp_path / "env"
