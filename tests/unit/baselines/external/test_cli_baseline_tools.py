@@ -2,9 +2,9 @@
 
 import pytest
 import typer
+from fake_tool import load, make_registry
 from typer.testing import CliRunner
 
-from fake_tool import load, make_registry
 from perturbdiff.baselines.external import environment, installer
 from perturbdiff.cli_baseline_tools import mount
 from perturbdiff.errors import UserError

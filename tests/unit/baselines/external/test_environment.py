@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from fake_tool import DESCRIPTION, load, make_registry, make_wheel
+
 from perturbdiff.baselines.external import environment, installer, pythons
 from perturbdiff.errors import UserError
 from perturbdiff.locks import locked

@@ -1,8 +1,8 @@
 """The registry of methods of others."""
 
 import pytest
-
 from fake_tool import DESCRIPTION, load, make_registry
+
 from perturbdiff.baselines.external import tools
 from perturbdiff.errors import UserError
 
@@ -86,7 +86,7 @@ def test_wrong_options(fake, options, said):
         ("[400, 30,", "[400, null,", "settings.epochs"),
         ('python: ">=3.11,<3.15"', "python: 3.1", "python: "),
         ("title: Fake", "", "title: Field required"),
-        ("title: Fake", "titel: Fake", "titel"),
+        ("title: Fake", "heading: Fake", "heading: Extra"),
         ("package: Fake_Tool", "package: other", "the lock has no other"),
         ("title: Fake", "title: [", "while parsing"),
         (DESCRIPTION, "- 1", "fake.yaml"),
