@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import resource
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -80,16 +83,34 @@ def predict(
     ) as stage:
         if stage.skip:
             return out
-        stage.results |= _write(stage.path, name, Store(store), read_split(Path(split)), part, seed)
+        _write(stage, name, Store(store), read_split(Path(split)), part, seed)
     return out
 
 
-def _write(path: Path, name: str, store: Store, split: pd.DataFrame, part: str, seed: int) -> dict[str, int]:
-    """Learn, predict and write; return the numbers of cells written."""
-    task, wanted = open_task(store, split, part, seed)
-    blocks = _cells(task, wanted, METHODS[name](task))
+def _write(
+    stage: provenance.Stage, name: str, store: Store, split: pd.DataFrame, part: str, seed: int
+) -> None:
+    """Learn, predict and write; note the numbers of cells written, and the seconds of learning and predicting."""
+    spent = {"seconds": {}, "cpu_seconds": {}}
+    with _measured(spent, "train"):
+        task, wanted = open_task(store, split, part, seed)
+        predictor = METHODS[name](task)
     facts = {"method": name, "baseline": name, "baseline_kind": "built-in", "seed": seed}
-    return write(path, store, wanted, blocks, facts=facts, learned=part == "train" and name != "control")
+    learned = part == "train" and name != "control"
+    with _measured(spent, "predict"):
+        blocks = _cells(task, wanted, predictor)
+        stage.results |= write(stage.path, store, wanted, blocks, facts=facts, learned=learned)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    stage.notes["method_run"] = {**spent, "peak_memory_mib": round(peak, 1)}
+
+
+@contextmanager
+def _measured(spent: dict[str, dict[str, float]], phase: str) -> Iterator[None]:
+    """Note the wall and CPU seconds of a block, as the adapters of methods of others do."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    spent["seconds"][phase] = round(time.perf_counter() - wall, 3)
+    spent["cpu_seconds"][phase] = round(time.process_time() - cpu, 3)
 
 
 def _cells(

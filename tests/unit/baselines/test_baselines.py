@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import numpy as np
@@ -162,6 +163,16 @@ def test_predictions_depend_on_the_seed(small, made_by, tmp_path):
     predict("resample", small.store, small.split, tmp_path / "p.h5ad", seed=1)
     other = read_predictions(tmp_path / "p.h5ad")
     assert not np.array_equal(made_by("resample").X.toarray(), other.X.toarray())
+
+
+def test_record_tells_what_learning_and_predicting_took(small, tmp_path):
+    out = predict("linear", small.store, small.split, tmp_path / "p.h5ad")
+    spent = json.loads((tmp_path / "p.h5ad.run.json").read_text())["method_run"]
+    for kind in ("seconds", "cpu_seconds"):
+        assert set(spent[kind]) == {"train", "predict"}
+        assert min(spent[kind].values()) >= 0
+    facts = read_predictions(out).uns["perturbdiff"]
+    assert (facts["baseline"], facts["baseline_kind"], facts["seed"]) == ("linear", "built-in", 0)
 
 
 def test_zarr_output_and_skipping(small, tmp_path, caplog):
