@@ -101,16 +101,18 @@ def test_the_split_depends_on_the_seed_alone(adapter):
 @pytest.mark.parametrize(
     ("n_train", "changed", "expected"),
     [
-        (1000, {}, {"epochs": 400, "check_every": 5, "pretrain": 30, "warmup": 50}),
-        (1000, {"cells_seen": 42_001}, {"epochs": 40, "check_every": 5, "pretrain": 10, "warmup": 10}),
-        (10**9, {"cells_seen": 1}, {"epochs": 2, "check_every": 2, "pretrain": 0, "warmup": 0}),
-        (1000, {"epochs": 1}, {"epochs": 2, "check_every": 2, "pretrain": 0, "warmup": 0}),
+        (1000, {}, (400, 5, 30, 50)),
+        (1000, {"max_steps": 349}, (40, 5, 10, 10)),
+        (10**9, {"max_steps": 1}, (2, 2, 0, 0)),
+        (1000, {"check_val_every_n_epoch": 0}, (400, 400, 30, 50)),
+        (1000, {"epochs": 1}, (2, 2, 0, 0)),
     ],
 )
 def test_a_training_ends_with_a_validation(adapter, n_train, changed, expected):
-    settings = {"epochs": 400, "cells_seen": 0, "check_val_every_n_epoch": 5}
+    settings = {"epochs": 400, "max_steps": 0, "batch_size": 128, "check_val_every_n_epoch": 5}
     settings |= {"n_epochs_pretrain_ae": 30, "n_epochs_adv_warmup": 50}
-    assert adapter.schedule(settings | changed, n_train) == expected
+    found = adapter.schedule(settings | changed, n_train)
+    assert tuple(found[name] for name in ("epochs", "check_every", "pretrain", "warmup")) == expected
 
 
 def test_counts_come_back_to_the_scale_of_the_data(adapter, make_task, counts):

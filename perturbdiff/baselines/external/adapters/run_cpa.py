@@ -243,13 +243,14 @@ def schedule(settings: Mapping[str, Any], n_train: int) -> dict[str, int]:
     """Return how long to train.
 
     CPA keeps the state of its best validation, so a training has at least one after its first epoch and does not
-    go on beyond its last. Where ``cells_seen`` cuts the training short, the two parts in which the adversary is
-    off or weak take a quarter of it at most each.
+    go on beyond its last; with the only one at its end, it keeps its last state. Where ``max_steps`` cuts the
+    training short, the two parts in which the adversary is off or weak take a quarter of it at most each.
 
     Parameters
     ----------
     settings
-        ``epochs, cells_seen, check_val_every_n_epoch, n_epochs_pretrain_ae, n_epochs_adv_warmup``.
+        ``epochs, max_steps, batch_size, check_val_every_n_epoch`` (0: at the end alone)``,
+        n_epochs_pretrain_ae, n_epochs_adv_warmup``.
     n_train
         Number of training cells.
 
@@ -259,10 +260,10 @@ def schedule(settings: Mapping[str, Any], n_train: int) -> dict[str, int]:
         ``epochs, check_every, pretrain, warmup`` in epochs.
     """
     epochs = int(settings["epochs"])
-    if settings["cells_seen"] > 0:
-        epochs = min(epochs, math.ceil(settings["cells_seen"] / n_train))
+    if settings["max_steps"] > 0:
+        epochs = min(epochs, settings["max_steps"] // math.ceil(n_train / settings["batch_size"]))
     epochs = max(2, epochs)
-    check_every = max(1, min(int(settings["check_val_every_n_epoch"]), epochs))
+    check_every = min(int(settings["check_val_every_n_epoch"]) or epochs, epochs)
     epochs -= epochs % check_every
     return {
         "epochs": epochs,
@@ -334,7 +335,8 @@ def _note_training(task: Task, model: Any, times: Mapping[str, int], n_train: in
     """Note what the training was; end if no validation was finite, for then CPA restores the untrained state."""
     history = model.epoch_history
     metric = model.history_["cpa_metric"]["cpa_metric"].astype(float)
-    if not np.isfinite(metric.to_numpy()[1 if times["check_every"] == 1 else 0 :]).any():
+    metric = metric[metric.index > 0]  # CPA never keeps the state after the first epoch
+    if not np.isfinite(metric.to_numpy()).any():
         raise SystemExit(f"{task.method}: the training diverged: its validation metric was never finite")
     epochs = int(model.trainer.current_epoch)
     last = {mode: history[history["mode"] == mode].iloc[-1] for mode in ("train", "valid")}
@@ -347,7 +349,7 @@ def _note_training(task: Task, model: Any, times: Mapping[str, int], n_train: in
         best_epoch=int(metric.idxmax()) + 1,
         best_cpa_metric=float(metric.max()),
         train_cells=n_train,
-        cells_seen=n_train * epochs,
+        steps=epochs * math.ceil(n_train / task.settings.batch_size),
         loss_train=float(last["train"]["recon_loss"]),
         loss_valid=float(last["valid"]["recon_loss"]),
         r2_mean_valid=float(last["valid"]["r2_mean"]),
