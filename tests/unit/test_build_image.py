@@ -134,6 +134,43 @@ def test_too_little_room_is_said_before_anything_is_built(build, tmp_path):
     assert done.arguments == []
 
 
+def test_the_image_of_a_tool_starts_from_the_one_beside_it(build, tmp_path):
+    image = tmp_path / "perturbdiff-cpa.sif"
+    done = build("--baseline", "cpa", image)
+    assert (done.returncode, done.arguments) == (1, [])
+    said = f"build-image: there is no image {tmp_path / 'perturbdiff.sif'} to start from; make it with bin/build-image"
+    assert done.stderr.startswith(said)
+    (tmp_path / "perturbdiff.sif").write_text("base")
+    done = build("--baseline", "cpa", image, "--build-arg", "PYTHON=/there")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(image)
+    assert done.arguments[-1] == "containers/baseline.def"
+    given = [word for word in done.arguments if "=" in word]
+    assert given == ["TOOL=cpa", f"BASE={tmp_path / 'perturbdiff.sif'}", "PYTHON=/there"]
+
+
+def test_the_image_of_a_tool_by_default_and_from_another(build, tmp_path):
+    other = tmp_path / "other.sif"
+    other.write_text("base")
+    done = build("--gzip", "--baseline", "state", "--from", other)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "perturbdiff-state.sif")
+    assert f"BASE={other}" in done.arguments
+    assert not [word for word in done.arguments if "zstd" in word]
+
+
+def test_an_unknown_tool_or_one_that_finds_no_python(build, tmp_path):
+    done = build("--baseline", "cpaa", tmp_path / "x.sif")
+    assert done.returncode == 1
+    assert done.stderr == "build-image: no tool cpaa; tools: cellflow cpa squidiff state\n"
+    (tmp_path / "perturbdiff.sif").write_text("base")
+    error = "cpa needs Python 3.10, and none was found (running, PATH)"
+    done = build("--baseline", "cpa", tmp_path / "x.sif", FAKE_ERROR=error)
+    assert "--build-arg PYTHON=FOLDER with bin/python3.10 in it" in done.stderr.splitlines()[-1]
+    done = build("--baseline", "cpa", tmp_path / "x.sif", FAKE_ROOM="17", APPTAINER_TMPDIR=str(tmp_path))
+    assert f"{tmp_path} has 17 GB free, 18 are needed" in done.stderr
+
+
 def digest(image, *options):
     return subprocess.run(
         [ROOT / "bin" / "image-digest", *options, image], capture_output=True, text=True, check=False
