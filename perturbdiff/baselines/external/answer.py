@@ -81,7 +81,8 @@ class Answer:
             )
         if x is None:
             raise UserError(f"{self._method}: its predictions have no X")
-        shape = tuple(int(n) for n in (x.attrs["shape"] if isinstance(x, h5py.Group) else x.shape))
+        given: Any = x.attrs["shape"] if isinstance(x, h5py.Group) else x.shape
+        shape = tuple(map(int, given))
         expected = (len(self._queries), len(self._genes))
         if shape != expected:
             raise UserError(
@@ -89,16 +90,21 @@ class Answer:
                 "queries.csv, a column for each gene of train.h5ad"
             )
         if "var" in self._file:
-            var: Any = anndata.io.read_elem(self._file["var"])
+            stored: Any = self._file["var"]
+            var: Any = anndata.io.read_elem(stored)
             self._check_genes([str(name) for name in var.index])
         self._x: Any = x
 
     def _check_genes(self, found: list[str]) -> None:
-        wrong = next((i for i, (a, b) in enumerate(zip(found, self._genes, strict=True)) if a != b), None)
-        if wrong is not None:
+        if len(found) != len(self._genes):
             raise UserError(
-                f"{self._method}: column {wrong} of its predictions is gene '{found[wrong]}', expected is "
-                f"'{self._genes[wrong]}': keep the order of train.h5ad"
+                f"{self._method}: var of its predictions has {len(found)} genes, X {len(self._genes)}"
+            )
+        wrong = [i for i, (a, b) in enumerate(zip(found, self._genes, strict=True)) if a != b]
+        if wrong:
+            raise UserError(
+                f"{self._method}: column {wrong[0]} of its predictions is gene '{found[wrong[0]]}', expected is "
+                f"'{self._genes[wrong[0]]}': keep the order of train.h5ad"
             )
 
     def cells(self) -> Iterator[tuple[pd.DataFrame, sparse.csr_matrix]]:

@@ -24,10 +24,18 @@ class OutputLog:
         The output.
     name
         Of the method; begins the lines in the run's log.
+
+    Attributes
+    ----------
+    path
+        The file.
+    shared
+        Whether it is the run's log.
     """
 
     def __init__(self, out: Path, name: str) -> None:
         shared = log_file()
+        self.shared = shared is not None
         self.path = shared or out.with_name(f"{out.name}.log")
         self._prefix = f"{name} | " if shared else ""
         self._kept: deque[str] = deque(maxlen=_KEPT)

@@ -205,7 +205,7 @@ class _Run:
         if ended.code == _REFUSED:
             reason = log.refusal().removeprefix(f"{name}: ")
             raise UserError(f"{name} refused: {reason}; its output is in {log.path}")
-        for line in log.last(_LAST_LINES):
+        for line in () if log.shared else log.last(_LAST_LINES):
             logger.warning("%s | %s", name, line)
         if ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(
             words in line for words in _OUT_OF_MEMORY for line in log.last(_LAST_LINES)
