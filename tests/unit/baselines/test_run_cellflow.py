@@ -54,7 +54,7 @@ def make_task(tmp_path: Path, adapter: ModuleType):
             tmp_path / "queries.csv", index=False
         )
         facts = {"contract": 1, "method": "cellflow", "control": CONTROL, "target_sum": 10.0, "seed": 0}
-        facts |= {"has_counts": True, "threads": 1, "device": "cpu"}
+        facts |= {"has_counts": True, "threads": 1, "device": "cpu", "device_required": False}
         facts["settings"] = tools.load("cellflow").resolve("quick", options)
         (tmp_path / "task.json").write_text(json.dumps(facts))
         return adapter.Task(tmp_path)

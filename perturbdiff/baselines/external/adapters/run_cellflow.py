@@ -61,7 +61,8 @@ def confine(task: Task) -> None:
 
     Threads, and the variables of JAX on CPUs, are the parent process's (``variables.py``).
     """
-    os.environ["JAX_PLATFORMS"] = "cuda" if task.device == "cuda" else "cpu"
+    if task.device == "cpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # it would be shared by all runs
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # else it takes most of a GPU, whatever it needs
     os.environ["TQDM_DISABLE"] = "1"
@@ -69,12 +70,10 @@ def confine(task: Task) -> None:
     import jax
 
     dask.config.set(scheduler="synchronous")
-    try:
-        device = jax.devices()[0]
-    except RuntimeError as error:
-        task.refuse(
-            f"JAX finds no {task.device} device ({str(error).splitlines()[0]}); --device cpu works, and"
-            " 'perturbdiff baseline show cellflow' says what GPUs need"
+    device = jax.devices()[0]
+    if task.device == "cuda" and device.platform != "gpu":
+        task.without_gpu(
+            f"JAX finds no GPU (the locked environment has JAX for CPUs; 'jax[cuda12]=={jax.__version__}' adds GPUs)"
         )
     task.note(jax_device=f"{device.platform} {device.device_kind}")
 
