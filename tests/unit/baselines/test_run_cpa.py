@@ -7,7 +7,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import anndata
 import numpy as np
@@ -48,7 +48,7 @@ def make_task(tmp_path: Path, adapter: ModuleType, counts: np.ndarray):
         columns = pd.Index([*LABELS, "control_row"])
         pd.DataFrame(queries, columns=columns).to_csv(tmp_path / "queries.csv", index=False)
         facts = {"contract": 1, "method": "cpa", "control": CONTROL, "target_sum": TARGET_SUM, "seed": 0}
-        facts |= {"has_counts": has_counts, "threads": 1, "device": "cpu"}
+        facts |= {"has_counts": has_counts, "threads": 1, "device": "cpu", "device_required": False}
         facts["settings"] = tools.load("cpa").resolve("quick", options)
         (tmp_path / "task.json").write_text(json.dumps(facts))
         return adapter.Task(tmp_path)
@@ -159,3 +159,21 @@ def test_a_python_without_tkinter_gets_a_stand_in(adapter, monkeypatch):
     monkeypatch.setitem(sys.modules, "tkinter", None)  # an import of it fails
     adapter.load_without_tkinter()
     assert sys.modules["tkinter"].N == "n"
+
+
+@pytest.mark.parametrize(
+    ("found", "capability", "reason"),
+    [
+        (False, (0, 0), "torch 2.0.0 finds no GPU"),
+        (True, (8, 0), ""),
+        (True, (8, 9), ""),
+        (True, (9, 0), "torch 2.0.0 is built for GPUs up to sm_86, this one is sm_90"),
+    ],
+)
+def test_gpus_that_torch_cannot_use_are_told(adapter, found, capability, reason):
+    cuda = SimpleNamespace(
+        is_available=lambda: found,
+        get_device_capability=lambda: capability,
+        get_arch_list=lambda: ["sm_37", "sm_80", "sm_86"],
+    )
+    assert adapter.why_no_gpu(SimpleNamespace(__version__="2.0.0", cuda=cuda)) == reason

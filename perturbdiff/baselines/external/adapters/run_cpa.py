@@ -109,9 +109,23 @@ def _load_cpa(task: Task) -> Any:
     cpa, torch = importlib.import_module("cpa"), importlib.import_module("torch")
     warnings.filterwarnings("ignore")
     torch.set_num_threads(task.threads)
-    if task.device == "cuda" and not torch.cuda.is_available():
-        task.refuse(f"no GPU that torch {torch.__version__} can use: take --device cpu")
+    if task.device == "cuda" and (reason := why_no_gpu(torch)):
+        task.without_gpu(reason)
     return cpa
+
+
+def why_no_gpu(torch: Any) -> str:
+    """Return why this torch cannot use a GPU, '' if it can.
+
+    The torch that CPA needs was built before the newest GPUs: it finds them, and fails at the first computation.
+    """
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds no GPU"
+    major, minor = torch.cuda.get_device_capability()
+    built = [arch[3:] for arch in torch.cuda.get_arch_list() if arch.startswith("sm_")]
+    if any(arch[:-1] == str(major) and int(arch[-1]) <= minor for arch in built):
+        return ""
+    return f"torch {torch.__version__} is built for GPUs up to sm_{built[-1]}, this one is sm_{major}{minor}"
 
 
 def load_without_tkinter() -> None:
