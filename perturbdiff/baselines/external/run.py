@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def predict_external(
         if stage.skip:
             return out
         with _task_folder(out, keep) as scratch:
-            run = _Run(method, Store(store), scratch, seed, threads or _threads(), where)
+            run = _Run(method, Store(store), scratch, seed, threads or _threads(), where, device != "auto")
             run.predict(stage, read_split(Path(split)), part, OutputLog(out, method.name), timeout_hours)
     return out
 
@@ -147,14 +148,17 @@ def _threads() -> int:
     return max(int(given), 1) if given.isdigit() else len(os.sched_getaffinity(0))
 
 
+@dataclass(frozen=True)
 class _Run:
     """One run of a method in a task folder."""
 
-    def __init__(
-        self, method: Method, store: Store, folder: Path, seed: int, threads: int, device: str
-    ) -> None:
-        self.method, self.store, self.folder = method, store, folder
-        self.seed, self.threads, self.device = seed, threads, device
+    method: Method
+    store: Store
+    folder: Path
+    seed: int
+    threads: int
+    device: str
+    device_required: bool
 
     def predict(
         self, stage: provenance.Stage, split: pd.DataFrame, part: str, log: OutputLog, hours: float
@@ -170,6 +174,7 @@ class _Run:
                 settings=self.method.settings,
                 threads=self.threads,
                 device=self.device,
+                device_required=self.device_required,
             )
             ended = self._run_adapter(log, hours)
             facts = self._facts()
@@ -233,8 +238,8 @@ class _Run:
 
     def _record(self, ended: process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
         return {
-            **facts,
             "device": self.device,
+            **facts,
             "threads": self.threads,
             "command": list(self.method.command),
             "process_seconds": ended.seconds,

@@ -59,6 +59,7 @@ def write_task(
     settings: Mapping[str, Any],
     threads: int,
     device: str,
+    device_required: bool = True,
 ) -> Written:
     """Write the folder that docs/adapters.md describes; memory is a block of cells.
 
@@ -76,8 +77,8 @@ def write_task(
         Its hyper-parameters.
     threads
         CPU threads it may use.
-    device
-        'cpu' or 'cuda'.
+    device, device_required
+        'cpu' or 'cuda', and whether the user insists on it.
 
     Returns
     -------
@@ -98,6 +99,7 @@ def write_task(
         "seed": task.seed,
         "threads": threads,
         "device": device,
+        "device_required": device_required,
         "settings": dict(settings),
     }
     (folder / TASK).write_text(json.dumps(facts, indent=2) + "\n")

@@ -52,8 +52,8 @@ class Task:
     ----------
     folder
         Absolute path; scratch files may be written there.
-    settings, seed, threads, device, control, target_sum
-        As in task.json.
+    settings, seed, threads, device, device_required, control, target_sum, has_counts
+        As in task.json (docs/adapters.md).
     train
         AnnData of the training cells and all controls: ``X`` CSR float32 log1p; ``obs`` with ``perturbation,
         cell_type, batch`` (categorical), ``is_control`` (bool) and ``n_counts`` (depth over all genes).
@@ -70,6 +70,7 @@ class Task:
         self.settings = Settings(facts["settings"])
         self.method, self.control = facts["method"], facts["control"]
         self.seed, self.threads, self.device = facts["seed"], facts["threads"], facts["device"]
+        self.device_required = facts.get("device_required", True)
         self.target_sum, self.has_counts = facts["target_sum"], facts["has_counts"]
         self.train = anndata.read_h5ad(self.folder / "train.h5ad")
         labels = dict.fromkeys(("perturbation", "cell_type", "batch"), str)
@@ -120,6 +121,14 @@ class Task:
         """End with a reason that a person reads in the log and in the report."""
         print(f"refused: {reason}", file=sys.stderr, flush=True)
         sys.exit(EXIT_REFUSED)
+
+    def without_gpu(self, reason: str) -> None:
+        """Go on with ``device`` 'cpu' where the method can use no GPU; refuse if the user insists on one."""
+        if self.device_required:
+            self.refuse(f"{reason}; --device cpu works")
+        print(f"no GPU is used: {reason}", file=sys.stderr, flush=True)
+        self.device = "cpu"
+        self.note(device="cpu", no_gpu=reason)
 
     def call(self, command: Sequence[Any], **options: Any) -> None:
         """Run a command (`subprocess.run`); if it fails, this process fails in the same way."""

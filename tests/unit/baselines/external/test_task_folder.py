@@ -110,7 +110,8 @@ def test_task_says_what_an_adapter_must_know(small, made):
     facts = json.loads((made[0] / "task.json").read_text())
     assert facts == {
         "contract": task_folder.CONTRACT, "method": "m", "control": "control", "seed": 0, "threads": 2,
-        "target_sum": small.opened.target_sum, "has_counts": True, "device": "cpu", "settings": {"epochs": 3},
+        "target_sum": small.opened.target_sum, "has_counts": True, "device": "cpu", "device_required": True,
+        "settings": {"epochs": 3},
     }  # fmt: skip
     assert Task(made[0]).settings.epochs == 3
 
@@ -203,3 +204,15 @@ def test_memory_grows_by_far_less_than_the_cells(tmp_path, monkeypatch):
         cells.append(facts.n_cells)
     per_cell = (peaks[1] - peaks[0]) / (cells[1] - cells[0])
     assert per_cell < 400, per_cell  # labels and row numbers; a cell's values take some 2,000 bytes
+
+
+def test_a_method_without_gpu_support_goes_on_unless_the_user_insists(made, capsys):
+    task = Task(made[0])
+    task.device, task.device_required = "cuda", False
+    task.without_gpu("JAX finds none")
+    assert task.device == "cpu"
+    assert task.facts["no_gpu"] == "JAX finds none"
+    task.device_required = True
+    with pytest.raises(SystemExit):
+        task.without_gpu("JAX finds none")
+    assert "refused: JAX finds none; --device cpu works" in capsys.readouterr().err
