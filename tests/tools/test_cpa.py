@@ -51,18 +51,12 @@ def test_predicts_cells_that_differ_and_repeats_itself(run_cli, small, tmp_path)
     np.testing.assert_array_equal(values[0], values[1])
     assert not np.array_equal(values[0], values[2])
     assert "p 2+x_µ" in set(first.obs["perturbation"])
+    facts = json.loads((tmp_path / "first.h5ad.run.json").read_text())["method_run"]
+    assert facts["epochs"] == 4
+    assert facts["stopped_early"] is False
+    assert np.isfinite([facts["loss_train"], facts["loss_valid"]]).all()
 
 
 @pytest.mark.parametrize("loss", ["gauss", "zinb"])
 def test_the_other_likelihoods(run_cli, small, tmp_path, loss):
     predict(run_cli, small, tmp_path / "out.h5ad", f"baseline.options.recon_loss={loss}")
-
-
-def test_the_record_tells_of_the_training(run_cli, small, tmp_path):
-    out = tmp_path / "out.h5ad"
-    predict(run_cli, small, out)
-    facts = json.loads(out.with_name("out.h5ad.run.json").read_text())["method_run"]
-    assert facts["epochs"] == 4
-    assert facts["stopped_early"] is False
-    assert np.isfinite(facts["loss_train"])
-    assert np.isfinite(facts["loss_valid"])
