@@ -139,6 +139,8 @@ def test_cells_without_counts_are_left_out(adapter, make_task, counts):
     [
         ({"recon_loss": "nb"}, False, "set baseline.options.recon_loss=gauss"),
         ({"recon_loss": "poisson"}, True, "must be one of nb, zinb, gauss"),
+        ({"batch_size": 2}, True, "batch_size is 2; it must be at least 3"),
+        ({"valid_fraction": 1.0}, True, "must lie between 0 and 1"),
     ],
 )
 def test_refusals_say_what_to_do(adapter, make_task, capsys, options, has_counts, reason):

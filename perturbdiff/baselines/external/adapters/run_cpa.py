@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-import os
 import sys
 import types
 import warnings
@@ -95,15 +94,14 @@ def _require_settings(task: Task) -> None:
             f"recon_loss {loss} needs raw counts, and the data set was read as log1p values: "
             "set baseline.options.recon_loss=gauss"
         )
+    if task.settings.batch_size < 3:
+        task.refuse(f"batch_size is {task.settings.batch_size}; it must be at least 3")
+    if not 0 < task.settings.valid_fraction < 1:
+        task.refuse(f"valid_fraction is {task.settings.valid_fraction}; it must lie between 0 and 1")
 
 
 def _load_cpa(task: Task) -> Any:
-    """Return the package, quiet, with its scratch files in the task folder."""
-    scratch = task.folder / "scratch"
-    scratch.mkdir(exist_ok=True)
-    for name in ("MPLCONFIGDIR", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
-        os.environ[name] = str(scratch)
-    os.environ["TQDM_DISABLE"] = "1"
+    """Return the package, quiet and with the task's threads and device."""
     logging.disable(logging.INFO)  # Lightning and scvi-tools tell of seeds, accelerators and column names
     load_without_tkinter()
     cpa, torch = importlib.import_module("cpa"), importlib.import_module("torch")
