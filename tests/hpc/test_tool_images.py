@@ -70,7 +70,8 @@ def test_its_own_test_passes(inside):
 
 def test_it_trains_and_predicts(inside, mine):
     commands = [line.format(mine) for line in MAKE]
-    commands.append(f"split {mine}/store --config tiny --out {mine}/split.parquet")
+    held_out = "--set split.num_held_out=1 --set split.train_fraction=0.3"
+    commands.append(f"split {mine}/store --config tiny {held_out} --out {mine}/split.parquet")
     changed = " ".join(f"--set baseline.options.{one}" for one in SHORT[inside.tool.name])
     commands.append(
         f"baseline {inside.tool.name} {mine}/store --split {mine}/split.parquet --out {mine}/out.h5ad "
