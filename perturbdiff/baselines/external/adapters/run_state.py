@@ -16,6 +16,7 @@ the tool's configuration files.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,10 @@ def train(task: Task, code: Mapping[str, Mapping[str, str]]) -> tuple[Any, dict[
         plugins=[LightningEnvironment()],
     )
     trainer.fit(model, datamodule=data)
+    if trainer.global_step != fit["max_steps"]:
+        raise SystemExit(
+            f"{task.method}: the training ended at step {trainer.global_step} of {fit['max_steps']}"
+        )
     task.note(
         steps=trainer.global_step,
         cells_seen=trainer.global_step * fit["batch_size"] * config["model"]["kwargs"]["cell_set_len"],
@@ -291,6 +296,10 @@ def _reporter(task: Task, steps: int) -> Any:
     class Reporter(Callback):
         def __init__(self) -> None:
             self.total, self.curve = 0.0, []
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            # Lightning's own handler waits for the batch and ends the process with exit code 0
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
             self.total = self.total + outputs["loss"].detach()
