@@ -102,7 +102,7 @@ class Tool(BaseModel):
     licence, url, citation
         Of the tool.
     probe
-        Python statement that works in an environment that is complete.
+        Python statement that works in an environment that is complete; the adapters can be imported.
     size_gb
         Room on disk, GB of 10⁹ bytes.
     determinism
