@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from perturbdiff import files, predictions, provenance
 from perturbdiff.baselines import output
 from perturbdiff.baselines.external import process
 from perturbdiff.baselines.external.answer import Answer
+from perturbdiff.baselines.external.failures import explain
 from perturbdiff.baselines.external.methods import Method
 from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.task_folder import (
@@ -35,16 +35,12 @@ from perturbdiff.baselines.external.variables import environment
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.devices import resolve_device
-from perturbdiff.errors import Killed, UserError
+from perturbdiff.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 MARGIN = 120.0
 """Seconds before the end of the job at which a method is ended, so that there is time to say so."""
-
-_REFUSED = 3
-_OUT_OF_MEMORY = ("MemoryError", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
-_LAST_LINES = 15
 
 
 def predict_external(
@@ -200,30 +196,9 @@ class _Run:
         if ended.timed_out:
             raise UserError(f"{name} had not finished after {ended.seconds:.0f} s, {limit}; see {log.path}")
         if ended.code:
-            self._explain(ended, log)
+            explain(name, ended, log)
         logger.info("%s: done in %.0f s, peak memory %d MiB", name, ended.seconds, ended.peak_memory_mib)
         return ended
-
-    def _explain(self, ended: process.Ended, log: OutputLog) -> None:
-        """Raise what a person has to know of a method that failed."""
-        name, error = self.method.name, log.error()
-        if ended.code == _REFUSED:
-            reason = log.refusal().removeprefix(f"{name}: ")
-            raise UserError(f"{name} refused: {reason}; its output is in {log.path}")
-        for line in () if log.shared else log.last(_LAST_LINES):
-            logger.warning("%s | %s", name, line)
-        if ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(
-            words in line for words in _OUT_OF_MEMORY for line in log.last(_LAST_LINES)
-        ):
-            raise Killed(
-                f"{name} was killed, probably out of memory (peak {ended.peak_memory_mib} MiB); give it more; its "
-                f"output is in {log.path}"
-            )
-        if ended.code < 0:
-            how = f"was ended by {signal.Signals(-ended.code).name}"
-            hint = "; perhaps this CPU is too old for it" if ended.code == -signal.SIGILL else ""
-            raise UserError(f"{name} {how}{hint}: {error}; its output is in {log.path}")
-        raise UserError(f"{name} failed with exit code {ended.code}: {error}; its output is in {log.path}")
 
     def _facts(self) -> dict[str, Any]:
         """Return what the adapter wrote of its run."""
