@@ -6,6 +6,7 @@
 include { askSlurm        } from './modules/plan/slurm'
 include { checkParameters } from './modules/plan/parameters'
 include { checkSite       } from './modules/plan/site'
+include { checkTools; imageOf; toolImages } from './modules/plan/installed'
 include { imageRecord     } from './modules/plan/image'
 include { planOf          } from './modules/plan/experiment'
 include { readRows        } from './modules/plan/samplesheet'
@@ -13,6 +14,7 @@ include { logName; writeRecord } from './modules/plan/record'
 
 include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
+include { EXTERNAL   } from './modules/local/external'
 include { EVALUATE   } from './modules/local/evaluate'
 include { FINETUNE   } from './modules/local/finetune'
 include { MERGE as MERGE_METRICS; MERGE as MERGE_PREDICTIONS } from './modules/local/merge'
@@ -41,13 +43,18 @@ def readPlan() {
 // everything that can be known to be wrong is told before the first task; then what tasks write to is made
 def prepare(plan) {
     def config = nextflow.Global.session.config   // as it is after all profiles and the site's own
+    def tools  = plan.externals.findAll { one -> one.kind == 'tool' }.collect { one -> one.name }.unique().sort()
+    if (!workflow.stubRun) { checkTools(tools, params) }   // a task that only says that it would run needs none
     if (config.process.executor == 'slurm' && params.check_slurm) { askSlurm(params, config.process, config.executor) }
     // a container can only bind what exists
     [plan.checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
     def name = params.container ? "${params.container}".toString() : null
-    def image = imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath)
-    if (image?.id) { System.setProperty('perturbdiff.image', image.id) }   // for beforeScript in conf/base.config
-    writeRecord(params, workflow, image)
+    def image  = imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath)
+    def images = name && !workflow.stubRun ? toolImages(tools, params).collectEntries { tool, path -> [(tool): imageRecord(path)] } : [:]
+    // for beforeScript in conf/base.config
+    if (image?.id) { System.setProperty('perturbdiff.image', image.id) }
+    images.values().each { one -> System.setProperty("perturbdiff.image:${one.path}", one.id) }
+    writeRecord(params, workflow, image, images)
 }
 
 // what the failed tasks said last: an ignored error is not shown otherwise
@@ -191,15 +198,17 @@ workflow SCORE {
         .groupTuple().map { key, parts, records -> tuple([id: "${key}.h5ad".toString(), run: "${key}".toString()], parts.sort(byName), records.flatten().sort(byName)) })
     sampled = SAMPLE.out.predictions.filter { meta, _predictions -> !meta.shard }
         .mix(MERGE_PREDICTIONS.out.whole.map { meta, predictions -> tuple([id: meta.run], predictions) })
+    EXTERNAL(channel.fromList(plan.externals).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
+        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed, python: one.python, image: imageOf(one.name, params)], store, split, one.script, one.recipe) })
     BASELINE(channel.fromList(plan.baselines).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
         .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed], store, split) })
 
     // how each prediction is scored: its unit, its name in the tables and its recipe
     labels  = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
     scoring = models.collectEntries { run -> [(run.id): [unit: run.unit.id, method: run.id, recipe: run.evaluate]] } +
-        plan.baselines.collectEntries { one -> [(one.id): [unit: one.unit.id, method: one.method, recipe: one.evaluate]] }
+        (plan.baselines + plan.externals).collectEntries { one -> [(one.id): [unit: one.unit.id, method: one.method, recipe: one.evaluate]] }
     shards  = params.evaluation_shards as int
-    EVALUATE(sampled.mix(BASELINE.out.predictions)
+    EVALUATE(sampled.mix(BASELINE.out.predictions, EXTERNAL.out.predictions)
         .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
         .map { unit, id, predictions, store, _split ->
             tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) }.flatMap { job -> spread.call(job, shards) })
@@ -210,11 +219,14 @@ workflow SCORE {
     MERGE_METRICS(scored.filter { meta, _scores -> meta.shard }.map { meta, scores -> tuple(groupKey(meta.whole, shards), scores) }
         .groupTuple().map { key, parts -> tuple([id: "${key}".toString()], parts.sort(byName), []) })
 
+    records  = SAMPLE.out.records.filter { meta, _files -> !meta.shard }.map { _meta, files -> files }
+        .mix(MERGE_PREDICTIONS.out.records, BASELINE.out.records, EXTERNAL.out.records).flatten()
     metrics  = scored.filter { meta, _scores -> !meta.shard }.mix(MERGE_METRICS.out.whole).map { _meta, scores -> scores }
-    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EVALUATE.out.versions, CEILING.out.versions, MERGE_METRICS.out.versions, MERGE_PREDICTIONS.out.versions)
+    versions = SAMPLE.out.versions.mix(BASELINE.out.versions, EXTERNAL.out.versions, EVALUATE.out.versions, CEILING.out.versions, MERGE_METRICS.out.versions, MERGE_PREDICTIONS.out.versions)
 
     emit:
     metrics  // folder
+    records  // JSON files: what made each prediction, and how long it took
     versions
 }
 
@@ -229,11 +241,16 @@ workflow {
 
     // sorted by name, so that the order in which tasks end does not matter to -resume; no metrics, no report
     byName = { one, other -> one.name <=> other.name }
+    // what is missing is in the report with its reason, which may be another one each time: so it is made again
+    metrics = SCORE.out.metrics.toSortedList(byName).filter { found -> found }
+        .map { found -> tuple(found, found.size() < plan.expected.size() - 1 + (params.ceiling ? plan.units.size() : 0) ? params.report_stamp : '') }
     REPORT(
-        SCORE.out.metrics.toSortedList(byName).filter { found -> found },
+        metrics.map { found, _missing -> found },
         FIT.out.everyone.toSortedList(byName),
         DATA.out.statistics.toSortedList(byName),
         DATA.out.splits.map { _id, split -> split }.toSortedList(byName),
+        SCORE.out.records.toSortedList(byName),
+        metrics.map { _found, missing -> tuple(plan.expected, missing) },
         "--title '${params.title.replace("'", "’")}'${params.against ? " --against ${params.against}" : ''}".toString(),
     )
     DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)

@@ -7,6 +7,8 @@ process REPORT {
     path bundles
     path statistics
     path splits
+    path records, stageAs: 'records/*'
+    tuple val(expected), val(missing)   // the second only for -resume: another value each time that something is missing
     val options
 
     output:
@@ -14,19 +16,21 @@ process REPORT {
     path 'report.txt',     emit: table
     path 'report_figures', emit: figures
     path 'report_mqc',     emit: multiqc
+    path 'report_tables',  emit: tables
     path 'versions.yml',   emit: versions
 
     script:
     def extra = [bundle: bundles, stats: statistics, split: splits]
         .collectMany { option, paths -> [paths].flatten().collect { path -> "--${option} ${path}" } }.join(' ')
     """
-    perturbdiff report ${metrics} --out report.html ${extra} ${options} | tee report.txt
+    printf '%s\\n' ${expected.collect { line -> "'${line}'" }.join(' ')} > expected.csv
+    perturbdiff report ${metrics} --out report.html ${extra} --records records --expected expected.csv --logs "\$(dirname "\${PD_LOG:-logs/x}")" ${options} | tee report.txt
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 
     stub:
     """
-    mkdir report_figures report_mqc
-    touch report.html report.txt versions.yml report_figures/figure.svg report_mqc/perturbdiff_scores_mqc.json
+    mkdir report_figures report_mqc report_tables
+    touch report.html report.txt versions.yml report_figures/figure.svg report_mqc/perturbdiff_scores_mqc.json report_tables/failed.csv
     """
 }

@@ -1,8 +1,10 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
+include { expectedOf                                                            } from './expected'
 include { isSimulated; locate; tablesOf                                         } from './inputs'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
+include { kindOf                                                                } from './tools'
 
 def settingsOf(row, dataset, folder) {
     return overlay(readPreset(presetOf(row), folder), expand(parseOverrides(row.overrides, dataset)))
@@ -64,18 +66,22 @@ def runOf(row, folder, options) {
     return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Integer, unit: unit, stores: stores,
             init: row.init ?: null, bundle: folderOf && folderOf.exists() ? folderOf : null, transfer: row.transfer ?: 'keep',
             kinds: tablesOf(row).keySet() as List, tables: tablesOf(row).values().collect { name -> locate(name, folder) },
+            script: row.mode == 'script' ? locate(row.script, folder) : [], python: row.python ?: '', baseline: recipe(settings, ['baseline']),
+            usual: recipe(readPreset(presetOf(row), folder), ['baseline']),
             sample: recipe(settings, ['sample']), evaluate: recipe([evaluate: (settings.evaluate ?: [:]) + options.evaluation], ['evaluate'])] + fitOf(row, unit, stores, folder, options.checkpoints)
 }
 
-// baselines of every unit: those that rows ask for, and the parameter's; scored as the unit's first run is
+// baselines of every unit: those that rows ask for, and the parameter's where no row does; these are scored as the
+// unit's first run is, and have the settings of its recipe but not of its overrides
 def baselinesOf(runs, names, seed) {
     def asked = runs.findAll { run -> run.unit && !(run.mode in ['train', 'finetune']) }
-        .collect { run -> [unit: run.unit, name: run.mode, method: run.id, seed: run.seed, evaluate: run.evaluate] }
+        .collect { run -> run.subMap(['unit', 'seed', 'script', 'python', 'evaluate']) + [name: run.mode, method: run.id, recipe: run.baseline] }
+    def taken = asked.collect { one -> [one.unit.id, one.name] }
     def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
-        names.collect { name -> [unit: run.unit, name: name, method: name, seed: seed, evaluate: run.evaluate] }
+        names.findAll { name -> !([run.unit.id, name] in taken) }.collect { name ->
+            run.subMap(['unit', 'evaluate']) + [seed: seed, script: [], python: '', name: name, method: name, recipe: run.usual] }
     }
-    return (asked + unasked).unique { one -> [one.unit.id, one.name] }
-        .collect { one -> one + [id: "${one.unit.id}.${one.method}".toString()] }
+    return (asked + unasked).collect { one -> one + [id: "${one.unit.id}.${one.method}".toString(), kind: kindOf(one.name)] }
 }
 
 // two splits or selections of one data set must not be taken for the same in the tables
@@ -95,10 +101,13 @@ def planOf(rows, folder, options) {
     def units  = runs.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
     def first  = units.collectEntries { unit -> [(unit.id): runs.find { run -> run.unit && run.unit.id == unit.id }] }
+    def labels = units.collectEntries { unit -> [(unit.id): labelOf(unit, units)] }
+    def others = baselinesOf(runs, options.baselines, options.seed)
     return [
         runs: runs, stores: stores, splits: units.collect { unit -> unit.split },
         simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }.unique { drawn -> drawn.id },
-        units: units.collect { unit -> [id: unit.id, store: unit.store.id, label: labelOf(unit, units), evaluate: first[unit.id].evaluate] },
-        baselines: baselinesOf(runs, options.baselines, options.seed),
+        units: units.collect { unit -> [id: unit.id, store: unit.store.id, label: labels[unit.id], evaluate: first[unit.id].evaluate] },
+        baselines: others.findAll { one -> one.kind == 'built-in' }, externals: others.findAll { one -> one.kind != 'built-in' },
+        expected: expectedOf(runs, others, labels),
     ]
 }

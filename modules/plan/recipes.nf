@@ -72,13 +72,17 @@ def readPreset(name, folder, seen = []) {
 def parseOverride(part, dataset) {
     def shorthand = part =~ /^(variant|size)\s*=\s*(\S+)$/
     if (shorthand) { return [(shorthand[0][1]): shorthand[0][2]] }
-    def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)\s*=(.*)$/
+    def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)(?:\.(\w+))?\s*=(.*)$/
     if (!match || !(match[0][2] in sections())) {
         throw new IllegalArgumentException("override '${part}': write section.key=value with a section of ${sections().join(', ')}")
     }
-    def only = match[0][1]
+    def (only, section, key, name, text) = match[0].drop(1)
+    if (name && [section, key] != ['baseline', 'options']) {
+        throw new IllegalArgumentException("override '${part}': ${section}.${key} has no parts; only baseline.options.NAME=value has")
+    }
     if (only && only != dataset) { return [:] }
-    return [(match[0][2]): [(match[0][3]): new groovy.yaml.YamlSlurper().parseText("value: ${match[0][4].trim()}").value]]
+    def value = new groovy.yaml.YamlSlurper().parseText("value: ${text.trim()}").value
+    return [(section): [(key): name ? [(name): value] : value]]
 }
 
 // 'variant=released;train.max_steps=500;kang:data.control=ctrl' → a layer for `expand`; a prefix NAME: speaks to the

@@ -2,6 +2,7 @@
 
 include { isSimulated; locate; tablesOf              } from './inputs'
 include { expand; overlay; parseOverrides; readPreset } from './recipes'
+include { optionProblems                              } from './tools'
 
 def missingFile(text, folder, what) {
     return text && !isSimulated(text) && !locate(text, folder).exists() ? ["no such ${what} '${text}'"] : []
@@ -15,6 +16,12 @@ def formProblems(row, schema) {
         if (rule.pattern && !(row[name] ==~ rule.pattern)) { problems << "${name} '${row[name]}' does not fit ${rule.pattern}" }
     }
     return problems
+}
+
+def scriptProblems(row, folder) {
+    def problems = ['script', 'python'].findAll { name -> row[name] && row.mode != 'script' }.collect { name -> "'${name}' is for rows of mode script" }
+    if (row.mode == 'script' && !row.script) { problems << "'script' is empty: name the file that predicts (docs/adapters.md)" }
+    return problems + missingFile(row.script, folder, 'script')
 }
 
 def fileProblems(row, folder) {
@@ -56,7 +63,7 @@ def recipeProblems(row, folder) {
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }
-    problems += unknownKeys(settings)
+    problems += unknownKeys(settings) + optionProblems(row.mode, settings.baseline?.options)
     if (settings.data?.hvg_cells == 'train') {
         if (row.mode == 'pretrain') { problems << "data.hvg_cells=train needs a split, which a pretrain row has not" }
         if ((row.input ?: '').contains(';')) { problems << "data.hvg_cells=train needs a single input file" }
@@ -82,7 +89,7 @@ def readRows(sheet, schemaFile) {
     errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }.collect { name -> "column '${name}' is missing".toString() }
     if (!errors) {
         rows.eachWithIndex { row, i ->
-            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) + initProblems(row, rows, sheet.parent)
+            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) + initProblems(row, rows, sheet.parent)
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
             if (row.id in schema.items.properties.mode['enum'] + ['ceiling', 'real'] && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
             errors += problems.collect { problem -> "line ${i + 2} (${row.id ?: 'no id'}): ${problem}".toString() }

@@ -9,6 +9,7 @@ def profileProblems(names, given) {
     if (given.container && !names.any { name -> name in ['apptainer', 'slurm', 'site'] }) { problems << '--container is used with -profile slurm or apptainer (on this machine: -profile standard,apptainer)' }
     if ('multinode' in names && given.num_nodes < 2) { problems << '-profile multinode is for several nodes: give --num_nodes' }
     if (given.num_nodes > 1 && !('multinode' in names)) { problems << "--num_nodes ${given.num_nodes} needs -profile slurm,multinode" }
+    if (given.baseline_images && !given.container) { problems << '--baseline_images goes with --container; without, methods of others are installed by perturbdiff baseline install' }
     if (given.site_config && !('site' in names)) { problems << '--site_config is read with -profile …,site' }
     if ('site' in names && !given.site_config) { problems << '-profile site needs --site_config FILE' }
     if (given.job_arrays && !names.any { name -> name in ['slurm', 'site'] }) { problems << '--job_arrays needs -profile slurm' }

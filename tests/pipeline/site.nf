@@ -2,6 +2,7 @@
 
 include { headOf; processes; remedy; secondsOf; settingsOf; tooLong; valueOf } from './modules/plan/slurm'
 include { folderProblems; imageProblems; profileProblems; siteWarnings } from './modules/plan/site'
+include { toolProblems } from './modules/plan/installed'
 
 def configOf(profile) {
     return new nextflow.config.ConfigBuilder().setBaseDir(java.nio.file.Path.of(params.project)).setProfile(profile).buildConfigObject()
@@ -26,6 +27,7 @@ workflow {
     def found = [
         jobs: cases.profiles.collectEntries { profile -> [(profile): jobsOf(configOf(profile))] },
         problems: cases.problems.collect { one -> profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) + folderProblems(params + one.given) },
+        tools: cases.tools.collect { one -> toolProblems(one.names, one.given, new java.io.File(one.root)) },
         warnings: cases.warnings.collect { one -> siteWarnings(['slurm'], params + one, one.work ?: '/shared/work') },
         afterwards: cases.afterwards.collect { one -> afterwards(one[0] ?: Integer.MAX_VALUE, one[1], one[2]) },
         remedies: cases.remedies.collect { one -> remedy(one[0], one[1], one[2]) },

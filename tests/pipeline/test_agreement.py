@@ -4,18 +4,28 @@ import csv
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from perturbdiff import recipes
 from perturbdiff.baselines import NAMES
+from perturbdiff.baselines.external import tools
 from perturbdiff.cli import app
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))
+
+
+def options(command: Any) -> set[str]:
+    """Options of a command and of its hidden one: `baseline NAME` is a command that has others beside it."""
+    hidden = [other for other in getattr(command, "commands", {}).values() if other.hidden]
+    return {option for one in (command, *hidden) for p in one.params for option in p.opts}
+
+
 COMMANDS: dict[str, set[str]] = {
-    name: {option for p in command.params for option in p.opts}
+    name: options(command)
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
 }
 
@@ -26,7 +36,7 @@ def test_each_process_is_one_command_with_known_options(module):
     calls = re.findall(r"^ *(?:perturbdiff|pd-launch) ([a-z].*)$", text, re.MULTILINE)
     assert len(calls) == 1, "a process script is one command"
     name = calls[0].split()[0]
-    assert name == module.stem
+    assert name == {"external": "baseline"}.get(module.stem, module.stem)
     # options are given in the call or in the definitions above it
     given = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", text)) - {"--version"}
     assert given <= COMMANDS[name]
@@ -36,7 +46,7 @@ def test_each_process_is_one_command_with_known_options(module):
 
 
 def test_every_data_command_has_a_process():
-    assert {m.stem for m in MODULES} <= set(COMMANDS)
+    assert {m.stem for m in MODULES} - {"external"} <= set(COMMANDS)
     assert {
         "simulate",
         "preprocess",
@@ -108,9 +118,9 @@ def test_modes_and_baselines_are_the_packages():
     modes = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["mode"][
         "enum"
     ]
-    assert modes == ["train", "pretrain", "finetune", *NAMES]
+    assert modes == ["train", "pretrain", "finetune", *NAMES, *tools.names(), "script"]
     schema = json.loads((ROOT / "nextflow_schema.json").read_text())
-    assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == list(NAMES)
+    assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == [*NAMES, *tools.names()]
     assert f"baselines        = '{','.join(NAMES)}'" in (ROOT / "nextflow.config").read_text()
 
 

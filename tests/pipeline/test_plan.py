@@ -38,7 +38,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert count["REPORT"] == 1
     assert {p.name for p in ran.outdir.iterdir()} == {
         *("logs", "metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
-        *("report_figures", "report_mqc"),
+        *("report_figures", "report_mqc", "report_tables"),
         *("splits", "statistics", "stores"),
     }
     assert {p.name for p in (ran.outdir / "models").iterdir()} == {
@@ -175,6 +175,80 @@ def test_semantic_tables_reach_the_training(nextflow, tmp_path):
         "line 4 (c): 'embeddings' is for train, pretrain and finetune rows",
     ):
         assert message in wrong.output
+
+
+OTHERS = "id,dataset,input,preset,mode,overrides,script,python,seed"
+
+
+def test_methods_of_others_and_several_seeds_of_a_baseline(nextflow, tmp_path):
+    (tmp_path / "mine.py").write_text("1")
+    quick = "baseline.settings=quick"
+    rows = [
+        f"cpa-0,kang,kang.h5ad,tiny,cpa,{quick},,,0",
+        f"cpa-1,kang,kang.h5ad,tiny,cpa,{quick},,,1",
+        "mine,kang,kang.h5ad,tiny,script,baseline.options.ridge=0.1,mine.py,python3,",
+        "lin-0,kang,kang.h5ad,tiny,linear,,,,0",
+        "lin-1,kang,kang.h5ad,tiny,linear,,,,1",
+        "model,kang,kang.h5ad,tiny,train,,,,0",
+    ]
+    given = (
+        "-stub",
+        "--input",
+        sheet(tmp_path, *rows, header=OTHERS),
+        "--baselines",
+        "control,linear,cpa,state",
+    )
+    ran = nextflow.run(*given)
+    assert ran.code == 0, ran.output
+
+    def named(process: str, ran=ran) -> list[str]:
+        return [name.split(".")[-1].strip(")") for name in ran.ran() if name.startswith(process)]
+
+    assert named("EXTERNAL") == ["cpa-0", "cpa-1", "mine", "state"], "a row stands in for the automatic one"
+    assert named("BASELINE") == ["control", "lin-0", "lin-1"]
+    assert len(named("EVALUATE")) == 8
+    (report,) = (t["workdir"] for t in ran.tasks() if t["process"] == "REPORT")
+    assert len(list(Path(report).glob("records/*.h5ad.run.json"))) == 8
+    assert (ran.outdir / "predictions").is_dir()
+    rows[1] = rows[1].replace(quick, quick + ";baseline.options.n_latent=32")
+    (tmp_path / "mine.py").write_text("another")
+    (tmp_path / "sheet.csv").write_text("\n".join([OTHERS, *rows]) + "\n")
+    again = nextflow.run(*given, "-resume")
+    assert named("EXTERNAL", again) == ["cpa-1", "mine"]
+    assert not named("BASELINE", again)
+    assert not named("TRAIN", again)
+
+
+def test_every_mistake_about_methods_of_others_is_told_at_once(nextflow, tmp_path):
+    rows = (
+        "a,kang,kang.h5ad,tiny,cpa,baseline.options.epocs=3,mine.py,,",
+        "b,kang,kang.h5ad,tiny,script,,,,",
+        "c,kang,kang.h5ad,tiny,script,,none.py,a'b,",
+        "state,kang,kang.h5ad,tiny,cpa,train.betas.x=1,,,",
+        "d,kang,kang.h5ad,tiny,cpa,baseline.settingz=quick,,,",
+    )
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=OTHERS))
+    assert ran.code != 0
+    for message in (
+        "line 2 (a): cpa has no option 'epocs', did you mean 'epochs'?; perturbdiff baseline show cpa",
+        "line 2 (a): 'script' is for rows of mode script",
+        "line 2 (a): no such script 'mine.py'",
+        "line 3 (b): 'script' is empty",
+        "line 4 (c): no such script 'none.py'",
+        "line 4 (c): python 'a'b' does not fit",
+        "line 5 (state): id 'state' is the name of a method",
+        "line 5 (state): override 'train.betas.x=1': train.betas has no parts",
+        "line 6 (d): unknown recipe key 'baseline.settingz', did you mean 'baseline.settings'?",
+    ):
+        assert message in ran.output
+
+
+def test_a_method_that_is_not_installed_is_told_before_any_task(nextflow, tmp_path, monkeypatch):
+    monkeypatch.setenv("PD_BASELINES", str(tmp_path / "none"))
+    ran = nextflow.run("--input", sheet(tmp_path, "a,kang,kang.h5ad,tiny,cpa,,,,", header=OTHERS))
+    assert ran.code != 0
+    assert f"cpa is not installed in {tmp_path / 'none'}: perturbdiff baseline install cpa" in ran.output
+    assert "Submitted" not in ran.output
 
 
 def test_slurm_settings_reach_the_jobs(nextflow):

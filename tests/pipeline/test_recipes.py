@@ -7,6 +7,7 @@ from perturbdiff import recipes
 from perturbdiff.config import Config
 
 ROOT = Path(__file__).parents[2]
+QUICK = "baseline.settings=quick;baseline.options.epochs=30;baseline.options.lr=0.01;baseline.options.loss=nb"
 SCRIPT = """
 include {{ expand; overlay; parseOverrides; readPreset }} from '{root}/modules/plan/recipes'
 
@@ -23,7 +24,11 @@ def test_presets_variants_and_sizes_are_the_packages(nextflow, tmp_path):
     (tmp_path / "perturbdiff").symlink_to(ROOT / "perturbdiff")  # where a launched project has its presets
     (tmp_path / "mine.yaml").write_text("base: kang18\nvariant: paper\nsize: small\nmodel: {depth: 2}\n")
     cases = [[name, ""] for name in recipes.presets()]
-    cases += [["kang18", "model.leak=0.2; variant=released;size=large"], ["mine.yaml", "variant=recommended"]]
+    cases += [
+        ["kang18", "model.leak=0.2; variant=released;size=large"],
+        ["demo", QUICK],
+        ["mine.yaml", "variant=recommended"],
+    ]
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     ran = nextflow("run", "script.nf")
     assert ran.code == 0, ran.output

@@ -73,6 +73,7 @@ def test_more_tasks_for_a_sampling_repeat_nothing_else(first):
     assert spread.code == 0, spread.output
     assert spread.ran() == [
         "MERGE_PREDICTIONS (model.h5ad)",
+        "REPORT",  # tells how long it took
         *(f"SAMPLE (model.part-{i}-of-2)" for i in range(2)),
     ]
     assert (path.read_bytes(), path.with_name("model.h5ad.manifest.json").read_bytes()) == whole
@@ -125,3 +126,34 @@ def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     )
     assert told, ran.output
     assert "train.precision" in Path(nextflow.folder / told[1]).read_text()
+
+
+@pytest.mark.slow
+def test_a_script_of_ones_own_is_scored_and_one_that_fails_is_shown(first):
+    nextflow, _ = first
+    ridge = ROOT / "docs" / "examples" / "ridge_adapter.py"
+    broken = nextflow.folder / "broken.py"
+    broken.write_text("import sys\nsys.exit('no such gene: X')\n")
+    rows = [
+        f"{name},screen,simulate:tiny,tiny,script,{SCREEN},{path},1"
+        for name, path in (("ridge", ridge), ("broken", broken))
+    ]
+    sheet = nextflow.folder / "scripts.csv"
+    sheet.write_text("\n".join(["id,dataset,input,preset,mode,overrides,script,seed", *rows]) + "\n")
+    ran = nextflow.run(*FEW, str(sheet), "-resume")
+    tasks = {re.sub(r"screen-\w+\.", "", t["name"].split(":")[-1]): t["status"] for t in ran.tasks()}
+    assert tasks["EXTERNAL (ridge)"] == tasks["REPORT"] == "COMPLETED", ran.output
+    assert tasks["EXTERNAL (broken)"] == "FAILED"
+    assert "EVALUATE (broken.metrics)" not in tasks
+    assert ran.code != 0, "a missing method shows in the exit code"
+    assert re.search(r"EXTERNAL \(\S+broken\) \(exit 2\): .*no such gene: X", ran.output), ran.output
+    page = (ran.outdir / "report.html").read_text()
+    assert "no such gene: X" in page
+    assert re.search(r"logs/EXTERNAL\.screen-\w+\.broken\.log", page)
+    assert "ridge" in (ran.outdir / "report.txt").read_text()
+    broken.write_text(ridge.read_text())
+    mended = nextflow.run(*FEW, str(sheet), "-resume")
+    assert mended.code == 0, mended.output
+    names = [re.sub(r"screen-\w+\.", "", name) for name in mended.ran()]
+    assert names == ["EVALUATE (broken.metrics)", "EXTERNAL (broken)", "REPORT"]
+    assert "no such gene: X" not in (mended.outdir / "report.html").read_text()

@@ -1,5 +1,6 @@
 """Profiles, images and what Slurm says: what each combination gives a task, and what is refused before any task."""
 
+import hashlib
 import json
 import os
 import re
@@ -14,12 +15,14 @@ BARE = {
     "process_medium": (4, 12, 32),
     "process_sample": (8, 12, 64),
     "process_gpu": (8, 24, 64),
+    "process_external": (8, 24, 64),
 }
 SMALL = {
     "process_low": (1, 2, 3),
     "process_medium": (1, 2, 3),
     "process_sample": (1, 2, 3),
     "process_gpu": (1, 1, 3),
+    "process_external": (1, 1, 3),
 }
 PROFILES = {
     "standard": None,  # as much as this machine has
@@ -50,9 +53,10 @@ PROBLEMS = [
     (["slurm"], {"num_nodes": 2}, "--num_nodes 2 needs -profile slurm,multinode"),
     (["slurm"], {"site_config": "x"}, "--site_config is read with -profile …,site"),
     (["slurm", "site"], {}, "-profile site needs --site_config FILE"),
+    (["slurm"], {"baseline_images": "images"}, "--baseline_images goes with --container"),
     (["test"], {"job_arrays": True}, "--job_arrays needs -profile slurm"),
     (["slurm"], {"container": "nowhere/image.sif"}, "--container: there is no /.*/nowhere/image.sif$"),
-    (["slurm"], {"container": "perturbdiff"}, "there is no .*registry is written docker://NAME"),
+    (["slurm"], {"container": "mine"}, "there is no .*registry is written docker://NAME"),
     (["slurm"], {"container": "text.sif"}, "text.sif is no Apptainer image"),
     (["slurm"], {"ckpt_dir": "/shared/a,b"}, "--ckpt_dir: '/shared/a,b' has one of"),
     (["slurm"], {"outdir": "it's"}, "--outdir: 'it's' has one of"),
@@ -91,7 +95,22 @@ AFTERWARDS = [
     (137, 2, "process_medium", "retry"),
     (137, 3, "process_medium", "ignore"),
     (0, 1, "process_medium", "retry"),
+    (137, 1, "process_external", "retry"),
+    (2, 1, "process_external", "ignore"),
 ]
+TOOLS = [
+    ({"names": [], "given": {"container": "docker://image"}}, []),
+    ({"names": ["cpa", "state"], "given": {}, "root": "installed"},
+     ["^state is not installed in installed: perturbdiff baseline install state$"]),
+    ({"names": ["cpa"], "given": {"container": "docker://image"}}, ["^cpa: .*--baseline_images FOLDER"]),
+    ({"names": ["cpa"], "given": {"container": "images/perturbdiff.sif"}}, []),  # beside the image of all others
+    ({"names": ["cpa"], "given": {"container": "elsewhere/x.sif", "baseline_images": "images"}}, []),
+    ({"names": ["cpa", "state"], "given": {"container": "elsewhere/x.sif"}},
+     ["^cpa: there is no image (/.*/elsewhere/perturbdiff-cpa.sif): bin/build-image --baseline cpa \\1$",
+      "^state: there"]),
+    ({"names": ["squidiff"], "given": {"container": "images/x.sif"}},
+     ["/images/perturbdiff-squidiff.sif is no Apptainer image"]),
+]  # fmt: skip
 LIMITS = [
     ("2h", "a", {"a": 3600}, "time limit 2h is above that of partition a, 1h"),
     ("2h", None, {"a": 60, "b*": 3600}, "partition b, 1h"),
@@ -101,12 +120,25 @@ LIMITS = [
 ]
 
 
+def put_tools(folder: Path) -> None:
+    """CPA and an old STATE are installed, CPA and something else are images."""
+    lock = ROOT / "perturbdiff" / "baselines" / "external" / "tools" / "cpa.lock"
+    for name in (f"cpa-0.8.8-{hashlib.sha256(lock.read_bytes()).hexdigest()[:8]}", "state-0.10.0-01234567"):
+        (folder / "installed" / name).mkdir(parents=True)
+        (folder / "installed" / name / "installed.json").touch()
+    (folder / "images").mkdir()
+    (folder / "images" / "perturbdiff-cpa.sif").write_text("#!/usr/bin/env run-singularity\nSIF_MAGIC")
+    (folder / "images" / "perturbdiff-squidiff.sif").write_text("text")
+
+
 @pytest.fixture(scope="module", params=["v2", "v1"])
 def found(request, nextflow_in, tmp_path_factory):
     """What site.nf found, by one start of Nextflow with each parser."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "modules").symlink_to(ROOT / "modules")
+    (folder / "perturbdiff").symlink_to(ROOT / "perturbdiff")
     (folder / "text.sif").write_text("no image")
+    put_tools(folder)
     shutil.copy(Path(__file__).with_name("site.nf"), folder)
     usual = {"ckpt_dir": "/shared/checkpoints", "outdir": "/shared/out", "num_nodes": 1, "num_gpus": 1}
     (folder / "params.json").write_text(json.dumps({"project": str(ROOT), **usual}))
@@ -114,6 +146,7 @@ def found(request, nextflow_in, tmp_path_factory):
         "profiles": list(PROFILES),
         "problems": [{"profiles": p, "given": g} for p, g, _ in PROBLEMS]
         + [{"profiles": p, "given": {}} for p in FITTING],
+        "tools": [{"root": "nowhere"} | case for case, _ in TOOLS],
         "warnings": [given for given, _ in WARNINGS],
         "remedies": [case[:3] for case in REMEDIES],
         "afterwards": [case[:3] for case in AFTERWARDS],
@@ -154,6 +187,13 @@ def test_profiles_and_parameters_that_do_not_go_together(found):
         assert len(problems) == 1, f"{profiles} {given}: {problems}"
         assert re.search(message, problems[0]), problems[0]
     assert found["problems"][len(PROBLEMS) :] == [[]] * len(FITTING)
+
+
+def test_methods_of_others_that_are_missing_are_told(found):
+    for (case, messages), problems in zip(TOOLS, found["tools"], strict=True):
+        assert len(problems) == len(messages), f"{case}: {problems}"
+        for message, problem in zip(messages, problems, strict=True):
+            assert re.search(message, problem), problem
 
 
 def test_what_is_only_likely_to_be_wrong_is_a_warning(found):

@@ -1,0 +1,33 @@
+// Everything that the sheet asks to be scored, so that the report can show what failed and why.
+
+include { logName } from './record'
+
+// logs of the stages that a prediction needs, in their order: the first that did not end well tells why there is none
+def stagesOf(unit) {
+    def drawn  = unit.store.simulation ? [['SIMULATE', unit.store.simulation.id]] : []
+    def stages = unit.split.store ? [['PREPROCESS', unit.store.id], ['SPLIT', unit.id]] : [['SPLIT_FIRST', unit.id], ['PREPROCESS', unit.store.id]]
+    return drawn + stages
+}
+
+def lineOf(unit, label, method, kind, stages) {
+    return [label, method, kind, (stagesOf(unit) + stages).collect { stage, id -> logName(stage, id) }.join(';')].join(',')
+}
+
+def modelLine(run, label, init) {
+    def start = init ? [['PRETRAIN', init.id]] : []
+    return lineOf(run.unit, label, run.id, 'model', start + [[run.mode.toUpperCase(), run.id], ['SAMPLE', run.id],
+        ['MERGE_PREDICTIONS', "${run.id}.h5ad"], ['EVALUATE', "${run.id}.metrics"], ['MERGE_METRICS', "${run.id}.metrics"]])
+}
+
+def baselineLine(one, label) {
+    return lineOf(one.unit, label, one.method, one.kind,
+        [[one.kind == 'built-in' ? 'BASELINE' : 'EXTERNAL', one.id], ['EVALUATE', "${one.id}.metrics"], ['MERGE_METRICS', "${one.id}.metrics"]])
+}
+
+// CSV of dataset, method, kind and names of logs: no folders, or another outdir would make the report again
+def expectedOf(runs, baselines, labels) {
+    def pretrained = runs.findAll { run -> run.mode == 'pretrain' }
+    def models     = runs.findAll { run -> run.mode in ['train', 'finetune'] }
+        .collect { run -> modelLine(run, labels[run.unit.id], pretrained.find { other -> other.id == run.init }) }
+    return ['dataset,method,kind,log'] + models + baselines.collect { one -> baselineLine(one, labels[one.unit.id]) }
+}

@@ -1,0 +1,55 @@
+// Whether the methods of others are where tasks will look for them, told before the first task.
+
+include { isImage    } from './site'
+include { toolFolder } from './tools'
+
+// where `perturbdiff baseline install` puts environments: perturbdiff/baselines/external/environment.py
+def environments() {
+    def own  = System.getenv('PD_BASELINES')
+    def data = System.getenv('XDG_DATA_HOME') ?: "${System.getProperty('user.home')}/.local/share"
+    return new java.io.File(own ?: "${data}/perturbdiff/baselines")
+}
+
+// an environment carries the digest of its lock, and the record that it is complete
+def isInstalled(name, root) {
+    def lock   = java.security.MessageDigest.getInstance('SHA-256').digest(toolFolder().resolve("${name}.lock").bytes).encodeHex().toString()
+    def places = root.listFiles()?.findAll { place -> place.name.startsWith("${name}-") && place.name.endsWith("-${lock.take(8)}") } ?: []
+    return places.any { place -> new java.io.File(place, 'installed.json').exists() }
+}
+
+// images of the tools: --baseline_images, else beside the image of all other tasks
+def imageFolder(given) {
+    if (given.baseline_images) { return new java.io.File("${given.baseline_images}").absoluteFile }
+    return given.container && !"${given.container}".contains('://') ? new java.io.File("${given.container}").absoluteFile.parentFile : null
+}
+
+// name → path
+def toolImages(names, given) {
+    return names.collectEntries { name -> [(name): new java.io.File(imageFolder(given), "perturbdiff-${name}.sif").path] }
+}
+
+// what EXTERNAL runs in: a tool in its own image, a user's script in that of all other tasks
+def imageOf(name, given) {
+    if (!given.container) { return null }
+    if (name != 'script') { return toolImages([name], given)[name] }
+    return "${given.container}".contains('://') ? "${given.container}".toString() : new java.io.File("${given.container}").absolutePath
+}
+
+// names: of the tools that the runs need; root: where their environments are, without a container
+def toolProblems(names, given, root) {
+    if (!names) { return [] }
+    if (!given.container) {
+        return names.findAll { name -> !isInstalled(name, root) }.collect { name -> "${name} is not installed in ${root}: perturbdiff baseline install ${name}" }
+    }
+    if (!imageFolder(given)) { return ["${names.join(', ')}: an image in a registry has no others beside it: --baseline_images FOLDER"] }
+    return toolImages(names, given).collectMany { name, path ->
+        def image = new java.io.File("${path}")
+        if (!image.exists()) { return ["${name}: there is no image ${path}: bin/build-image --baseline ${name} ${path}"] }
+        return isImage(image) ? [] : ["${path} is no Apptainer image: bin/build-image --baseline ${name} ${path}"]
+    }
+}
+
+def checkTools(names, given) {
+    def problems = toolProblems(names, given, environments())
+    if (problems) { error("methods of others are missing (see docs/baselines.md):\n  " + problems.join('\n  ')) }
+}
