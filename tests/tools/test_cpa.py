@@ -42,9 +42,7 @@ def test_predicts_cells_that_differ_and_repeats_itself(run_cli, small, tmp_path)
     first = predict(run_cli, small, tmp_path / "first.h5ad")
     again = predict(run_cli, small, tmp_path / "again.h5ad")
     other = predict(run_cli, small, tmp_path / "other.h5ad", seed=1)
-    values = [
-        np.asarray(found[~found.obs["is_control"].astype(bool)].to_df()) for found in (first, again, other)
-    ]
+    values = [found[found.obs["source"] == "predicted"].to_df().to_numpy() for found in (first, again, other)]
     assert np.isfinite(values[0]).all()
     assert (values[0] >= 0).all()
     assert values[0].std(axis=0).max() > 0
