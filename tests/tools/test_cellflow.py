@@ -101,9 +101,6 @@ def test_nothing_is_left_beside_the_output(predicted: Path) -> None:
 
 def test_one_context_and_odd_labels(run_cli, tmp_path: Path) -> None:
     counts = tiny_counts()
-    for column in ("cell_type", "perturbation"):
-        if column not in counts.obs:
-            pytest.fail(f"the tiny data have no column {column}: {list(counts.obs)}")
     named = counts.obs["perturbation"].astype(str)
     counts.obs["perturbation"] = named.where(named == "control", "β/γ|'\" {" + named + "},+")
     counts.obs["cell_type"] = "T cell, CD4+"
