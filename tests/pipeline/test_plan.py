@@ -186,7 +186,7 @@ def test_methods_of_others_and_several_seeds_of_a_baseline(nextflow, tmp_path):
     rows = [
         f"cpa-0,kang,kang.h5ad,tiny,cpa,{quick},,,0",
         f"cpa-1,kang,kang.h5ad,tiny,cpa,{quick},,,1",
-        "mine,kang,kang.h5ad,tiny,script,baseline.options.ridge=0.1,mine.py,python3,",
+        "mine,kang,kang.h5ad,tiny,script,baseline.options.penalty=0.1,mine.py,python3,",
         "lin-0,kang,kang.h5ad,tiny,linear,,,,0",
         "lin-1,kang,kang.h5ad,tiny,linear,,,,1",
         "model,kang,kang.h5ad,tiny,train,,,,0",
