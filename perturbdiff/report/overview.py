@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,8 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     found.ceiling = bool(about.ceilings)
     found.chance = any(not math.isnan(s.chance) for s in standings)
     found.scores = _score_tables(about, about.main)
+    if found.scores:
+        found.scores[-1] = replace(found.scores[-1], note=_remarks(about))
     found.further = _score_tables(about, [c for c in further_columns(about.every) if c not in about.main])
     scopes = list(dict.fromkeys(s for r in about.runs for s in r.contexts))
     found.contexts = [(s[1], _score_tables(about, about.main, s)) for s in scopes[:_CONTEXTS]]
@@ -258,6 +260,14 @@ def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, s
         name = f"{table.name}-{slug(title)}"
         found.append(Table(table.columns, table.rows, title, table.note, name, table.below))
     return found
+
+
+def _remarks(about: Subject) -> str:
+    """Return what the reader must know of methods of others, each once."""
+    made = [r.made_by for r in about.ranked if r.made_by.get("note")]
+    return " ".join(
+        dict.fromkeys(f"{m.get('title') or m.get('baseline')}: {_sentence(m['note'])}" for m in made)
+    )
 
 
 def _group(column: Column) -> str:

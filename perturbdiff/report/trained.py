@@ -17,6 +17,7 @@ from perturbdiff.report.svg import Look
 from perturbdiff.report.tables import Cell, Row, Table, duration, memory
 
 _RECORD, _MANIFEST = ".run.json", ".manifest.json"
+_MOST_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -205,11 +206,18 @@ def _row(run: Run, cost: Cost, color: str) -> Row:
 def _cells(cost: Cost) -> tuple[Cell, ...]:
     again = f"{cost.attempts} attempts" if cost.attempts > 1 else ""
     times = (
-        Cell(duration(_known(cost.train_cpu)), "num", again, value=cost.train_cpu),
-        Cell(duration(_known(cost.train_wall)), "num", value=cost.train_wall),
-        Cell(duration(_known(cost.predict_wall)), "num", value=cost.predict_wall),
+        Cell(_seconds(cost.train_cpu), "num", again, value=cost.train_cpu),
+        Cell(_seconds(cost.train_wall), "num", value=cost.train_wall),
+        Cell(_seconds(cost.predict_wall), "num", value=cost.predict_wall),
     )
     return (*times, Cell(memory(_known(cost.memory)), "num", value=cost.memory))
+
+
+def _seconds(value: float) -> str:
+    """Return a time in seconds as long as budgets are compared by them, else in the unit that suits it."""
+    if math.isnan(value) or value >= _MOST_SECONDS:
+        return duration(_known(value))
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
 
 
 def _known(value: float) -> float | None:

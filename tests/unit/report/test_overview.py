@@ -148,6 +148,15 @@ def test_many_warnings_are_folded(runs):
     assert over.cautions.count("erturbations") == 2  # each kind once; the other one is of few perturbations
 
 
+def test_what_must_be_known_of_a_method_stands_below_the_scores_once(runs, tmp_path):
+    made_by = {"baseline": "squidiff", "title": "Squidiff", "note": "it diverges"}
+    names = ("squidiff-seed0", "squidiff-seed1")
+    more = [make_run(tmp_path / n, n, shown=1, cells=4, made_by=made_by) for n in names]
+    found = overview(about([*runs, *more]))
+    assert [t.note for t in found.scores] == ["", "Squidiff: it diverges."]
+    assert not any(t.note for t in overview(about(runs)).scores)
+
+
 def test_counts_stand_in_the_heading_and_where_they_differ(runs):
     edit(runs[1], n_defined={"AUROC": 3})
     genes = overview(about(runs)).scores[1]
