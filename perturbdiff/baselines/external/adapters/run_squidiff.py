@@ -328,6 +328,7 @@ def main() -> None:
         check_reconstruction(task, model, values, latents)
         group = task.labels("cell_type") + "\x1f" + task.labels("batch")
         predicted = sample(task, model, query_latents(task, latents, group), values.shape[1], "sampling")
+    task.note(from_control_row=task.settings.latent_from == "cell")
     task.note(latent_sd=round(float(latents.std(axis=0).mean()), 4))
     task.write(predicted)
 
