@@ -73,12 +73,13 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
     rows = ("prior,kang,kang.h5ad,tiny,pretrain,,,,,,", "tuned,kang,kang.h5ad,tiny,finetune,prior,,,,,")
     rows += ("drawn,screen,simulate:tiny,tiny,mean-overall,,,,,,",)
+    rows += ("other,screen,simulate:tiny,tiny,state,,,baseline.settings=quick,,,",)
     ran = nextflow.run(
         "-stub", "--input", sheet(tmp_path, *rows), "--baselines", "none", "--sample_shards", "2", parser="v1"
     )
     assert ran.code == 0, ran.output
     assert {"FINETUNE (tuned)", "MERGE_PREDICTIONS (tuned.h5ad)", "REPORT"} < set(ran.ran())
-    assert sum(name.startswith(("SIMULATE", "BASELINE")) for name in ran.ran()) == 2
+    assert sum(name.startswith(("SIMULATE", "BASELINE", "EXTERNAL")) for name in ran.ran()) == 3
 
 
 def test_every_mistake_in_the_parameters_is_told_at_once(nextflow, tmp_path):
