@@ -51,4 +51,4 @@ def test_options_may_come_before_the_name(run_cli, tmp_path):
 
 def test_no_words_show_the_help(run_cli):
     done = run_cli("baseline")
-    assert "Usage: perturbdiff baseline" in done.out + done.err
+    assert "perturbdiff baseline [OPTIONS] NAME STORE" in " ".join((done.out + done.err).split())
