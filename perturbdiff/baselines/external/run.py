@@ -114,10 +114,21 @@ def predict_external(
     ):
         if stage.skip:
             return out
+        _warn_of_time(method, where)
         with _task_folder(out, keep) as scratch:
             run = _Run(method, Store(store), scratch, seed, threads or _threads(), where, device != "auto")
             run.predict(stage, read_split(Path(split)), part, OutputLog(out, method.name), timeout_hours)
     return out
+
+
+def _warn_of_time(method: Method, device: str) -> None:
+    """Say that what the authors recommend is not for a CPU."""
+    if device == "cpu" and str(method.facts["settings"]).startswith("recommended"):
+        logger.warning(
+            "%s: its recommended settings are for a GPU and may take hours or days here; for minutes: "
+            "--set baseline.settings=quick",
+            method.name,
+        )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """`perturbdiff baseline script`: from a store to predictions through an adapter, as a user runs it."""
 
+import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from refusals import refused
 from small_store import small_store
 
 from perturbdiff.baselines import predict
+from perturbdiff.baselines.external.methods import script_method
+from perturbdiff.baselines.external.run import predict_external
+from perturbdiff.config import BaselineConfig
 from perturbdiff.predictions import read_predictions
 
 OVERRIDES = ["split.valid_fraction=0", "split.train_fraction=0.34"]
@@ -192,3 +197,13 @@ def test_the_example_of_the_documentation(run, small, tmp_path):
             own = small.opened.expression(slice(truth["start"][c], truth["stop"][c])).toarray()
             real.append(values.mean(axis=0) - own.mean(axis=0))
         assert np.corrcoef(change, np.mean(real, axis=0))[0, 1] > 0.5
+
+
+@pytest.mark.parametrize(("kind", "warned"), [("recommended", True), ("quick", False)])
+def test_recommended_settings_on_a_cpu_are_warned_of(small, tmp_path, caplog, monkeypatch, kind, warned):
+    monkeypatch.setattr(logging.getLogger("perturbdiff"), "propagate", True)
+    method = script_method(adapter(tmp_path, COPY + WRITE), BaselineConfig())
+    method = dataclasses.replace(method, facts={**method.facts, "settings": kind})
+    with caplog.at_level(logging.WARNING):
+        predict_external(method, small.store, small.split, tmp_path / "out.h5ad", device="cpu")
+    assert ("for a GPU" in caplog.text) == warned
