@@ -46,8 +46,10 @@ test-hpc: env-dev
 	$(RUN) pytest -m hpc -n 4 tests/hpc
 	$(RUN) pytest -m hpc tests/hpc/test_overhead.py  # measures time: alone
 
+test-tools: export PD_BASELINES := $(CURDIR)/.cache/baselines
 test-tools: env-dev
-	$(RUN) pytest -m tools tests/tools
+	@for tool in cellflow cpa squidiff state; do $(RUN) perturbdiff baseline install $$tool || echo "no $$tool: its tests are skipped"; done
+	$(RUN) OMP_NUM_THREADS=1 pytest -m tools tests/tools
 
 sif:
 	bin/build-image perturbdiff.sif
