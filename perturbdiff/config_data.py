@@ -107,6 +107,10 @@ class SplitConfig(Section):
         lt=1,
         description="share of a held-out context's remaining perturbations for validation",
     )
+    valid_contexts: tuple[str, ...] = Field(
+        default=(),
+        description="contexts by name in which the held-out perturbations are validation: whole contexts to choose by",
+    )
     perturbations: tuple[str, ...] = Field(default=(), description="only these can be held out; empty: all")
 
 

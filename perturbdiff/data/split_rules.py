@@ -215,7 +215,8 @@ def by_rule(
 
     Of the perturbations of the held-out contexts a random share is training data, and a share of the others
     validation. The draw is one for all of them: a perturbation is training data or held out alike in every
-    condition of the held-out contexts (paper, App. Data Splits for Task Evaluation).
+    condition of the held-out contexts (paper, App. Data Splits for Task Evaluation). Those that are held out there
+    are validation in ``rule.valid_contexts``.
 
     Parameters
     ----------
@@ -234,10 +235,11 @@ def by_rule(
         If a name is unknown, a held-out context has no controls, or nothing is left to train on.
     """
     held_out = _held_out(table, rule, seed, profiles)
-    eligible = ~table["is_control"].to_numpy(bool) & np.isin(table["context"].to_numpy(object), held_out)
-    perturbations = table["perturbation"].to_numpy(object)
+    contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
+    perturbed = ~table["is_control"].to_numpy(bool)
+    eligible = perturbed & np.isin(contexts, held_out)
     if rule.perturbations:
-        known = sorted(set(perturbations[~table["is_control"].to_numpy(bool)]))
+        known = sorted(set(perturbations[perturbed]))
         for label in rule.perturbations:
             if label not in known:
                 raise UserError(f"split.perturbations: no cells of '{label}'{nearest(label, known)}")
@@ -252,6 +254,8 @@ def by_rule(
     part = np.full(len(table), "train", dtype=object)
     part[eligible & np.isin(perturbations, labels[n_train : n_train + n_valid])] = "valid"
     part[eligible & np.isin(perturbations, labels[n_train + n_valid :])] = "test"
+    beside = perturbed & np.isin(contexts, rule.valid_contexts)
+    part[beside & np.isin(perturbations, labels[n_train:])] = "valid"
     return part, held_out
 
 
@@ -261,20 +265,23 @@ def _held_out(
     is_control = table["is_control"].to_numpy(bool)
     present = sorted(set(table["context"]))
     with_controls = set(table["context"][is_control])
-    for context in rule.held_out:
+    named = [("held_out", name) for name in rule.held_out] + [
+        ("valid_contexts", name) for name in rule.valid_contexts
+    ]
+    for key, context in named:
         if context not in present:
             hint = nearest(context, present) or f"; contexts are {listing(present)}"
-            raise UserError(
-                f"split.held_out: no cells of context '{context}' in '{rule.context_column}'{hint}"
-            )
+            raise UserError(f"split.{key}: no cells of context '{context}' in '{rule.context_column}'{hint}")
         if context not in with_controls:
             raise UserError(
-                f"split.held_out: context '{context}' has no control cells, so nothing can be predicted there; "
+                f"split.{key}: context '{context}' has no control cells, so nothing can be predicted there; "
                 "hold out another"
             )
+    if both := sorted(set(rule.held_out) & set(rule.valid_contexts)):
+        raise UserError(f"split: {listing(both)} in held_out and in valid_contexts; keep each in one")
     if rule.held_out or not rule.num_held_out:
         return sorted(set(rule.held_out))
-    candidates = sorted(with_controls & set(table["context"][~is_control]))
+    candidates = sorted((with_controls & set(table["context"][~is_control])) - set(rule.valid_contexts))
     if rule.num_held_out > len(candidates):
         raise UserError(
             f"split.num_held_out={rule.num_held_out}, but only {len(candidates)} values of '{rule.context_column}' "

@@ -11,7 +11,7 @@ import pytest
 HEADER = "id,dataset,input,preset,mode,init,overrides,seed"
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.genes=120"
 SHORT = "model.width=32;train.max_steps=60;train.valid_every=60;train.valid_sets=4;sample.num_steps=5"
-KNOCKOUTS = "tests/data/screens/papalexi21_thp1_ko.h5ad"
+KNOCKOUTS = "assets/data/papalexi21_thp1_ko.h5ad"
 EVERYTHING = {"PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "BASELINE", "EVALUATE", "CEILING", "REPORT"}
 OUTPUTS = {"stores", "splits", "models", "predictions", "metrics"}
 PATIENCE = 1500  # seconds: two minutes on two idle cores, and other tests may want them

@@ -64,6 +64,27 @@ def test_rule_holds_out_alike_in_all_conditions_of_the_contexts():
     assert set(table["part"][table["is_control"]]) == {"train"}
 
 
+def test_whole_contexts_can_be_validation():
+    """What is held out in the held-out contexts is validation there; all else, and the controls, are training."""
+    table = screen()
+    chosen = rule(held_out=("d1",), valid_contexts=("d3",), train_fraction=0.4, valid_fraction=0)
+    table["part"], held = by_rule(table, chosen, 0, no_profiles)
+    check(table)
+    assert held == ["d1"]
+    assert set(table["context"][table["part"] == "valid"]) == {"d3"}
+    assert split_of(table, "valid") == split_of(table, "test")
+    assert len(split_of(table, "test")) == 12
+    alone, _ = by_rule(table, rule(held_out=("d1",), train_fraction=0.4, valid_fraction=0), 0, no_profiles)
+    assert ((alone == "test") == (table["part"] == "test")).all()
+
+
+def test_contexts_of_validation_are_not_drawn_for_the_test():
+    chosen = rule(num_held_out=3, valid_contexts=("d0", "d1", "d2"))
+    for seed in range(5):
+        _, held = by_rule(screen(), chosen, seed, no_profiles)
+        assert held == ["d3", "d4", "d5"]
+
+
 def test_rule_is_a_function_of_the_seed():
     table = screen()
     runs = [by_rule(table, rule(num_held_out=2), seed, no_profiles) for seed in (0, 0, 1)]
@@ -89,6 +110,8 @@ def test_only_named_perturbations_are_held_out():
     [
         ({"held_out": ("D1",)}, "no cells of context 'D1'.*did you mean 'd1'"),
         ({"num_held_out": 7}, "only 6 values"),
+        ({"held_out": ("d0",), "valid_contexts": ("d11",)}, "valid_contexts: no cells of context 'd11'"),
+        ({"held_out": ("d0",), "valid_contexts": ("d0",)}, "d0 in held_out and in valid_contexts"),
         ({"held_out": ("d0",), "perturbations": ("q1",)}, "no cells of 'q1'"),
     ],
 )
