@@ -1,0 +1,154 @@
+"""Which recipe? Orders the arms of a workflow run by their scores on validation conditions, and on nothing else.
+
+    python benchmarks/choose.py results/variants-small --reference recommended --top 3
+
+Reads `pipeline_info/design.csv`, and of `metrics/` only the runs that it calls part `valid`; scores of test
+conditions are not opened. The rule was fixed before any score was seen:
+
+1. On each collection of data sets an arm has three targets, set by the best baseline there: a lower energy distance
+   (mean over conditions), no lower DEOver over perturbations with at least 10 true DE genes, PDCorr at most 0.02 below.
+   Fewer missed targets are better.
+2. Among equals: the lower geometric mean, over the collections, of the energy distance relative to the reference arm.
+3. Among equals: fewer of the shares of non-zeros and SDs of genes that are more than 10 % off the real ones.
+
+Arms that lack a collection of the reference are listed apart. Means are over the data sets of a collection, then over
+seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.errors import UserError, listing
+
+METRICS = ("energy_distance", "PDCorr", "DEOver_10", "nonzero_ratio", "gene_sd_ratio")
+SLACK = {"energy_distance": 0.0, "DEOver_10": 0.0, "PDCorr": 0.02}
+KEYS = ["collection", "arm"]
+
+
+def runs(outdir: Path) -> pd.DataFrame:
+    """Return the design's validation runs with the folder of their scores and whether they are baselines.
+
+    Raises
+    ------
+    UserError
+        If there is no design, or nothing in it is of part `valid`.
+    """
+    path = outdir / "pipeline_info" / "design.csv"
+    if not path.is_file():
+        raise UserError(f"{path}: no design; give the output folder of a workflow run")
+    design = pd.read_csv(path, dtype=str, keep_default_na=False)
+    chosen = design[design["part"] == "valid"]
+    if chosen.empty:
+        raise UserError(f"{path}: no run of part 'valid'; there is nothing that may be chosen by")
+    names = {(row.dataset, row.method): row for row in chosen.itertuples()}
+    found = []
+    for summary in sorted((outdir / "metrics").glob("*/summary.json")):
+        facts = json.loads(summary.read_text())
+        row = names.get((facts["dataset"], facts["method"]))
+        if row is not None and facts["method"] != "ceiling":
+            baseline = bool(facts["made_by"].get("baseline"))
+            found.append({**row._asdict(), "folder": summary.parent, "baseline": baseline})
+    return pd.DataFrame(found)
+
+
+def scores(folder: Path) -> dict[str, float]:
+    """Return a run's metrics: those of cells as means over conditions, the others pooled."""
+    table = pd.read_csv(folder / "aggregate.csv")
+    pooled = table[table["scope_kind"] == "pooled"].set_index("metric")["nanmean"]
+    cells = pd.read_csv(folder / "conditions.csv")
+    return {
+        name: float(cells[name].mean() if name in cells else pooled.get(name, np.nan)) for name in METRICS
+    }
+
+
+def arms(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean scores of each arm on each collection: over its data sets, then over seeds."""
+    values = pd.DataFrame([scores(folder) for folder in found["folder"]], index=found.index)
+    table = pd.concat([found[[*KEYS, "seed", "baseline"]], values], axis=1)
+    over_sets = table.groupby([*KEYS, "seed", "baseline"], as_index=False)[list(METRICS)].mean()
+    return over_sets.groupby([*KEYS, "baseline"], as_index=False)[list(METRICS)].mean()
+
+
+def missed(row: pd.Series, baselines: pd.DataFrame) -> list[str]:
+    """Return the targets that an arm misses on a collection; those that no baseline defines cannot be missed."""
+    names = []
+    for name, slack in SLACK.items():
+        best = baselines[name].min() if name == "energy_distance" else baselines[name].max()
+        short = row[name] - best if name == "energy_distance" else best - row[name]
+        if not np.isnan(best) and not short <= slack:
+            names.append(f"{row['collection']}: {name}")
+    return names
+
+
+def order(table: pd.DataFrame, reference: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the arms from the best on, with what they are ordered by, and those that lack a collection.
+
+    Raises
+    ------
+    UserError
+        If the reference is no arm.
+    """
+    models = table[~table["baseline"]]
+    if reference not in set(models["arm"]):
+        raise UserError(f"no arm '{reference}'; arms are {listing(sorted(set(models['arm'])))}")
+    base = models[models["arm"] == reference].set_index("collection")["energy_distance"]
+    rows, partial = [], []
+    for arm, own in models.groupby("arm"):
+        if set(own["collection"]) < set(base.index):
+            partial.append(str(arm))
+            continue
+        own = own[own["collection"].isin(base.index)]
+        misses = [
+            name
+            for _, row in own.iterrows()
+            for name in missed(row, table[table["baseline"] & (table["collection"] == row["collection"])])
+        ]
+        ratio = own.set_index("collection")["energy_distance"] / base
+        unreal = (own[["nonzero_ratio", "gene_sd_ratio"]] - 1).abs().gt(0.1).to_numpy().sum()
+        rows.append(
+            {
+                "arm": arm,
+                "missed": len(misses),
+                "ED ratio": float(np.exp(np.log(ratio.clip(lower=1e-6)).mean())),
+                "unreal": int(unreal),
+                "which": "; ".join(misses),
+            }
+        )
+    return pd.DataFrame(rows).sort_values(["missed", "ED ratio", "unreal", "arm"], ignore_index=True), partial
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the arms in their order."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("outdir", type=Path)
+    parser.add_argument("--reference", default="recommended", help="arm that the others are compared with")
+    parser.add_argument("--collections", nargs="+", help="only these collections")
+    parser.add_argument("--top", type=int, help="only so many arms")
+    given = parser.parse_args(arguments)
+    try:
+        table = arms(runs(given.outdir))
+        if given.collections:
+            table = table[table["collection"].isin(given.collections)]
+        ordered, partial = order(table, given.reference)
+    except UserError as error:
+        raise SystemExit(f"choose: {error}") from None
+    print(table.round(4).to_string(index=False))
+    print()
+    print(
+        ordered.head(given.top).round(3).to_string(index=False)
+        if given.top
+        else ordered.round(3).to_string(index=False)
+    )
+    if partial:
+        print(f"not on all collections: {', '.join(partial)}")
+
+
+if __name__ == "__main__":
+    main()
