@@ -9,8 +9,11 @@ include { checkSite       } from './modules/plan/site'
 include { checkTools; imageOf; toolImages } from './modules/plan/installed'
 include { imageRecord     } from './modules/plan/image'
 include { planOf          } from './modules/plan/experiment'
+include { compares        } from './modules/plan/comparison'
 include { readRows        } from './modules/plan/samplesheet'
 include { logName; writeRecord } from './modules/plan/record'
+include { isModel         } from './modules/plan/models'
+include { costOf; settle; studyOf } from './modules/plan/studies'
 
 include { BASELINE   } from './modules/local/baseline'
 include { CEILING    } from './modules/local/ceiling'
@@ -29,15 +32,20 @@ include { TRAIN      } from './modules/local/train'
 
 def readPlan() {
     def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
-    def sheet   = file(params.input, checkIfExists: true)
-    def known   = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines
-    def names   = params.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
-    def unknown = names.findAll { name -> !(name in known['x-choices']) }
-    if (unknown) { error("--baselines: unknown ${unknown.join(', ')}; built in: ${known['x-choices'].join(', ')}, or none") }
+    def study   = studyOf(params.experiment)
+    def sheet   = study ? study.sheet : file(params.input, checkIfExists: true)
+    def choices = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines['x-choices']
+    def chosen  = settle(params, study, choices)
+    def names   = chosen.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
+    def unknown = names.findAll { name -> !(name in choices) }
+    if (unknown) { error("--baselines: unknown ${unknown.join(', ')}; built in: ${choices.join(', ')}, or none") }
     def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"))
     // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
     def evaluation = [alpha: params.alpha, context_column: params.context_column].findAll { _key, value -> value != null }
-    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]) + [checkpoints: checkpoints]
+    def figures = study?.figures ?: []
+    if (study) { log.info "perturbdiff: experiment ${study.name}: ${study.title}; ${costOf(study)}" }
+    return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]) +
+        [checkpoints: checkpoints, chosen: chosen, figures: figures, compares: study || compares(rows)]
 }
 
 // everything that can be known to be wrong is told before the first task; then what tasks write to is made
@@ -54,7 +62,8 @@ def prepare(plan) {
     // for beforeScript in conf/base.config
     if (image?.id) { System.setProperty('perturbdiff.image', image.id) }
     images.values().each { one -> System.setProperty("perturbdiff.image:${one.path}", one.id) }
-    writeRecord(params, workflow, image, images)
+    writeRecord(params + plan.chosen, workflow, image, images)
+    file("${params.outdir}/pipeline_info/design.csv", glob: false).text = plan.design.join('\n') + '\n'
 }
 
 // what the failed tasks said last: an ignored error is not shown otherwise
@@ -113,11 +122,13 @@ workflow DATA {
         .map { _id, one, store -> tuple([id: one.id], store, one.toml, one.recipe, one.seed) })
     splits = firstSplits.mix(SPLIT.out.split.map { meta, split -> tuple(meta.id, split) })
 
-    units = channel.fromList(plan.units).map { unit -> tuple(unit.store, unit.id) }.combine(stores, by: 0)
-        .map { _id, unit, store -> tuple(unit, store) }.combine(splits, by: 0)
-    bare  = channel.fromList(plan.stores.collect { one -> one.id } - plan.units.collect { unit -> unit.store }).combine(stores.map { id, store -> tuple(id, store) })
+    pairs = channel.fromList(plan.pairs).map { pair -> tuple(pair.store, pair.id) }.combine(stores, by: 0)
+        .map { _id, pair, store -> tuple(pair, store) }.combine(splits, by: 0)
+    units = channel.fromList(plan.units).map { unit -> tuple(unit.pair, unit.id) }.combine(pairs, by: 0)
+        .map { _pair, unit, store, split -> tuple(unit, store, split) }
+    bare  = channel.fromList(plan.stores.collect { one -> one.id } - plan.pairs.collect { pair -> pair.store }).combine(stores.map { id, store -> tuple(id, store) })
         .filter { wantedId, id, _store -> wantedId == id }.map { id, _id, store -> tuple([id: id], store, []) }
-    STATS(units.map { id, store, split -> tuple([id: id], store, split) }.mix(bare))
+    STATS(pairs.map { id, store, split -> tuple([id: id], store, split) }.mix(bare))
 
     statistics = STATS.out.tables.map { _meta, tables -> tables }
     versions   = SIMULATE.out.versions.mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
@@ -125,7 +136,8 @@ workflow DATA {
     emit:
     stores      // id, folder
     splits      // id, parquet
-    units       // id, store folder, split parquet
+    pairs       // id, store folder, split parquet
+    units       // id, store folder, split parquet: a pair for each part that is predicted
     statistics  // folder
     versions
 }
@@ -135,7 +147,7 @@ workflow FIT {
     take:
     plan
     stores
-    units
+    pairs
 
     main:
     runs   = plan.runs
@@ -147,9 +159,9 @@ workflow FIT {
         .combine(stores, by: 0).map { id, key, store -> tuple(key, tuple(id, store)) }
         .groupTuple().map { key, found -> tuple("${key}".toString(), found.sort { one -> one[0] }.collect { one -> one[1] }) }
     later = runs.findAll { run -> run.mode == 'pretrain' }
-        .collectEntries { run -> [(run.id): runs.findAll { other -> other.init == run.id }.collect { other -> other.unit.id }.unique()] }
-    held = channel.fromList(later.collectMany { id, ids -> ids.collect { unit -> tuple(unit, groupKey(id, ids.size())) } })
-        .combine(units, by: 0).map { unit, key, store, split -> tuple(key, tuple(unit, store, split)) }
+        .collectEntries { run -> [(run.id): runs.findAll { other -> other.init == run.id }.collect { other -> other.unit.split.id }.unique()] }
+    held = channel.fromList(later.collectMany { id, ids -> ids.collect { pair -> tuple(pair, groupKey(id, ids.size())) } })
+        .combine(pairs, by: 0).map { pair, key, store, split -> tuple(key, tuple(pair, store, split)) }
         .groupTuple().map { key, found -> tuple("${key}".toString(), found.sort { one -> one[0] }) }
         .map { id, found -> tuple(id, found.collect { one -> one[1] }, found.collect { one -> one[2] }) }
         .mix(channel.fromList(later.findAll { _id, ids -> !ids }.collect { id, _ids -> tuple(id, [], []) }))
@@ -157,22 +169,20 @@ workflow FIT {
         .map { id, run, found, heldStores, heldSplits -> tuple([id: id, seed: run.seed, kinds: run.kinds], found, heldStores, heldSplits, run.tables, run.recipe, run.checkpoints) })
     pretrained = PRETRAIN.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
 
-    TRAIN(fitted.call('train').map { run -> tuple(run.unit.id, run) }.combine(units, by: 0)
-        .map { _unit, run, store, split -> tuple([id: run.id, seed: run.seed, kinds: run.kinds], store, split, run.tables, run.recipe, run.checkpoints) })
+    TRAIN(fitted.call('train').map { run -> tuple(run.unit.split.id, run) }.combine(pairs, by: 0)
+        .map { _pair, run, store, split -> tuple([id: run.id, seed: run.seed, kinds: run.kinds], store, split, run.tables, run.recipe, run.checkpoints) })
 
     starts = fitted.call('finetune').filter { run -> run.bundle }.map { run -> tuple(run, run.bundle) }
         .mix(fitted.call('finetune').filter { run -> !run.bundle }.map { run -> tuple(run.init, run) }
             .combine(pretrained, by: 0).map { _init, run, bundle -> tuple(run, bundle) })
-    FINETUNE(starts.map { run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
-        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, transfer: run.transfer, kinds: run.kinds], store, split, bundle, run.tables, run.recipe, run.checkpoints) })
+    FINETUNE(starts.map { run, bundle -> tuple(run.unit.split.id, run, bundle) }.combine(pairs, by: 0)
+        .map { _pair, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, transfer: run.transfer, kinds: run.kinds], store, split, bundle, run.tables, run.recipe, run.checkpoints) })
 
-    bundles  = TRAIN.out.bundle.mix(FINETUNE.out.bundle)
-    everyone = TRAIN.out.bundle.mix(FINETUNE.out.bundle, PRETRAIN.out.bundle).map { _meta, bundle -> bundle }
+    bundles  = TRAIN.out.bundle.mix(FINETUNE.out.bundle, PRETRAIN.out.bundle)
     versions = PRETRAIN.out.versions.mix(TRAIN.out.versions, FINETUNE.out.versions)
 
     emit:
-    bundles   // meta, folder: of models that predict
-    everyone  // folder: pretrained ones too
+    bundles  // meta, folder
     versions
 }
 
@@ -184,24 +194,27 @@ workflow SCORE {
     bundles
 
     main:
-    models = plan.runs.findAll { run -> run.mode in ['train', 'finetune'] }
+    models = plan.runs.findAll { run -> isModel(run.mode) }
     byName = { one, other -> one.name <=> other.name }
     // one task does a job, or several do, each a part, and their parts are merged
     spread = { job, number -> number == 1 ? [job] : (0..<number).collect { i ->
         [job[0] + [id: "${job[0].id}.part-${i}-of-${number}".toString(), whole: job[0].id, shard: "${i}/${number}".toString()]] + job.drop(1) } }
     pieces = params.sample_shards as int
-    SAMPLE(channel.fromList(models).map { run -> tuple(run.id, run) }.combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
+    given  = { run -> run.mode == 'sample' && run.bundle }   // a folder, which no run of this sheet makes
+    SAMPLE(channel.fromList(models.findAll { run -> !given.call(run) }).map { run -> tuple(run.mode == 'sample' ? run.init : run.id, run) }
+        .combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
+        .mix(channel.fromList(models.findAll { run -> given.call(run) }).map { run -> tuple('', run, run.bundle) })
         .map { _id, run, bundle -> tuple(run.unit.id, run, bundle) }.combine(units, by: 0)
-        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed], bundle, store, split, run.sample) }.flatMap { job -> spread.call(job, pieces) })
+        .map { _unit, run, bundle, store, split -> tuple([id: run.id, seed: run.seed, part: run.unit.part, step: run.step], bundle, store, split, run.sample) }.flatMap { job -> spread.call(job, pieces) })
     MERGE_PREDICTIONS(SAMPLE.out.predictions.join(SAMPLE.out.records).filter { meta, _predictions, _records -> meta.shard }
         .map { meta, predictions, records -> tuple(groupKey(meta.whole, pieces), predictions, records) }
         .groupTuple().map { key, parts, records -> tuple([id: "${key}.h5ad".toString(), run: "${key}".toString()], parts.sort(byName), records.flatten().sort(byName)) })
     sampled = SAMPLE.out.predictions.filter { meta, _predictions -> !meta.shard }
         .mix(MERGE_PREDICTIONS.out.whole.map { meta, predictions -> tuple([id: meta.run], predictions) })
     EXTERNAL(channel.fromList(plan.externals).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
-        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed, python: one.python, image: imageOf(one.name, params)], store, split, one.script, one.recipe) })
+        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed, part: one.unit.part, python: one.python, image: imageOf(one.name, params)], store, split, one.script, one.recipe) })
     BASELINE(channel.fromList(plan.baselines).map { one -> tuple(one.unit.id, one) }.combine(units, by: 0)
-        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed], store, split) })
+        .map { _unit, one, store, split -> tuple([id: one.id, name: one.name, seed: one.seed, part: one.unit.part], store, split) })
 
     // how each prediction is scored: its unit, its name in the tables and its recipe
     labels  = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
@@ -212,8 +225,8 @@ workflow SCORE {
         .map { meta, predictions -> tuple(scoring[meta.id].unit, meta.id, predictions) }.combine(units, by: 0)
         .map { unit, id, predictions, store, _split ->
             tuple([id: "${id}.metrics".toString(), method: scoring[id].method, dataset: labels[unit], seed: params.evaluation_seed], predictions, store, scoring[id].recipe) }.flatMap { job -> spread.call(job, shards) })
-    CEILING(channel.fromList(params.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
-        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed], store, split, unit.evaluate) }.flatMap { job -> spread.call(job, shards) })
+    CEILING(channel.fromList(plan.chosen.ceiling ? plan.units : []).map { unit -> tuple(unit.id, unit) }.combine(units, by: 0)
+        .map { id, unit, store, split -> tuple([id: "${id}.ceiling.metrics".toString(), dataset: unit.label, seed: params.evaluation_seed, part: unit.part], store, split, unit.evaluate) }.flatMap { job -> spread.call(job, shards) })
 
     scored = EVALUATE.out.metrics.mix(CEILING.out.metrics)
     MERGE_METRICS(scored.filter { meta, _scores -> meta.shard }.map { meta, scores -> tuple(groupKey(meta.whole, shards), scores) }
@@ -236,22 +249,24 @@ workflow {
     plan = readPlan()
     prepare(plan)
     DATA(plan)
-    FIT(plan, DATA.out.stores, DATA.out.units)
+    FIT(plan, DATA.out.stores, DATA.out.pairs)
     SCORE(plan, DATA.out.units, FIT.out.bundles)
 
     // sorted by name, so that the order in which tasks end does not matter to -resume; no metrics, no report
     byName = { one, other -> one.name <=> other.name }
     // what is missing is in the report with its reason, which may be another one each time: so it is made again
     metrics = SCORE.out.metrics.toSortedList(byName).filter { found -> found }
-        .map { found -> tuple(found, found.size() < plan.expected.size() - 1 + (params.ceiling ? plan.units.size() : 0) ? params.report_stamp : '') }
+        .map { found -> tuple(found, found.size() < plan.expected.size() - 1 + (plan.chosen.ceiling ? plan.units.size() : 0) ? params.report_stamp : '') }
     REPORT(
         metrics.map { found, _missing -> found },
-        FIT.out.everyone.toSortedList(byName),
+        FIT.out.bundles.map { _meta, bundle -> bundle }.toSortedList(byName),
         DATA.out.statistics.toSortedList(byName),
         DATA.out.splits.map { _id, split -> split }.toSortedList(byName),
         SCORE.out.records.toSortedList(byName),
         metrics.map { _found, missing -> tuple(plan.expected, missing) },
-        "--title '${params.title.replace("'", "’")}'${params.against ? " --against ${params.against}" : ''}".toString(),
+        plan.compares ? plan.design : [],
+        plan.figures ? file("${projectDir}/assets/paper_results.csv") : [],
+        ["--title '${plan.chosen.title.replace("'", "’")}'", plan.chosen.against ? "--against ${plan.chosen.against}" : '', plan.figures ? "--figures ${plan.figures.join(',')}" : ''].findAll().join(' '),
     )
     DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)
         .map { found -> found.text }.unique()

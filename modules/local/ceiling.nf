@@ -12,12 +12,12 @@ process CEILING {
     path 'versions.yml',                 emit: versions
 
     script:
-    def part = meta.shard ? "--shard ${meta.shard}" : ''
+    def piece = meta.shard ? "--shard ${meta.shard}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff ceiling ${store} --split ${split} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${part}
+    perturbdiff ceiling ${store} --split ${split} --part ${meta.part} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

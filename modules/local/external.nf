@@ -21,7 +21,7 @@ process EXTERNAL {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff baseline ${meta.name} ${store} --split ${split} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} --threads "\${OMP_NUM_THREADS:-1}" ${own} ${args}
+    perturbdiff baseline ${meta.name} ${store} --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} --threads "\${OMP_NUM_THREADS:-1}" ${own} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

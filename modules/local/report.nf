@@ -9,6 +9,8 @@ process REPORT {
     path splits
     path records, stageAs: 'records/*'
     tuple val(expected), val(missing)   // the second only for -resume: another value each time that something is missing
+    val design      // lines of a CSV: what each run is in the comparison; or none
+    path published
     val options
 
     output:
@@ -20,11 +22,13 @@ process REPORT {
     path 'versions.yml',   emit: versions
 
     script:
-    def extra = [bundle: bundles, stats: statistics, split: splits]
+    def compared = design ? '--design design.csv' : ''
+    def extra = [bundle: bundles, stats: statistics, split: splits, published: published]
         .collectMany { option, paths -> [paths].flatten().collect { path -> "--${option} ${path}" } }.join(' ')
     """
     printf '%s\\n' ${expected.collect { line -> "'${line}'" }.join(' ')} > expected.csv
-    perturbdiff report ${metrics} --out report.html ${extra} --records records --expected expected.csv --logs "\$(dirname "\${PD_LOG:-logs/x}")" ${options} | tee report.txt
+    printf '%s\\n' ${design.collect { line -> "'${line}'" }.join(' ')} > design.csv
+    perturbdiff report ${metrics} --out report.html ${extra} --records records --expected expected.csv ${compared} --logs "\$(dirname "\${PD_LOG:-logs/x}")" ${options} | tee report.txt
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -15,12 +15,14 @@ process SAMPLE {
 
     script:
     def args = task.ext.args ?: ''
-    def part = meta.shard ? "--shard ${meta.shard}" : ''
+    def piece  = meta.shard ? "--shard ${meta.shard}" : ''
+    def kept   = meta.step ? "${bundle}/steps/${"${meta.step}".padLeft(7, '0')}" : "${bundle}"
+    def random = meta.step == 0 ? '--random-init' : ''   // before any training
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff sample ${bundle} ${store} --split ${split} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} ${part} ${args}
+    perturbdiff sample ${kept} ${store} --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} ${random} ${piece} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -1,11 +1,12 @@
 // Everything that the sheet asks to be scored, so that the report can show what failed and why.
 
 include { logName } from './record'
+include { isModel } from './models'
 
 // logs of the stages that a prediction needs, in their order: the first that did not end well tells why there is none
 def stagesOf(unit) {
     def drawn  = unit.store.simulation ? [['SIMULATE', unit.store.simulation.id]] : []
-    def stages = unit.split.store ? [['PREPROCESS', unit.store.id], ['SPLIT', unit.id]] : [['SPLIT_FIRST', unit.id], ['PREPROCESS', unit.store.id]]
+    def stages = unit.split.store ? [['PREPROCESS', unit.store.id], ['SPLIT', unit.split.id]] : [['SPLIT_FIRST', unit.split.id], ['PREPROCESS', unit.store.id]]
     return drawn + stages
 }
 
@@ -13,9 +14,14 @@ def lineOf(unit, label, method, kind, stages) {
     return [label, method, kind, (stagesOf(unit) + stages).collect { stage, id -> logName(stage, id) }.join(';')].join(',')
 }
 
-def modelLine(run, label, init) {
-    def start = init ? [['PRETRAIN', init.id]] : []
-    return lineOf(run.unit, label, run.id, 'model', start + [[run.mode.toUpperCase(), run.id], ['SAMPLE', run.id],
+// the trainings that a run's model comes from, the first one first
+def trainingsOf(run, runs) {
+    def init = run.mode in ['finetune', 'sample'] ? runs.find { other -> other.id == run.init && other.mode in ['pretrain', 'train', 'finetune'] } : null
+    return (init ? trainingsOf(init, runs) : []) + (run.mode == 'sample' ? [] : [[run.mode.toUpperCase(), run.id]])
+}
+
+def modelLine(run, label, runs) {
+    return lineOf(run.unit, label, run.id, 'model', trainingsOf(run, runs) + [['SAMPLE', run.id],
         ['MERGE_PREDICTIONS', "${run.id}.h5ad"], ['EVALUATE', "${run.id}.metrics"], ['MERGE_METRICS', "${run.id}.metrics"]])
 }
 
@@ -26,8 +32,6 @@ def baselineLine(one, label) {
 
 // CSV of dataset, method, kind and names of logs: no folders, or another outdir would make the report again
 def expectedOf(runs, baselines, labels) {
-    def pretrained = runs.findAll { run -> run.mode == 'pretrain' }
-    def models     = runs.findAll { run -> run.mode in ['train', 'finetune'] }
-        .collect { run -> modelLine(run, labels[run.unit.id], pretrained.find { other -> other.id == run.init }) }
+    def models = runs.findAll { run -> isModel(run.mode) }.collect { run -> modelLine(run, labels[run.unit.id], runs) }
     return ['dataset,method,kind,log'] + models + baselines.collect { one -> baselineLine(one, labels[one.unit.id]) }
 }

@@ -32,6 +32,12 @@ def unknownName(name, known) {
     return "unknown parameter --${name}${close ? ", did you mean --${close[0]}?" : ''}".toString()
 }
 
+// what to run is told in one of two ways
+def sourceProblems(given) {
+    if (given.input && given.experiment) { return ['--input and --experiment: give one of them'] }
+    return given.input || given.experiment ? [] : ['--input is required: a samplesheet; or --experiment NAME']
+}
+
 def checkParameters(given, schemaFile) {
     def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
     def groups = schema['$defs'].values()
@@ -39,7 +45,7 @@ def checkParameters(given, schemaFile) {
     // --foo-bar also appears as fooBar: reported once, under the name that was given
     def twins  = given.keySet().findAll { name -> name.contains('-') }.collect { name -> camelCase(name) }
     def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) }.collect { name -> unknownName(name, known.keySet()) }
-    errors += groups.collectMany { group -> group.required ?: [] }
+    errors += sourceProblems(given) + groups.collectMany { group -> group.required ?: [] }
         .findAll { name -> given[name] == null || given[name] == '' || given[name] == true && known[name].type == 'string' }
         .collect { name -> "--${name} is required".toString() }
     errors += known.findAll { name, _spec -> given[name] != null && !(given[name] == '') }

@@ -1,7 +1,9 @@
 // The samplesheet: rows read and checked before any task starts; all errors in one message.
 
+include { comparisonProblems                          } from './comparison'
 include { isSimulated; locate; tablesOf              } from './inputs'
 include { expand; overlay; parseOverrides; readPreset } from './recipes'
+include { sampleProblems                              } from './sampling'
 include { optionProblems                              } from './tools'
 
 def missingFile(text, folder, what) {
@@ -73,7 +75,8 @@ def recipeProblems(row, folder) {
 }
 
 def initProblems(row, rows, folder) {
-    if (row.mode != 'finetune') { return row.init ? ["'init' is for finetune rows"] : [] }
+    if (row.mode == 'sample') { return [] }   // told by sampleProblems
+    if (row.mode != 'finetune') { return row.init ? ["'init' is for finetune and sample rows"] : [] }
     if (!row.init) { return ["'init' is empty: name a pretrain row or a bundle folder"] }
     def known = rows.findAll { other -> other.mode == 'pretrain' }.collect { other -> other.id }
     if (row.init in known || locate("${row.init}/manifest.json", folder).exists()) { return [] }
@@ -89,7 +92,8 @@ def readRows(sheet, schemaFile) {
     errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }.collect { name -> "column '${name}' is missing".toString() }
     if (!errors) {
         rows.eachWithIndex { row, i ->
-            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) + initProblems(row, rows, sheet.parent)
+            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) +
+                initProblems(row, rows, sheet.parent) + sampleProblems(row, rows, sheet.parent) + comparisonProblems(row)
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
             if (row.id in schema.items.properties.mode['enum'] + ['ceiling', 'real'] && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
             errors += problems.collect { problem -> "line ${i + 2} (${row.id ?: 'no id'}): ${problem}".toString() }

@@ -50,7 +50,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
         "blind",
     }
     records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").iterdir()}
-    assert records == {"trace", "timeline", "report", "dag", "run", "versions.yml"}
+    assert records == {"trace", "timeline", "report", "dag", "run", "design.csv", "versions.yml"}
     again = nextflow.run(
         "-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "control,linear", "-resume"
     )
