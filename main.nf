@@ -266,7 +266,8 @@ workflow {
         metrics.map { _found, missing -> tuple(plan.expected, missing) },
         plan.compares ? plan.design : [],
         plan.figures ? file("${projectDir}/assets/paper_results.csv") : [],
-        ["--title '${plan.chosen.title.replace("'", "’")}'", plan.chosen.against ? "--against ${plan.chosen.against}" : '', plan.figures ? "--figures ${plan.figures.join(',')}" : ''].findAll().join(' '),
+        [title: plan.chosen.title, against: plan.chosen.against, figures: plan.figures.join(',')].findAll { _name, value -> value }
+            .collect { name, value -> "--${name} '${value.replace("'", "’")}'" }.join(' '),
     )
     DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)
         .map { found -> found.text }.unique()

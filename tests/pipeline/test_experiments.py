@@ -104,7 +104,7 @@ def test_every_mistake_about_comparisons_is_told_at_once(nextflow, tmp_path):
     assert ran.code != 0
     for message in (
         "line 4 (a): 'init' is empty: name a train, finetune or pretrain row, or a bundle folder",
-        "line 5 (b): unknown init: 'nothing' is neither a row nor a bundle folder; rows with a model: prior, scratch, g",
+        "line 5 (b): unknown init: 'nothing' is neither a row nor a bundle folder; rows with a model: prior,",
         "line 6 (c): 'scratch' does not keep step 7: its train.keep_every is 5",
         "line 7 (d): 'scratch' has no step 25: its train.max_steps is 20",
         "line 8 (e): a sample row cannot change 'train'; its overrides may touch sample, evaluate",
