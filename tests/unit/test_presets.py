@@ -138,7 +138,7 @@ def test_every_preset_of_paper_and_released_is_here():
     ("name", "perturbations", "train", "valid", "test"),
     [
         ("released-pbmc", 90, 24, 4, 62),
-        ("released-tahoe100m", 1137, 306, 54, 777),
+        ("released-tahoe100m", 1137, 348, 54, 735),
         ("released-replogle", 1040, 312, 104, 624),
     ],
 )
