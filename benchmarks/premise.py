@@ -1,0 +1,272 @@
+"""Do sampled sets vary as the true sets do? On simulated screens whose wells have a latent factor, or have none.
+
+    python benchmarks/premise.py --out FOLDER [--seeds 0 1 2]
+
+Half of the wells of every condition are held out. A model is trained on the other half, its sets drawn from one well
+each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
+the paper's mathematics (sampled in 100 reverse steps and in one) and in ours. Sampled sets are compared with the true
+sets of the held-out wells: their variance beyond the draw of cells, and who lies within whose cloud
+(`perturbdiff.evaluation.set_variation`). References: the true sets of the training wells; their pooled cells, a
+method that predicts one distribution; control sets plus the mean change; and every method with its cells shuffled
+between the sets of a condition.
+
+What is done already is not done again. Prints a table (means over conditions and seeds) and writes `sets.csv`, a line
+for each condition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+from scipy import sparse
+
+from perturbdiff import recipes
+from perturbdiff.config import Config
+from perturbdiff.data.preprocess import preprocess
+from perturbdiff.data.splits import make_split
+from perturbdiff.data.store import Store
+from perturbdiff.data.synthetic import simulate
+from perturbdiff.evaluation import set_variation as sv
+from perturbdiff.sampling import sample
+from perturbdiff.training.run import train
+
+LEVELS = {"absent": (0.0, 0.0), "default": (0.25, 0.1), "strong": (0.5, 0.3)}
+SCREEN = (
+    "simulate.cells=16000", "simulate.genes=200", "simulate.cell_types=2", "simulate.batches=1",
+    "simulate.knockdowns=0", "simulate.drugs=0", "simulate.cytokines=3", "simulate.control_fraction=0.25",
+    "simulate.size_spread=0", "simulate.tiny_fraction=0", "simulate.wells=40",
+    "data.num_hvgs=null", "split.context_column=batch", "split.train_fraction=0", "split.valid_fraction=0",
+    "train.max_epochs=null", "model.covariates=[perturbation,cell_type]",
+)  # fmt: skip
+MODELS = {
+    "paper": ("variant=paper", "sample.guidance=0"),
+    "recommended": (),
+}
+SETS = 19  # of a condition on either side: the range of 19 sets holds 18 of 20 alike
+LABELS = ["cell_type", "perturbation"]
+
+Collection = dict[tuple[str, str], np.ndarray]
+"""Sets of each perturbed condition (cell type, perturbation): float32 log1p [S, m, G]."""
+
+
+@dataclass(frozen=True)
+class Screen:
+    """One simulated screen: two stores of the same cells, and which wells are held out."""
+
+    folder: Path
+    stores: dict[str, Path]
+    splits: dict[str, Path]
+    wells: dict[str, list[str]]
+
+
+def recipe(model: str, level: str, options: argparse.Namespace) -> Config:
+    """Return the recipe of a model at a size of the latent factor."""
+    strength, shift = LEVELS[level]
+    steps = options.steps[model]
+    return recipes.load("recommended", [
+        *SCREEN, *MODELS[model], f"simulate.latent_strength={strength}", f"simulate.latent_shift={shift}",
+        f"train.max_steps={steps}", f"train.min_steps={steps}", *options.set,
+    ])  # fmt: skip
+
+
+def screen(folder: Path, config: Config, seed: int) -> Screen:
+    """Simulate a screen and make its two stores: a batch is a well (*apart*), or half of all wells (*mixed*)."""
+    cells = folder / "cells.h5ad"
+    if not cells.is_file():
+        data = ad.read_h5ad(simulate(folder / "simulated", config.simulate, seed=seed) / "counts.h5ad")
+        well = data.obs["well"].astype(str).str.removeprefix("well_").astype(int).to_numpy() - 1
+        data.obs["apart"] = [f"well_{w:02d}" for w in well]
+        data.obs["mixed"] = np.where(well < config.simulate.wells // 2, "train", "test")
+        data.write_h5ad(cells)
+    stores, splits = {}, {}
+    names = [f"well_{w:02d}" for w in range(config.simulate.wells)]
+    half = len(names) // 2
+    for how, held in (("apart", names[half:]), ("mixed", ["test"])):
+        section = config.data.model_copy(update={"batch_key": how})
+        stores[how] = preprocess([cells], folder / f"store-{how}", section)
+        rule = config.split.model_copy(update={"held_out": tuple(held)})
+        own = config.model_copy(update={"data": section, "split": rule})
+        splits[how] = make_split(stores[how], folder / f"split-{how}.parquet", own)
+    return Screen(folder, stores, splits, {"train": names[:half], "test": names[half:]})
+
+
+def _pair(labels: object) -> tuple[str, str]:
+    cell_type, perturbation = labels if isinstance(labels, tuple) else (labels, "")
+    return str(cell_type), str(perturbation)
+
+
+def true_sets(made: Screen, part: str, size: int, *, control: bool = False) -> Collection:
+    """Return ``SETS`` sets of each condition, each the first ``size`` cells of a well of the part."""
+    store = Store(made.stores["apart"])
+    table = store.conditions
+    here = table["batch"].isin(made.wells[part]) & (table["is_control"] == control)
+    here &= table["stop"] - table["start"] >= size
+    found: Collection = {}
+    for labels, wells in table[here].groupby(LABELS, observed=True):
+        if len(wells) < SETS:
+            raise SystemExit(f"only {len(wells)} wells of {labels} hold {size} cells: take smaller sets")
+        starts = wells.sort_values("batch")["start"].to_numpy()[:SETS]
+        rows = (starts[:, None] + np.arange(size)).ravel()
+        found[_pair(labels)] = store.expression(rows).toarray().reshape(SETS, size, -1)
+    return found
+
+
+def pooled_cells(made: Screen, size: int, seed: int) -> Collection:
+    """Return sets drawn from all training cells of each condition, the wells forgotten."""
+    store = Store(made.stores["mixed"])
+    table = store.conditions
+    here = (table["batch"] == "train") & ~table["is_control"]
+    rng = np.random.default_rng(seed)
+    found: Collection = {}
+    for labels, own in table[here].groupby(LABELS, observed=True):
+        rows = rng.choice(np.arange(own["start"].min(), own["stop"].max()), SETS * size, replace=False)
+        found[_pair(labels)] = store.expression(rows).toarray().reshape(SETS, size, -1)
+    return found
+
+
+def moved_controls(made: Screen, size: int) -> Collection:
+    """Return control sets of the held-out wells, every cell moved by the mean change of the training wells."""
+    controls, before = (true_sets(made, part, size, control=True) for part in ("test", "train"))
+    mean = {labels[0]: sets.mean(axis=(0, 1)) for labels, sets in before.items()}
+    moved = {labels[0]: sets for labels, sets in controls.items()}
+    after = true_sets(made, "train", size)
+    return {
+        (c, p): np.maximum(moved[c] + sets.mean(axis=(0, 1)) - mean[c], 0) for (c, p), sets in after.items()
+    }
+
+
+def sampled_sets(made: Screen, how: str, bundle: Path, config: Config, seed: int) -> Collection:
+    """Return ``SETS`` sets of each condition drawn by a model, control cells from the held-out wells."""
+    size, store = config.train.set_size, Store(made.stores[how])
+    table = store.conditions[["cell_type", "batch", "perturbation", "is_control"]]
+    wells = made.wells["test"][:SETS] if how == "apart" else ["test"]
+    wanted = table[table["batch"].isin(wells) & ~table["is_control"]].drop(columns="is_control")
+    wanted = wanted.assign(n_cells=SETS * size // len(wells))
+    request = bundle.parent / f"{bundle.name}.wanted.csv"
+    wanted.to_csv(request, index=False)
+    out = bundle.parent / f"{bundle.name}-{config.sample.num_steps}.h5ad"
+    cells = ad.read_h5ad(
+        sample(bundle, made.stores[how], out, conditions=request, config=config.sample, seed=seed)
+    )
+    cells = cells[cells.obs["source"] == "predicted", list(map(str, store.genes))]
+    values = sparse.csr_matrix(cells.X).toarray()
+    found: Collection = {}
+    for labels, own in cells.obs.assign(place=np.arange(cells.n_obs)).groupby(LABELS, observed=True):
+        found[_pair(labels)] = values[own["place"]].reshape(
+            SETS, size, -1
+        )  # sets are written one after the other
+    return found
+
+
+def shuffled(sets: Collection, seed: int) -> Collection:
+    """Return the same cells, shuffled between the sets of their condition."""
+    rng = np.random.default_rng(seed)
+    return {
+        labels: rng.permutation(values.reshape(-1, values.shape[2])).reshape(values.shape)
+        for labels, values in sets.items()
+    }
+
+
+def measure(predicted: Collection, real: Collection, training: Collection) -> Iterator[dict[str, object]]:
+    """Yield the measures of each condition; the leading axis comes from the training wells."""
+    for labels, true in real.items():
+        sets, axis = predicted[labels], sv.leading_axis(training[labels])[:, None]
+        on_axis, true_on_axis = sets @ axis, true @ axis
+        means, true_means = (x.mean(axis=(1, 2)) for x in (on_axis, true_on_axis))
+        centred = means - means.mean() + (training[labels] @ axis).mean()
+        across, own, their = (sv.distances(a, b) for a, b in ((true, sets), (sets, sets), (true, true)))
+        yield {
+            **dict(zip(LABELS, labels, strict=True)),
+            "between": sv.between_variance(sets).sum(),
+            "true_between": sv.between_variance(true).sum(),
+            "within": sv.within_variance(sets).sum(),
+            "true_within": sv.within_variance(true).sum(),
+            "axis_between": sv.between_variance(on_axis)[0],
+            "true_axis_between": sv.between_variance(true_on_axis)[0],
+            "range": sv.within_range(true_means, means),
+            "range_centred": sv.within_range(true_means, centred),
+            "recall": sv.within_cloud(across, own),
+            "precision": sv.within_cloud(across.T, their),
+            "distance": sv.distances(_one(sets), _one(true))[0, 0],
+        }
+
+
+def _one(sets: np.ndarray) -> np.ndarray:
+    return sets.reshape(1, -1, sets.shape[2])
+
+
+def methods(
+    made: Screen, level: str, seed: int, options: argparse.Namespace
+) -> Iterator[tuple[str, Callable[[], Collection]]]:
+    """Yield every method's name and what draws its sets."""
+    size = recipe("recommended", level, options).train.set_size
+    yield "true sets, training wells", lambda: true_sets(made, "train", size)
+    yield "pooled training cells", lambda: pooled_cells(made, size, seed)
+    yield "control sets + mean change", lambda: moved_controls(made, size)
+    for model in options.models:
+        config = recipe(model, level, options).model_copy(update={"seed": seed})
+        for how in ("mixed", "apart"):
+            start = time.process_time()
+            bundle = train(made.stores[how], made.splits[how], made.folder / f"{model}-{how}", config)
+            print(f"{level} {seed} {model} {how}: {time.process_time() - start:.0f} CPU s", flush=True)
+            for steps in sorted({config.sample.num_steps, 1}, reverse=True):
+                own = config.model_copy(
+                    update={"sample": config.sample.model_copy(update={"num_steps": steps})}
+                )
+                name = f"{model}, {how}, {steps} step{'s' if steps > 1 else ''}"
+                yield name, lambda own=own, how=how, bundle=bundle: sampled_sets(made, how, bundle, own, seed)
+
+
+def study(level: str, seed: int, options: argparse.Namespace) -> pd.DataFrame:
+    """Return the lines of one screen."""
+    folder = options.out / f"{level}-{seed}"
+    if (folder / "sets.csv").is_file():
+        return pd.read_csv(folder / "sets.csv")
+    config = recipe("recommended", level, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = screen(folder, config, seed)
+    size = config.train.set_size
+    real, training = (true_sets(made, part, size) for part in ("test", "train"))
+    rows: list[dict[str, object]] = []
+    for name, draw in methods(made, level, seed, options):
+        sets = draw()
+        for kind, collection in ((name, sets), (f"{name}, shuffled", shuffled(sets, seed))):
+            found = measure(collection, real, training)
+            rows += [{"level": level, "seed": seed, "method": kind, **row} for row in found]
+    table = pd.DataFrame(rows)
+    table.to_csv(folder / "sets.csv", index=False, float_format="%.6g")
+    return table
+
+
+def main() -> None:
+    """Run the study and print its table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps-paper", type=int, default=900)
+    parser.add_argument("--steps-recommended", type=int, default=600)
+    parser.add_argument("--set", action="append", default=[], help="change the recipes")
+    options = parser.parse_args()
+    options.steps = {"paper": options.steps_paper, "recommended": options.steps_recommended}
+    table = pd.concat([study(level, seed, options) for seed in options.seeds for level in options.levels])
+    table.to_csv(options.out / "sets.csv", index=False, float_format="%.6g")
+    print(
+        f"expected of sets that are alike: range {sv.alike_range(SETS):.2f}, clouds {sv.alike_cloud(SETS):.2f}"
+    )
+    means = table.groupby(["level", "method"], sort=False).mean(numeric_only=True).drop(columns="seed")
+    print(means.round(3).to_string())
+
+
+if __name__ == "__main__":
+    main()
