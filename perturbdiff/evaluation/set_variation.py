@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist
 
 Floats = NDArray[np.float64]
 
@@ -78,12 +77,13 @@ def distances(sets: NDArray[np.floating], others: NDArray[np.floating]) -> Float
 
     2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖ without self-pairs: expected 0 for two sets of one distribution.
     """
-    own, their = _spread(sets), _spread(others)
-    flat = np.ascontiguousarray(others.reshape(-1, others.shape[2]), np.float64)
+    centre = np.mean(others, axis=(0, 1), dtype=np.float64)
+    sets, others = sets - centre, others - centre
+    flat = others.reshape(-1, others.shape[2])
     found = np.empty((len(sets), len(others)))
     for i, cells in enumerate(sets):
-        found[i] = cdist(np.asarray(cells, np.float64), flat).reshape(-1, *others.shape[:2]).mean(axis=(0, 2))
-    return 2.0 * found - own[:, None] - their
+        found[i] = _apart(cells, flat).reshape(-1, *others.shape[:2]).mean(axis=(0, 2))
+    return 2.0 * found - _spread(sets)[:, None] - _spread(others)
 
 
 def within_cloud(across: Floats, others: Floats, *, level: float = 0.9) -> float:
@@ -119,10 +119,16 @@ def _kept(num_others: int, level: float) -> int:
     return int(level * (num_others + 1) + 1e-9)
 
 
-def _spread(sets: NDArray[np.floating]) -> Floats:
+def _apart(cells: Floats, others: Floats) -> Floats:
+    """Return the Euclidean distance of each cell from each other one."""
+    squared = (cells**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2.0 * cells @ others.T
+    return np.sqrt(np.maximum(squared, 0.0))
+
+
+def _spread(sets: Floats) -> Floats:
     """Return the mean distance of two different cells of each set, float64 [n]."""
-    size = sets.shape[1]
-    return np.array([cdist(cells, cells).sum() / (size * (size - 1)) for cells in np.asarray(sets, float)])
+    upper = np.triu_indices(sets.shape[1], 1)
+    return np.array([_apart(cells, cells)[upper].mean() for cells in sets])
 
 
 def _check(sets: NDArray[np.floating]) -> None:
