@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from perturbdiff.data.memory_store import MemoryStore
     from perturbdiff.data.shared_memory import Node
 
-__all__ = ["Store", "condition_table", "value_factors"]
+__all__ = ["Store", "condition_table", "dataset_of", "value_factors"]
 
 _ROWS_PER_READ = 65_536
+_KEY = re.compile(r"(?<=.)-[0-9a-f]{8}$")
 
 Rows = np.ndarray | slice | Sequence[int]
 
@@ -46,6 +48,15 @@ def value_factors(n_counts: np.ndarray, target_sum: float, input_scale: str) -> 
         return np.ones(len(n_counts), np.float32)
     depth = n_counts.astype(np.float64)
     return np.divide(target_sum, depth, out=np.zeros_like(depth), where=depth > 0).astype(np.float32)
+
+
+def dataset_of(store: Path) -> str:
+    """Return the name of the data set that a store holds: its folder's, without the key that the workflow adds.
+
+    Stores of one data set with other genes have other keys (``pbmc-1a2b3c4d``); a model's input layers are the data
+    set's.
+    """
+    return _KEY.sub("", store.resolve().name)
 
 
 @contextlib.contextmanager

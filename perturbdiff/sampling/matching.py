@@ -11,7 +11,7 @@ import torch
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
-from perturbdiff.data.store import Store
+from perturbdiff.data.store import Store, dataset_of
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Covariates
@@ -77,7 +77,7 @@ def input_layer(bundle: Bundle, store: Store) -> int:
     UserError
         If the model has several and none is this store's.
     """
-    names, name = bundle.vocabulary.datasets, store.path.resolve().name
+    names, name = bundle.vocabulary.datasets, dataset_of(store.path)
     if len(names) > 1 and name not in names:
         raise UserError(
             f"{store.path}: the model has input layers for the data sets {listing(names)}, none for '{name}'; "

@@ -21,7 +21,7 @@ from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.few_shot import leave_out
 from perturbdiff.data.loader import SetLoader
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.data.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.data.windows import WindowedSampler
@@ -218,7 +218,7 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
     tables = tables or {}
     check_tables(config.model, tables)
-    source = split_source(Store(store), read_split(split), store.resolve().name)
+    source = split_source(Store(store), read_split(split), dataset_of(store))
     facts = thin_out([source], config)
     hold([source], config)
     validation = source.store.conditions[source.valid]
@@ -235,7 +235,7 @@ def for_finetuning(
 ) -> Material:
     """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
-    source = split_source(Store(store), read_split(split), store.resolve().name)
+    source = split_source(Store(store), read_split(split), dataset_of(store))
     facts = thin_out([source], config)
     hold([source], config)
     config = with_architecture(config, old, tables or {})
@@ -369,10 +369,10 @@ def set_units(material: Material) -> None:
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:
-    """Return a name for each store, its folder's, made unique by a number."""
+    """Return a name for each store, its data set's, made unique by a number."""
     names: list[str] = []
     for path in stores:
-        base = name = path.resolve().name
+        base = name = dataset_of(path)
         number = 2
         while name in names:
             name, number = f"{base}-{number}", number + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.training.isolation import HeldOut
+from perturbdiff.training.material import dataset_names
 from perturbdiff.training.run import finetune, pretrain
 from perturbdiff.training.transfer import STRATEGIES
 
@@ -203,6 +205,17 @@ def test_an_unknown_data_set_starts_from_the_mean_layer(pretrained, trained):
     torch.testing.assert_close(model.input_layers.layers[0].weight, mean)
     assert "input and control layer of data set new: mean of 2 pretrained layers" in report
     assert not any(line.startswith("left behind") for line in report)
+
+
+def test_a_stores_data_set_is_known_whatever_key_its_name_ends_with(pretrained, trained, tmp_path):
+    """As in the workflow, where the prior's store and that of the finetuning differ in their genes."""
+    assert dataset_names([tmp_path / "a-0123abcd", tmp_path / "a-89abcdef"]) == ["a", "a-2"]
+    assert dataset_names([tmp_path / "0123abcd"]) == ["0123abcd"]
+    keyed, split = tmp_path / "store-0123abcd", trained / "split.parquet"
+    shutil.copytree(trained / "store", keyed)
+    tuned = Bundle.load(finetune(pretrained, keyed, split, tmp_path / "b", recipe(), device="cpu"))
+    assert "input and control layer of data set store: taken" in tuned.training["transferred"]
+    assert sampling.sample(pretrained, keyed, tmp_path / "p.h5ad", split=split, device="cpu").exists()
 
 
 def test_stores_with_other_gene_names_are_refused(pretrained, trained, tmp_path):
