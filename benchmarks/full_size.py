@@ -4,8 +4,8 @@
 
 Nothing is run. The work of a row of `assets/experiments/NAME.csv` follows from its recipe (`training.counts`: FLOPs of
 the network per cell and pass) and from the cells that the paper's Tab. data_summary counts; time is that work at an
-assumed speed of the GPU, or the measured speed of the loader where that is slower. Without ``--update`` the tables are
-printed. ``--check`` fails if the page, or ``gpu_hours`` of an experiment's yml, says something else.
+assumed speed of the GPU, or the measured speed of the loader where that is slower. ``--update`` writes the tables into
+the page and ``gpu_hours`` into NAME.yml; ``--check`` fails if they say something else; else the tables are printed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import csv
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -295,6 +296,11 @@ def main() -> None:
         return
     before, rest = given.update.read_text().split(START)
     given.update.write_text(f"{before}{START}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    for name, one in totals.items():
+        path = SHEETS / f"{name}.yml"
+        path.write_text(
+            re.sub(r"(?m)^gpu_hours: .*$", f"gpu_hours: {math.ceil(one.hours)}", path.read_text())
+        )
 
 
 if __name__ == "__main__":

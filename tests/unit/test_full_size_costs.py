@@ -41,4 +41,4 @@ def test_the_slower_of_computing_and_loading_counts(costs):
 def test_page_and_sheets_tell_what_is_computed(costs):
     text, totals = costs.page(costs.loader_speed(ROOT / "benchmarks" / "measured" / "loader.json"))
     found = costs.differences(text, totals, ROOT / "docs" / "reproduce.md")
-    assert not found, "python benchmarks/full_size.py --update docs/reproduce.md; then gpu_hours of the ymls"
+    assert not found, "run python benchmarks/full_size.py --update docs/reproduce.md"
