@@ -219,6 +219,10 @@ class SampleConfig(Section):
     guidance: float = Field(default=0.0, ge=0, description="w, in noise space")
     self_condition: bool = True
     set_size: int | None = Field(default=None, ge=2, description="m when sampling; none: as trained")
+    controls: Literal["shuffled", "balanced"] = Field(
+        default="shuffled",
+        description="control cells of a condition: drawn at random, or chosen so that they stand for all of them",
+    )
     sets_per_batch: int = Field(default=8, ge=1)
     ddpm_variance: Literal["posterior", "beta"] = Field(
         default="posterior", description="noise of a DDPM step: of the posterior, or beta (released)"

@@ -8,8 +8,8 @@ from perturbdiff.baselines.task import Predictor, Recipe, Task
 
 
 def control_copy(task: Task) -> Predictor:
-    """Predict no change: matched control cells, drawn at random (with repeats only if there are too few)."""
-    return lambda condition, size: Recipe(rows=task.controls.draw(condition, size, task.rng(condition)))
+    """Predict no change: matched control cells that stand for all of them (`Task.matched`)."""
+    return lambda condition, size: Recipe(rows=task.matched(condition, size))
 
 
 def resample(task: Task) -> Predictor:
@@ -26,7 +26,7 @@ def resample(task: Task) -> Predictor:
     def predict(condition: int, size: int) -> Recipe:
         pool, rng = pools.get(labels[condition]), task.rng(condition)
         if pool is None:
-            return Recipe(rows=task.controls.draw(condition, size, rng))
+            return Recipe(rows=task.matched(condition, size))
         return Recipe(rows=task.rows.draw(np.array(pool), size, rng))
 
     return predict

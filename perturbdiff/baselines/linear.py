@@ -131,7 +131,7 @@ def linear(task: Task) -> Predictor:
     change = {label: embedding @ (weights @ row) + mean for label, row in zip(wanted, asked, strict=True)}
 
     def predict(condition: int, size: int) -> Recipe:
-        rows = task.controls.draw(condition, size, task.rng(condition))
+        rows = task.matched(condition, size)
         return Recipe(rows=rows, shift=change[perturbation[condition]])
 
     return predict

@@ -77,7 +77,7 @@ def nearest_context(task: Task) -> Predictor:
     def predict(condition: int, size: int) -> Recipe:
         label = perturbation[condition]
         mean = by_type.get((cell_type[condition], label)) or by_perturbation.get(label) or overall
-        rows = task.controls.draw(condition, size, task.rng(condition))
+        rows = task.matched(condition, size)
         return Recipe(rows=rows, shift=mean.value)
 
     return predict

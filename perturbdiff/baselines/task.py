@@ -10,9 +10,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from perturbdiff.data.balanced import BalancedControls
 from perturbdiff.data.controls import ControlPools, Rows, generator
 from perturbdiff.data.store import Store
 from perturbdiff.errors import listing
+from perturbdiff.predictions import LABELS
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,22 @@ class Task:
     def controls(self) -> ControlPools:
         """Matched controls of the wanted and of the training conditions."""
         return ControlPools(self.conditions, self.rows, np.union1d(self.wanted, self.perturbed))
+
+    @cached_property
+    def _balanced(self) -> BalancedControls:
+        return BalancedControls(self.store, self.controls, seed=self.seed)
+
+    def matched(self, condition: int, size: int) -> np.ndarray:
+        """Return matched control rows of a condition, int64 [size].
+
+        The choice of ``sample.controls=balanced``: with the same seed the very cells that our model starts from.
+        """
+        return self._balanced.take(condition, self._names[condition], size)
+
+    @cached_property
+    def _names(self) -> list[tuple[str, ...]]:
+        """Perturbation, cell type and batch of each condition."""
+        return list(self.conditions[list(LABELS)].astype(str).itertuples(index=False, name=None))
 
     def rng(self, condition: int) -> np.random.Generator:
         """Return the generator of a condition's draws: the same whatever else is predicted."""

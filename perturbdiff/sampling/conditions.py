@@ -17,13 +17,14 @@ from torch import Tensor
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
+from perturbdiff.data.balanced import words
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
 from perturbdiff.predictions import LABELS
-from perturbdiff.sampling.controls import ControlSets, words
+from perturbdiff.sampling.controls import ControlSets
 from perturbdiff.sampling.matching import check_depth, check_levels, encode, input_layer
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,9 @@ class ConditionSampler:
         self.ceiling = check_depth(bundle, store)
         self._ids = encode(bundle, store, self.wanted)
         self._dataset = input_layer(bundle, store)
-        self._controls = ControlSets(store, self.wanted, self.gene_map, size=self.size, seed=seed)
+        self._controls = ControlSets(
+            store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls
+        )
         self._labels = list(self.wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
         self._guidance = _guidance(self.wanted, settings)
         self.store = store

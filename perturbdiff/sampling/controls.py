@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
+from perturbdiff.data.balanced import BalancedControls, words
 from perturbdiff.data.controls import ControlPools, Rows, generator
 from perturbdiff.data.loader import resident
 from perturbdiff.data.store import Store
@@ -20,11 +20,8 @@ from perturbdiff.predictions import LABELS
 
 logger = logging.getLogger(__name__)
 
-
-def words(seed: int, labels: tuple[str, ...], number: int) -> tuple[int, ...]:
-    """Return what seeds set ``number`` - 1 of a condition; number 0 seeds its control cells."""
-    digest = hashlib.sha256("\0".join(labels).encode()).digest()
-    return (seed, int.from_bytes(digest[:8], "little"), number)
+_HELD = 64  # requests whose rows are held
+_SURPLUS = 1 << 31  # in the place of a turn
 
 
 class ControlSets:
@@ -35,26 +32,42 @@ class ControlSets:
     store
         Where the controls are.
     wanted
-        ``cell_type, batch, perturbation`` of the requests.
+        ``cell_type, batch, perturbation, n_cells`` of the requests.
     gene_map
         Puts the store's genes in the model's order.
     size
         Cells per set, m.
     seed
-        Of the order that a condition's controls are used in.
+        Of the choice of a condition's controls, and of their order.
+    choice
+        ``shuffled``: a condition's sets share out its control cells in random order and begin anew when all are
+        used. ``balanced``: as `BalancedControls`.
     """
 
     def __init__(
-        self, store: Store, wanted: pd.DataFrame, gene_map: GeneMap, *, size: int, seed: int
+        self,
+        store: Store,
+        wanted: pd.DataFrame,
+        gene_map: GeneMap,
+        *,
+        size: int,
+        seed: int,
+        choice: Literal["shuffled", "balanced"] = "shuffled",
     ) -> None:
-        self.gene_map, self.size, self.seed = gene_map, size, seed
+        self.gene_map, self.size, self.seed, self.choice = gene_map, size, seed, choice
+        self._cells = wanted["n_cells"].to_numpy(np.int64)
         self._labels = list(wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
         self._pools, self._table = self._find(store, wanted)
         self._source = store
+        self._balanced_rows = lru_cache(maxsize=_HELD)(self._balance)
 
     @cached_property
     def _store(self) -> Any:
         return resident(self._source)  # when the first set is drawn: who only plans needs no values
+
+    @cached_property
+    def _choose(self) -> BalancedControls:
+        return BalancedControls(self._store, self._pools, seed=self.seed)
 
     def _find(self, store: Store, wanted: pd.DataFrame) -> tuple[ControlPools, int]:
         """Return the control cells of each request: requests are appended to the store's conditions."""
@@ -84,17 +97,33 @@ class ControlSets:
     def __call__(self, sets: list[tuple[int, int]]) -> Tensor:
         """Return the control cells [B, S, G] of (request, number) pairs, log1p.
 
-        The sets of a condition share out its control cells in random order and begin anew when all are used:
-        cells drawn twice would make the predicted population narrower than the controls are.
+        Cells are used again only when all are used: drawn twice, they would make the predicted population narrower
+        than the controls are.
         """
-        rows = []
-        for request, number in sets:
-            pool = self._pools.pool(self._table + request)
-            total = int(self._pools.rows.count[pool].sum())
-            places = np.arange(number * self.size, (number + 1) * self.size)
-            turns = range(places[0] // total, places[-1] // total + 1)
-            own = words(self.seed, self._labels[request], 0)
-            order = np.concatenate([generator(*own, turn).permutation(total) for turn in turns])
-            rows.append(self._pools.rows.pooled(pool, order[places - places[0] // total * total]))
-        values = self.gene_map.dense(self._store.expression(np.concatenate(rows)))
+        find = self._balanced if self.choice == "balanced" else self._shuffled
+        rows = np.concatenate([find(request, number) for request, number in sets])
+        values = self.gene_map.dense(self._store.expression(rows))
         return torch.from_numpy(values).view(len(sets), self.size, -1)
+
+    def _shuffled(self, request: int, number: int) -> np.ndarray:
+        """Return the store rows of a set, int64 [S]."""
+        pool = self._pools.pool(self._table + request)
+        total = int(self._pools.rows.count[pool].sum())
+        places = np.arange(number * self.size, (number + 1) * self.size)
+        turns = range(places[0] // total, places[-1] // total + 1)
+        own = words(self.seed, self._labels[request], 0)
+        order = np.concatenate([generator(*own, turn).permutation(total) for turn in turns])
+        return self._pools.rows.pooled(pool, order[places - places[0] // total * total])
+
+    def _balanced(self, request: int, number: int) -> np.ndarray:
+        """Return the store rows of a set, int64 [S]."""
+        return self._balanced_rows(request)[number * self.size : (number + 1) * self.size]
+
+    def _balance(self, request: int) -> np.ndarray:
+        """Return the store rows of all sets of a request; the last set's surplus is drawn at random."""
+        condition, labels = self._table + request, self._labels[request]
+        cells = int(self._cells[request])
+        rows = self._choose.take(condition, labels, cells)
+        surplus = -cells % self.size
+        rng = generator(*words(self.seed, labels, 0), _SURPLUS)
+        return np.concatenate([rows, self._pools.draw(condition, surplus, rng)])

@@ -180,6 +180,7 @@ def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
         **recipe_facts(job.bundle, name, settings, random_init=job.random_init),
         "guidance": "per condition" if "guidance" in sampler.wanted else settings.guidance,
         "num_steps": settings.num_steps,
+        "controls": settings.controls,
         "start_level": settings.start_level or sampler.schedule.num_steps,
         "seed": job.seed,
         "random_init": job.random_init,

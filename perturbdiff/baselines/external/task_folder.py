@@ -118,7 +118,7 @@ def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
     """Return a row for every cell to predict: its labels and the line of its matched control in the training cells."""
     blocks = []
     for condition, size in zip(map(int, task.wanted), map(int, sizes), strict=True):
-        drawn = task.controls.draw(condition, size, task.rng(condition))
+        drawn = task.matched(condition, size)
         labels = {name: str(task.conditions[name].iloc[condition]) for name in _LABELS}
         blocks.append(pd.DataFrame({**labels, "control_row": np.searchsorted(rows, drawn)}))
     return pd.concat(blocks, ignore_index=True)

@@ -11,11 +11,15 @@ import pytest
 import torch
 
 from perturbdiff import sampling
+from perturbdiff.baselines.task import Task
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
+from perturbdiff.data.store import Store
+from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import ConditionSampler
+from perturbdiff.sampling.controls import ControlSets
 from perturbdiff.sampling.fresh import reinitialise
 
 
@@ -62,12 +66,30 @@ def test_guidance_per_condition(trained, tmp_path):
         {"sampler": "ddpm", "ddpm_variance": "beta"},
         {"self_condition": False},
         {"num_steps": 1},
+        {"controls": "balanced"},
     ],
 )
 def test_each_switch_makes_a_difference(trained, tmp_path, config):
     plain, other = cells(trained, tmp_path)[0], cells(trained, tmp_path, config)[0]
     assert np.isfinite(other).all()
     assert not np.allclose(plain, other, atol=1e-4)
+
+
+def test_balanced_controls_are_those_the_baselines_start_from(trained):
+    store = Store(trained / "store")
+    table = store.conditions
+    perturbed = np.flatnonzero(~table["is_control"].to_numpy(bool))[:3]
+    asked = table.loc[perturbed, ["cell_type", "batch", "perturbation"]].assign(n_cells=20)
+    sets = ControlSets(
+        store, asked.reset_index(drop=True), GeneMap(store.genes, store.genes, name="it"),
+        size=8, seed=3, choice="balanced",
+    )  # fmt: skip
+    task = Task(store, np.ones(len(table), bool), perturbed, 3)
+    for request, condition in enumerate(perturbed):
+        rows = task.matched(int(condition), 20)
+        found = sets([(request, k) for k in range(3)]).flatten(0, 1)
+        assert len(found) == 24
+        np.testing.assert_array_equal(found[:20], store.expression(rows).toarray())
 
 
 def test_rounding_and_size_of_batches_make_hardly_any(trained, tmp_path):
