@@ -152,7 +152,23 @@ def report(
     logs: Annotated[
         list[Path] | None, typer.Option("--logs", help="Folders of the logs that --expected names.")
     ] = None,
-    against: Annotated[str | None, typer.Option("--against", help="Method to compare ours with.")] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", help="Method, or arm of --design, to compare with.")
+    ] = None,
+    design: Annotated[
+        Path | None,
+        typer.Option(
+            "--design",
+            help="CSV of an experiment: dataset, method, part, collection, arm, level, seed, init.",
+        ),
+    ] = None,
+    figures: Annotated[
+        str, typer.Option("--figures", help="Figures of the experiment, commas between: main, zeroshot, …")
+    ] = "",
+    published: Annotated[
+        Path | None,
+        typer.Option("--published", help="CSV of a paper's numbers: dataset, method, metric, value."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Compare methods on one HTML page.
@@ -164,8 +180,9 @@ def report(
     settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
     lost: dict[str, Any] = {"expected": expected, "logs": logs or ()}
     settings |= {"records": records or (), **lost}
+    settings |= {"design": design, "shown": figures, "published": published}
     page = write_report(runs, out, title=title, against=against, force=force, **settings)
-    typer.echo(headline(runs, **lost))
+    typer.echo(headline(runs, **lost, design=design))
     _done(page)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -65,6 +65,51 @@ def bootstrap_means(
     low, high = np.nanpercentile(means[:, enough], (tail, 100.0 - tail), axis=0)
     ends = undefined.copy(), undefined.copy()
     ends[0][enough], ends[1][enough] = low, high
+    return ends
+
+
+def bootstrap_nested(groups: Sequence[np.ndarray], *, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return 95 % percentile intervals of means over groups of their means, groups being drawn as well as rows.
+
+    A draw takes as many groups with replacement as there are, and for each of them its rows with replacement
+    (Davison & Hinkley 1997, Bootstrap Methods, §3.8). What varies is the choice of data sets and that of conditions
+    within them; with few groups the intervals are too narrow, as with few rows.
+
+    Parameters
+    ----------
+    groups
+        For each group (a data set) one row per perturbation or condition, [n, k] with k in common; NaN is left out,
+        and a group without any value of a column is left out of that column's means.
+    draws
+        Number of draws; 0 for no intervals.
+    seed
+        Of the draws. Together with the order of the groups and of their rows it fixes the result.
+
+    Returns
+    -------
+    tuple
+        Lower and upper ends, float64 [k]; NaN for ``draws=0`` and with fewer than two values in all.
+    """
+    tables = [np.asarray(rows, np.float64) for rows in groups]
+    width = tables[0].shape[1]
+    undefined = np.full(width, np.nan)
+    enough = np.sum([(~np.isnan(rows)).sum(axis=0) for rows in tables], axis=0) >= 2
+    if not draws or not enough.any():
+        return undefined, undefined.copy()
+    chosen = np.random.default_rng((seed, len(tables), 0)).integers(len(tables), size=(draws, len(tables)))
+    totals, counted = np.zeros((draws, width)), np.zeros((draws, width))
+    for i, rows in enumerate(tables):
+        at = np.nonzero(chosen == i)[0]
+        if len(rows) and len(at):
+            means = _means(rows, len(at), seed, i)
+            known = ~np.isnan(means)
+            np.add.at(totals, at, np.where(known, means, 0.0))
+            np.add.at(counted, at, known)
+    with np.errstate(invalid="ignore"):
+        means = totals / counted
+    tail = 50.0 * (1.0 - LEVEL)
+    ends = undefined.copy(), undefined.copy()
+    ends[0][enough], ends[1][enough] = np.nanpercentile(means[:, enough], (tail, 100.0 - tail), axis=0)
     return ends
 
 

@@ -10,6 +10,8 @@ import pandas as pd
 
 from perturbdiff.report import seeds
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.experiment import arm_tables, estimates
+from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.results import Run, metric_columns
 from perturbdiff.report.tables import Table, terminal_columns
 
@@ -39,6 +41,12 @@ def write_tables(folder: Path, runs: Sequence[Run], absent: Sequence[Absent], tr
     shown = trained or Table(("Method",), ())
     _frame(shown).to_csv(folder / "trained.csv", index=False)
     (folder / "trained.md").write_text(_markdown(shown), encoding="utf-8")
+
+
+def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
+    """Write ``arms`` into an existing folder: every metric as CSV, the main ones as Markdown, a table per group."""
+    estimates.frame(groups).to_csv(folder / "arms.csv", index=False)
+    (folder / "arms.md").write_text(arm_tables.markdown(groups), encoding="utf-8")
 
 
 def _frame(table: Table) -> pd.DataFrame:

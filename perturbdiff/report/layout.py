@@ -11,7 +11,7 @@ from perturbdiff.report.tables import Table
 
 @dataclass
 class Section:
-    """A heading with what stands below it, in this order: intro, legend, figures, tables, note, parts.
+    """A heading with what stands below it, in this order: intro, links, legend, figures, tables, note, parts.
 
     Attributes
     ----------
@@ -19,6 +19,8 @@ class Section:
         Heading and the id that links lead to; the anchor starts with the chapter's.
     intro, note
         Sentences above and below.
+    links
+        Pairs of words and an anchor elsewhere on the page.
     legend
         Pairs of a colour of the figures and what it stands for.
     figures
@@ -36,6 +38,7 @@ class Section:
     title: str
     anchor: str
     intro: str = ""
+    links: list[tuple[str, str]] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)
     figures: list[tuple[Plot, str]] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)

@@ -11,7 +11,17 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import tables, verdict
-from perturbdiff.report.results import ENERGY, PDCORR, POOLED, Column, Run, further_columns, named
+from perturbdiff.report.results import (
+    ENERGY,
+    NO_SPREAD,
+    PDCORR,
+    POOLED,
+    Column,
+    Run,
+    further_columns,
+    named,
+    realism_columns,
+)
 from perturbdiff.report.sections_scores import chance
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import slug
@@ -108,6 +118,9 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     found.scores = _score_tables(about, about.main)
     if found.scores:
         found.scores[-1] = replace(found.scores[-1], note=_remarks(about))
+    real = [c for c in realism_columns(about.every) if c not in about.main]
+    if real:
+        found.scores.append(_realism(about, real))
     found.further = _score_tables(about, [c for c in further_columns(about.every) if c not in about.main])
     scopes = list(dict.fromkeys(s for r in about.runs for s in r.contexts))
     found.contexts = [(s[1], _score_tables(about, about.main, s)) for s in scopes[:_CONTEXTS]]
@@ -260,6 +273,14 @@ def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, s
         name = f"{table.name}-{slug(title)}"
         found.append(Table(table.columns, table.rows, title, table.note, name, table.below))
     return found
+
+
+def _realism(about: Subject, columns: Sequence[Column]) -> Table:
+    """Return the table of what tells whether predicted cells look like cells, in the order given."""
+    table = tables.scores(about.runs, columns, about.look, absent=about.absent)
+    lacking = [r.score("library_sd_ratio")[1:] for r in about.runs if named(columns, "library_sd_ratio")]
+    note = NO_SPREAD if any(defined < total for defined, total in lacking) else ""
+    return replace(table, title="Are the cells real?", name=f"{table.name}-realism", note=note)
 
 
 def _remarks(about: Subject) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ from perturbdiff.report.absent import Absent, read_expected
 from perturbdiff.report.chapters import Chapter, chapter
 from perturbdiff.report.data_figures import pictures
 from perturbdiff.report.describe import data_tables, read_splits
-from perturbdiff.report.exports import write_tables
+from perturbdiff.report.experiment.arm_tables import text as text_arms
+from perturbdiff.report.experiment.asked import Asked, ask
+from perturbdiff.report.experiment.experiment import experiment
+from perturbdiff.report.exports import write_arms, write_tables
 from perturbdiff.report.families import families
 from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
@@ -42,6 +45,9 @@ def write_report(
     expected: Path | None = None,
     logs: Sequence[Path] = (),
     against: str | None = None,
+    design: Path | None = None,
+    shown: str = "",
+    published: Path | None = None,
     force: bool = False,
 ) -> Path:
     """Write one HTML file that compares methods, and folders with its figures, tables and scores for MultiQC.
@@ -65,7 +71,12 @@ def write_report(
         shown as failed.
     against
         Method to compare the first model with, condition by condition. Default: ``nearest-context`` if it was
-        run, else the best other by PDCorr.
+        run, else the best other by PDCorr. With a design also an arm of it, that differences are to.
+    design, shown
+        Table of an experiment, see `read_design`, and the names of its figures with commas between them, see
+        `experiment.chapter.FIGURES`: a chapter before those of the data sets.
+    published
+        Table of a paper's numbers, see `read_published`: set beside ours on data sets of the same name.
     force
         Write even if an equal page is there.
 
@@ -80,36 +91,44 @@ def write_report(
         If an input is not what it should be, or ``against`` was run on no data set.
     """
     found = read_runs(runs)
-    _check(found, against)
+    asked = ask(found, design, shown, published)
+    _check(found, against, asked.arms)
     absent = read_expected(expected, logs).missing(found)
     figures, folder, multiqc = (out.with_name(f"{out.stem}_{what}") for what in ("figures", "tables", "mqc"))
     roles = {"run": runs, "bundle": bundles, "statistics": statistics, "split": splits}
     roles |= {"record": record_files(records), "expected": [expected] if expected else []}
+    roles |= {"design": [design] if design else [], "published": [published] if published else []}
     roles |= {"log": list(dict.fromkeys(file for one in absent for file in one.files))}
     given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
     inputs = _inputs(given)
-    config = {"title": title, "against": against}
+    config = {"title": title, "against": against, "figures": asked.figures}
     force = force or not (figures.is_dir() and folder.is_dir() and multiqc.is_dir())
     with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
         if stage.skip:
             return out
-        page, drawn = _page(found, absent, config, given)
+        page, drawn = _page(found, absent, config, given, asked)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
         with files.writing(figures, folder=True) as partial:
             export(drawn, partial)
         with files.writing(folder, folder=True) as partial:
             write_tables(partial, found, absent, page["trained"])
+            if asked.entries:
+                write_arms(partial, page["experiment"].found.groups)
         with files.writing(multiqc, folder=True) as partial:
             write_multiqc([(c.about, o) for c, o in page["chapters"]], partial, absent)
         stage.results.update(runs=len(found), failed=len(absent), figures=len(drawn))
     return out
 
 
-def headline(runs: Sequence[Path], expected: Path | None = None, logs: Sequence[Path] = ()) -> str:
-    """Return the main metrics as a text table for each data set, means over seeds, and the verdicts."""
+def headline(
+    runs: Sequence[Path], expected: Path | None = None, logs: Sequence[Path] = (), design: Path | None = None
+) -> str:
+    """Return the main metrics as text: arms of a design, each data set with means over seeds, verdicts."""
     found = read_runs(runs)
     absent = read_expected(expected, logs).missing(found)
+    entries = ask(found, design, "", None).entries
+    arms = [text_arms(experiment(entries).groups), ""] if entries else []
     verdicts, spreads = [], []
     for name in dict.fromkeys(r.dataset for r in found):
         own = [r for r in found if r.dataset == name]
@@ -120,13 +139,16 @@ def headline(runs: Sequence[Path], expected: Path | None = None, logs: Sequence[
         said = overview(about).verdict
         verdicts.append(f"{name}: {about.focus.method}: {said.title}. {said.sentence}".rstrip())
     spreads = ["Mean ± standard deviation over seeds (n − 1)", "", *spreads] if spreads else []
-    return "\n".join([tables.text_scores(found, absent), "", *spreads, *verdicts])
+    return "\n".join([*arms, tables.text_scores(found, absent), "", *spreads, *verdicts])
 
 
-def _check(runs: Sequence[Run], against: str | None) -> None:
+def _check(runs: Sequence[Run], against: str | None, arms: Collection[str]) -> None:
+    if against is None or against in arms:
+        return
     methods = sorted({r.method for r in runs if r.kind != "ceiling"})
-    if against is not None and not any(against in r.names for r in runs if r.kind != "ceiling"):
-        raise UserError(f"no run of '{against}' to compare with; methods: {listing(methods)}")
+    if not any(against in r.names for r in runs if r.kind != "ceiling"):
+        also = f"; arms: {listing(sorted(arms))}" if arms else ""
+        raise UserError(f"no run of '{against}' to compare with; methods: {listing(methods)}{also}")
 
 
 def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
@@ -145,6 +167,7 @@ def _page(
     absent: list[Absent],
     config: Mapping[str, Any],
     given: Mapping[str, Sequence[Path]],
+    asked: Asked,
 ) -> tuple[dict[str, Any], list[Plot]]:
     look = _looks(runs)
     names = list(dict.fromkeys(r.dataset for r in runs))
@@ -153,11 +176,12 @@ def _page(
             i,
             [r for r in runs if r.dataset == n],
             look,
-            config["against"],
+            asked.rival(config["against"], n),
             [one for one in absent if one.dataset == n],
         )
         for i, n in enumerate(names, 1)
     ]
+    told = asked.chapter(runs, config["against"], given["record"], given["bundle"], chapters)
     overviews = [overview(c.about, c.warnings) for c in chapters]
     called = dict(zip(unique_names(given["bundle"]), given["bundle"], strict=True))
     training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
@@ -168,6 +192,7 @@ def _page(
         "title": config["title"],
         "facts": _facts(runs, absent),
         "lost": [one for one in absent if one.dataset not in names],
+        "experiment": told,
         "chapters": list(zip(chapters, overviews, strict=True)),
         "glossary": list(dict.fromkeys(line for o in overviews for line in o.glossary)),
         "training": training,
@@ -181,7 +206,12 @@ def _page(
         "version": __version__,
     }
     curves = [p for _, shown in training for p in shown]
-    return page, [*_drawn(chapters), *curves, *(p for found in stores for p in found.plots)]
+    return page, [
+        *(told.plots if told else []),
+        *_drawn(chapters),
+        *curves,
+        *(p for found in stores for p in found.plots),
+    ]
 
 
 def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:

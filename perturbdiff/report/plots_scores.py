@@ -31,12 +31,16 @@ _DASHES = (0, (4, 3))
 
 @dataclass(frozen=True)
 class Forest:
-    """One metric of all methods: rows method, value, low, high; chance and ceiling NaN where unknown."""
+    """One metric of all methods: rows method, value, low, high; chance and ceiling NaN where unknown.
+
+    ``title`` stands above the panel instead of the metric's name.
+    """
 
     metric: Column
     rows: pd.DataFrame
     chance: float = float("nan")
     ceiling: float = float("nan")
+    title: str = ""
 
 
 def radar(
@@ -97,19 +101,34 @@ def _ring(row: pd.Series) -> np.ndarray:
     return np.append(values, values[:1])
 
 
-def forest(name: str, title: str, panels: Sequence[Forest], look: Mapping[str, Look]) -> Plot:
+def forest(
+    name: str,
+    title: str,
+    panels: Sequence[Forest],
+    look: Mapping[str, Look],
+    *,
+    bars: bool = False,
+    most: int = MOST_METHODS,
+) -> Plot:
     """Draw mean scores with 95 % intervals: a panel per metric, a row per method, the same rows in each.
 
     The dashed line is chance, the solid one the ceiling, where they are known.
+
+    Parameters
+    ----------
+    bars
+        Draw bars from 0 instead of dots.
+    most
+        Methods with a row; the numbers beside the figure hold all.
     """
-    methods = list(dict.fromkeys(m for panel in panels for m in panel.rows["method"]))[:MOST_METHODS]
-    across = 3 if len(panels) > 4 else 2
+    methods = list(dict.fromkeys(m for panel in panels for m in panel.rows["method"]))[:most]
+    across = min(3 if len(panels) > 4 else 2, len(panels))
     lines = -(-len(panels) // across)
     with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods)) + 0.25) as (figure, flat):
         flat.remove()
         grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
         for axes, panel in zip(grid, panels, strict=False):
-            _forest_panel(axes, panel, methods, look)
+            _forest_panel(axes, panel, methods, look, bars=bars)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
         grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
@@ -126,16 +145,22 @@ def forest(name: str, title: str, panels: Sequence[Forest], look: Mapping[str, L
         return draw(figure, name, title, _forest_data(panels))
 
 
-def _forest_panel(axes: Axes, panel: Forest, methods: Sequence[str], look: Mapping[str, Look]) -> None:
-    ends = []
+def _forest_panel(
+    axes: Axes, panel: Forest, methods: Sequence[str], look: Mapping[str, Look], *, bars: bool
+) -> None:
+    ends = [0.0] if bars else []
     for row in panel.rows.to_dict("records"):
         if row["method"] not in methods or not np.isfinite(float(row["value"])):
             continue
         place, style = methods.index(str(row["method"])), look[str(row["method"])]
         if np.isfinite(float(row["low"])) and np.isfinite(float(row["high"])):
-            axes.plot([row["low"], row["high"]], [place, place], color=style.color, lw=2.2, alpha=0.55)
+            line = {"color": INK, "lw": 1.0} if bars else {"color": style.color, "lw": 2.2, "alpha": 0.55}
+            axes.plot([row["low"], row["high"]], [place, place], zorder=3, **line)
             ends += [float(row["low"]), float(row["high"])]
-        axes.plot(row["value"], place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5)
+        if bars:
+            axes.barh(place, float(row["value"]), height=0.72, color=style.color, lw=0)
+        else:
+            axes.plot(row["value"], place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5)
         ends.append(float(row["value"]))
     for value, dashes in ((panel.chance, _DASHES), (panel.ceiling, "-")):
         if np.isfinite(value):
@@ -148,7 +173,8 @@ def _forest_panel(axes: Axes, panel: Forest, methods: Sequence[str], look: Mappi
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.4g}".replace("-", "−")))
     axes.set_xlim(low, high)
-    axes.set_title(textwrap.fill(panel.metric.heading, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
+    heading = textwrap.fill(panel.title or panel.metric.heading, _TITLE)
+    axes.set_title(heading, loc="left", fontsize=8.5, fontweight="bold")
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
@@ -166,6 +192,8 @@ def _forest_data(panels: Sequence[Forest]) -> pd.DataFrame:
         p.rows[["method", "value", "low", "high"]].assign(
             metric=p.metric.name, direction=p.metric.direction, chance=p.chance, ceiling=p.ceiling
         )
+        if not p.title
+        else p.rows.assign(panel=p.title, metric=p.metric.name, direction=p.metric.direction)
         for p in panels
     ]
     empty = pd.DataFrame(columns=pd.Index(["method", "value", "low", "high", "metric"]))

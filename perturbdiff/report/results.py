@@ -339,9 +339,30 @@ def main_columns(columns: Sequence[Column]) -> list[Column]:
     return [c for c in columns if c.family in ("expression", "de") or c.name == ENERGY]
 
 
+REALISM = (
+    "nonzero_ratio",
+    "gene_sd_ratio",
+    "cell_sd_ratio",
+    "library_ratio",
+    "library_sd_ratio",
+    "mean_variance_gap",
+    "correlation_agreement",
+)
+NO_SPREAD = (
+    "SD of library sizes is not defined where all real cells sum to the same, as in data scaled to one total over "
+    "these very genes: there is no spread to compare with. SD between cells, of a cell’s mean log1p value, is defined "
+    "there too."
+)
+
+
+def realism_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the metrics that ask whether predicted cells look like cells: zeros, spread, correlations."""
+    return [m for name in REALISM if (m := named(columns, name)) is not None]
+
+
 def further_columns(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns that describe the predicted populations and counts."""
-    main = {c.name for c in main_columns(columns)}
+    """Return the columns that are neither main nor of realism: distances, counts, cell-eval's others."""
+    main = {c.name for c in (*main_columns(columns), *realism_columns(columns))}
     return [c for c in columns if c.name not in main]
 
 

@@ -65,15 +65,30 @@ def costs(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path])
 
     A run's predictions are known by the name in the manifest of their evaluation, a model's bundle by its content.
     """
-    by_name = {p.name.removesuffix(_RECORD): p for p in records if p.name.endswith(_RECORD)}
     by_content = {files.sha256(path): read_json(path / "run.json") for path in bundles}
     found = {}
-    for run in runs:
-        record = by_name.get(_name_of(run.manifest, "predictions"))
-        if record is not None:
-            made = read_json(_manifest_of(record))
-            found[run] = _cost(read_json(record), by_content.get(_digest(made, "bundle"), {}))
+    for run, record in _predictions(runs, records).items():
+        made = read_json(_manifest_of(record))
+        found[run] = _cost(read_json(record), by_content.get(_digest(made, "bundle"), {}))
     return found
+
+
+def bundles_of(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path]) -> dict[Run, Path]:
+    """Return the bundle that each run's predictions were drawn with, where it is among the given ones.
+
+    Bundles that a training kept on the way (``BUNDLE/steps/*``) are found too.
+    """
+    kept = [path for bundle in bundles for path in sorted(bundle.glob("steps/*")) if path.is_dir()]
+    by_content = {files.sha256(path): path for path in (*kept, *bundles)}
+    made = {run: read_json(_manifest_of(record)) for run, record in _predictions(runs, records).items()}
+    return {run: path for run, m in made.items() if (path := by_content.get(_digest(m, "bundle")))}
+
+
+def _predictions(runs: Sequence[Run], records: Sequence[Path]) -> dict[Run, Path]:
+    """Return the record of each run's predictions, known by the name in the manifest of the evaluation."""
+    by_name = {p.name.removesuffix(_RECORD): p for p in records if p.name.endswith(_RECORD)}
+    found = {run: by_name.get(_name_of(run.manifest, "predictions")) for run in runs}
+    return {run: record for run, record in found.items() if record is not None}
 
 
 def pretrained(bundles: Sequence[Path], records: Sequence[Path]) -> dict[str, tuple[Path, Cost]]:

@@ -65,13 +65,23 @@ def _flops(model: Denoiser, size: int, self_condition: bool) -> int:  # noqa: FB
     return counter.get_total_flops()
 
 
+def flops_per_step(model: Denoiser, config: Config) -> float:
+    """Return the floating-point operations of one optimiser step.
+
+    A backward pass counts as two forward passes, and self-conditioning adds a forward pass without gradient in its
+    share of the sets. The optimiser's own work, loss and input are left out.
+    """
+    train = config.train
+    forward = flops_per_cell(model, train.set_size, self_condition=train.self_condition > 0)
+    return forward * (3 + train.self_condition) * train.set_size * train.sets_per_step
+
+
 def describe(model: Denoiser, config: Config) -> list[str]:
     """Return lines for the log: parameters by group, work per cell and per optimiser step."""
     train = config.train
     forward = flops_per_cell(model, train.set_size, self_condition=train.self_condition > 0)
-    # A backward pass is two forward passes; self-conditioning adds a pass without gradient.
-    step = forward * (3 + train.self_condition) * train.set_size * train.sets_per_step
     return [
         f"network: {listed(by_group(model))}",
-        f"work: {forward / 1e6:.3g} MFLOP per cell and pass, {step / 1e12:.3g} TFLOP per optimiser step",
+        f"work: {forward / 1e6:.3g} MFLOP per cell and pass, "
+        f"{flops_per_step(model, config) / 1e12:.3g} TFLOP per optimiser step",
     ]

@@ -153,8 +153,18 @@ def test_what_must_be_known_of_a_method_stands_below_the_scores_once(runs, tmp_p
     names = ("squidiff-seed0", "squidiff-seed1")
     more = [make_run(tmp_path / n, n, shown=1, cells=4, made_by=made_by) for n in names]
     found = overview(about([*runs, *more]))
-    assert [t.note for t in found.scores] == ["", "Squidiff: it diverges."]
+    assert [t.note for t in found.scores] == ["", "Squidiff: it diverges.", ""]
     assert not any(t.note for t in overview(about(runs)).scores)
+
+
+def test_realism_is_in_sight_and_an_undefined_spread_is_explained(runs):
+    real = overview(about(runs)).scores[-1]
+    assert real.title == "Are the cells real?"
+    for metric in ("Non-zero values", "SD between cells", "SD of library sizes", "Gene–gene correlations"):
+        assert any(head.startswith(metric) for head in real.columns)
+    assert real.note == ""
+    edit(runs[0], n_defined={"library_sd_ratio": 0}, nanmean={"library_sd_ratio": math.nan})
+    assert "all real cells sum to the same" in overview(about(runs)).scores[-1].note
 
 
 def test_counts_stand_in_the_heading_and_where_they_differ(runs):
