@@ -147,3 +147,9 @@ def test_the_split_rule_holds_out_as_many_as_the_released_lists(name, perturbati
     moved = round(rule.train_fraction * perturbations)  # as `data.split_rules.by_rule`
     checked = round(rule.valid_fraction * (perturbations - moved))
     assert (moved, checked, perturbations - moved - checked) == (train, valid, test)
+
+
+@pytest.mark.parametrize("name", recipes.presets())
+def test_a_model_without_control_cells_is_told_the_cell_type(name):
+    config = recipes.load(name)
+    assert not config.train.zero_control or "cell_type" in config.model.covariates
