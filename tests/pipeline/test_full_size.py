@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "assets" / "experiments"
@@ -34,24 +33,48 @@ def test_the_files_of_a_full_size_sheet_are_those_of_the_page(name):
         assert kind in page, path
 
 
-@pytest.mark.parametrize("name", FULL_SIZE)
-def test_a_full_size_sheet_is_planned(nextflow, tmp_path, name):
-    rows = rows_of(name)
-    (tmp_path / "data").mkdir()
-    for path in inputs_of(rows):
-        (tmp_path / path).touch()
-    ran = nextflow.run("-stub", "-preview", "--experiment", name)
+def together(folder: Path) -> list[dict[str, str]]:
+    """Write all sheets as one, each row's id after its experiment's name, and empty files as data; return the rows."""
+    (folder / "data").mkdir()
+    rows = []
+    for name in FULL_SIZE:
+        own = rows_of(name)
+        ids = {row["id"] for row in own}
+        for path in inputs_of(own):
+            (folder / path).touch()
+        for row in own:
+            init = row.get("init", "")
+            split = str((EXPERIMENTS / row["split"]).resolve()) if row["split"] else ""
+            changed = {
+                "id": f"{name}.{row['id']}",
+                "split": split,
+                "init": f"{name}.{init}" if init in ids else init,
+            }
+            rows.append(row | changed)
+    with (folder / "sheet.csv").open("w", newline="") as handle:
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        writer = csv.DictWriter(handle, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def test_the_full_size_sheets_are_planned(nextflow, tmp_path):
+    rows = together(tmp_path)
+    ran = nextflow.run("-stub", "-preview", "--input", "sheet.csv", "--baselines", "control")
     assert ran.code == 0, ran.output
-    told = yaml.safe_load((EXPERIMENTS / f"{name}.yml").read_text())
-    assert f"about {told['gpu_hours']} GPU hours" in ran.output
     with (ran.outdir / "pipeline_info" / "design.csv").open() as handle:
-        design = {row["method"]: row for row in csv.DictReader(handle)}
+        lines = list(csv.DictReader(handle))
+    design = {line["method"]: line for line in lines}
     for row in rows:
         if row["mode"] == "pretrain":
             continue
-        assert design[row["id"]]["arm"] == row["arm"]
-        assert design[row["id"]]["part"] == (row.get("part") or "test")
-        assert design[row["id"]]["level"] == row.get("level", "")
+        line = design[row["id"]]
+        assert (line["arm"], line["part"]) == (row["arm"], row.get("part") or "test")
+        assert line["level"] == row.get("level", "")
+        assert line["collection"].split(".")[0] == row["dataset"]
+    units = {(line["dataset"], line["part"]) for line in lines}
+    assert len(units) == 3 + 2, "one store and split for each data set, and validation of two"
 
 
 def test_arms_of_the_main_comparison_are_the_papers_methods():
