@@ -23,7 +23,10 @@ def collectionOf(unit, runs, usual) {
 
 // labels: unit → dataset in the tables; collections: unit → collection
 def designOf(models, baselines, labels, collections) {
-    def line = { one, method, arm -> [labels[one.unit.id], method, one.unit.part, collections[one.unit.id], arm, one.level, one.seed, one.init].collect { value -> value == null ? '' : value }.join(',') }
+    def line = { one, method, arm ->
+        [labels[one.unit.id], method, one.unit.part, collections[one.unit.id], arm, one.level, one.seed, one.init]
+            .collect { value -> value == null ? '' : value }.join(',')
+    }
     return ['dataset,method,part,collection,arm,level,seed,init'] +
         models.collect { run -> line.call(run, run.id, run.arm) } + baselines.collect { one -> line.call(one, one.method, one.arm ?: one.name) }
 }

@@ -24,7 +24,8 @@ def scopeProblems(row, bound) {
 // what a row says of the data although the row that it samples says it already
 def repeatProblems(row, source) {
     def other = { name -> (row[name] ?: '') != (source[name] ?: '') }
-    return ['dataset', 'input'].findAll { name -> other.call(name) }.collect { name -> "${name} '${row[name]}' is not that of '${source.id}', '${source[name]}'" } +
+    def unlike = ['dataset', 'input'].findAll { name -> other.call(name) }
+    return unlike.collect { name -> "${name} '${row[name]}' is not that of '${source.id}', '${source[name]}'" } +
         ['preset', 'split', 'genes'].findAll { name -> row[name] && other.call(name) }.collect { name -> "'${name}' is that of '${source.id}': leave it empty" }
 }
 
@@ -45,7 +46,8 @@ def sampleProblems(row, rows, folder) {
         return bundleProblems(row, folder).collect { problem -> "unknown init: ${problem}; rows with a model: ${known.join(', ') ?: 'none'}" }
     }
     try {
-        return scopeProblems(row, isBound(row, rows)) + (isBound(row, rows) ? repeatProblems(row, source) : []) + (source && row.step ? stepProblems(row, source, folder) : [])
+        def bound = isBound(row, rows)
+        return scopeProblems(row, bound) + (bound ? repeatProblems(row, source) : []) + (source && row.step ? stepProblems(row, source, folder) : [])
     } catch (Exception _problem) {
         return []   // of the recipes, and told there
     }
