@@ -105,3 +105,14 @@ def test_the_prior_is_the_same_wherever_it_is_trained():
         if row["mode"] == "pretrain"
     }
     assert len(priors) == 1
+
+
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_no_two_runs_stand_for_the_same(name):
+    """The report refuses them: a mean would count one twice."""
+    places = [
+        (row["dataset"], row.get("part", ""), row["arm"], row.get("level", ""), row["seed"])
+        for row in rows_of(name)
+        if row["mode"] != "pretrain"
+    ]
+    assert len(set(places)) == len(places)
