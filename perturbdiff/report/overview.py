@@ -262,6 +262,12 @@ def _question(name: str) -> str:
     return next((asks for names, asks in KEY if name in names), "")
 
 
+def caption(metric: Column) -> str:
+    """Return what a key metric asks, and where better is, to stand below a figure of it."""
+    where = {"higher": "Higher is better.", "lower": "Lower is better.", "one": "1 is best."}
+    return f"{_question(metric.name) or metric.label + '.'} {where.get(metric.direction, '')}".strip()
+
+
 def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, str] = POOLED) -> list[Table]:
     """Return the scores as tables that fit a screen: profiles and populations, genes, what is left."""
     groups: dict[str, list[Column]] = {}

@@ -12,13 +12,12 @@ from perturbdiff.report.experiment.compute import CONVENTION, Work
 from perturbdiff.report.experiment.estimates import Estimate, Estimates
 from perturbdiff.report.experiment.experiment import Experiment
 from perturbdiff.report.experiment.groups import Line
-from perturbdiff.report.experiment.plots import Panel, curves
+from perturbdiff.report.experiment.plots import BEST, CEILING, RANDOM, Panel, curves
 from perturbdiff.report.layout import Section
+from perturbdiff.report.overview import caption
 from perturbdiff.report.results import ENERGY, Column, named
 from perturbdiff.report.svg import Look, Plot, looks, slug
 
-RANDOM = "random initialisation"
-_BEST, _CEILING = "best baseline", "ceiling"
 _OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
 _FURTHER = (
     "R2",
@@ -145,7 +144,7 @@ def _filled(
     for names, home in ((first, section), ([n for n in _FURTHER if n not in first], rest)):
         for metric in (m for n in names if (m := named(found.metrics, n)) is not None):
             if (plot := _plot(found, metric, name, across, panels)) is not None:
-                home.figures.append((plot, ""))
+                home.figures.append((plot, caption(metric)))
     if rest.figures:
         section.parts.append(rest)
     if not section.figures:
@@ -200,12 +199,12 @@ def _marks(estimates: Estimates, metric: Column) -> dict[str, float]:
     ]
     if means and metric.direction != "none":
         away = {"higher": lambda v: -v, "lower": lambda v: v, "one": lambda v: abs(v - 1)}
-        found[_BEST] = min(means, key=away[metric.direction])
+        found[BEST] = min(means, key=away[metric.direction])
     tops = [
         m for x in lines if x.kind == "ceiling" and not math.isnan(m := estimates.of(x, metric.name).mean)
     ]
     if tops:
-        found[_CEILING] = tops[0]
+        found[CEILING] = tops[0]
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.axes import legend_text, spread
 from perturbdiff.report.results import Column
@@ -23,11 +23,14 @@ MOST_CURVES = 14
 """Curves with a line of their own; the numbers beside the figure hold all."""
 
 _TITLE = 26  # letters in a line of a panel's title
-_STYLES: tuple[dict[str, object], ...] = (
-    {"color": INK, "lw": 1.1, "ls": (0, (4, 3))},
-    {"color": GREY, "lw": 1.1, "ls": "-"},
-    {"color": GREY, "lw": 1.1, "ls": (0, (1, 2))},
-)
+RANDOM, BEST, CEILING = "random initialisation", "best baseline", "ceiling"
+_STYLES: dict[str, dict[str, object]] = {
+    RANDOM: {"color": INK, "lw": 1.1, "ls": (0, (4, 3))},
+    BEST: {"color": GREY, "lw": 1.1, "ls": "-"},
+    CEILING: {"color": GREY, "lw": 1.1, "ls": (0, (1, 2))},
+}
+_FAR = -2.0  # scores of at most 1 below this squeeze all others on a plain axis
+_TICKS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.0, 0.5, 1.0)
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Panel:
     rows
         curve, x, mean, lowest and highest (over seeds), further columns for the CSV; a row per point.
     flat
-        What is drawn as a line from side to side: its words in the legend, and its height.
+        What is drawn as a line from side to side: RANDOM, BEST or CEILING, and its height.
     """
 
     title: str
@@ -74,7 +77,7 @@ def curves(
         grid = figure.subplots(lines, columns, squeeze=False).ravel()
         xs = np.concatenate([p.rows["x"].to_numpy(np.float64) for p in panels])
         for axes, panel in zip(grid, panels, strict=False):
-            _panel(axes, panel, shown, look, [_STYLES[flat.index(w) % 3] for w in panel.flat])
+            _panel(axes, panel, shown, look)
             _axes(axes, panel, xs)
             axes.set_title(textwrap.fill(panel.title, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
         for i, axes in enumerate(grid):
@@ -86,22 +89,16 @@ def curves(
         handles = [
             Line2D([], [], color=look[c].color, marker=look[c].marker, ls=look[c].dash, ms=4) for c in shown
         ]
-        handles += [Line2D([], [], **_STYLES[i % 3]) for i in range(len(flat))]  # pyright: ignore[reportArgumentType]
+        handles += [Line2D([], [], **_STYLES[w]) for w in flat]  # pyright: ignore[reportArgumentType]
         if len(handles) > 1:
             words = [legend_text(c) for c in (*shown, *flat)]
             figure.legend(handles, words, loc="outside lower center", ncols=2, handlelength=1.8)
         return draw(figure, name, title, _data(panels, metric))
 
 
-def _panel(
-    axes: Axes,
-    panel: Panel,
-    shown: Sequence[str],
-    look: Mapping[str, Look],
-    styles: Sequence[Mapping[str, object]],
-) -> None:
-    for (_, height), style in zip(panel.flat.items(), styles, strict=True):
-        axes.axhline(height, zorder=1, **style)  # pyright: ignore[reportArgumentType]
+def _panel(axes: Axes, panel: Panel, shown: Sequence[str], look: Mapping[str, Look]) -> None:
+    for words, height in panel.flat.items():
+        axes.axhline(height, zorder=1, **_STYLES[words])  # pyright: ignore[reportArgumentType]
     for curve in shown:
         rows = panel.rows.loc[(panel.rows["curve"] == curve).to_numpy(bool)].sort_values("x")
         rows = rows.loc[np.isfinite(rows["mean"].to_numpy(np.float64))]
@@ -120,7 +117,10 @@ def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
     ends = panel.rows[["mean", "lowest", "highest"]].to_numpy(np.float64).ravel()
     low, high, wide = spread(np.concatenate([ends, np.array(list(panel.flat.values()))]))
     axes.set_ylim(low, high)
-    if wide:
+    if low < _FAR and high < 1.7:
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_locator(FixedLocator([t for t in _TICKS if low <= t <= high]))
+    elif wide:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
         axes.yaxis.set_minor_formatter(NullFormatter())

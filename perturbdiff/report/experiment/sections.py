@@ -13,6 +13,7 @@ from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.experiment.experiment import Experiment
 from perturbdiff.report.experiment.groups import Line
 from perturbdiff.report.layout import Section
+from perturbdiff.report.overview import caption
 from perturbdiff.report.plots_scores import Forest, forest, radar
 from perturbdiff.report.results import ENERGY, Column, radar_columns
 from perturbdiff.report.svg import Plot, slug
@@ -63,7 +64,7 @@ def dots(found: Experiment, name: str, title: str, intro: str) -> Section:
     for names, home in ((_DOTS, section), (_DOTS_FURTHER, rest)):
         for metric in chosen(found.metrics, names):
             if (plot := _dots(found, name, metric)) is not None:
-                home.figures.append((plot, ""))
+                home.figures.append((plot, caption(metric)))
     section.parts = [rest] if rest.figures else []
     over = curves.levels(found, name)
     if over.filled:
