@@ -90,7 +90,11 @@ def check_tables(settings: ModelConfig, tables: Tables) -> None:
                 "the table: set it to table, or leave the table out"
             )
         if kind != "gene" and kind not in settings.covariates:
-            raise UserError(f"--embedding {kind}: the model is not told the {kind} (model.covariates)")
+            told = ",".join((*settings.covariates, kind))
+            raise UserError(
+                f"--embedding {kind}: the model is not told the {kind}; "
+                f"say --set 'model.covariates=[{told}]', or leave the table out"
+            )
     if settings.gene_embedding == "table" and "gene" not in tables:
         raise UserError("model.gene_embedding is 'table': give one with --embedding gene=FILE")
 

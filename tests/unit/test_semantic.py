@@ -209,7 +209,11 @@ def test_sum_and_concat_of_the_dose(made):
     [
         (["model.dose=label", "model.gene_embedding=table"], {}, "--embedding gene=FILE"),
         (["model.dose=label"], {"gene": table("g1")}, "model.gene_embedding is 'none'"),
-        (["model.dose=label", "model.covariates=[perturbation]"], {"cell_type": table("B")}, "not told"),
+        (
+            ["model.dose=label", "model.covariates=[perturbation]"],
+            {"cell_type": table("B")},
+            r"not told.*covariates=\[perturbation,cell_type\]",
+        ),
         (["model.dose=label"], {"cell_type": table("B")}, "lacks cell_type T"),
     ],
 )
