@@ -37,17 +37,22 @@ def ablation(found: Experiment) -> Section:
     """Return bars of the arms per metric, a figure per group."""
     section = Section("Ablation", "x-ablation", intro=_ABLATION)
     for i, estimates in enumerate(found.groups):
-        lines = _shown(estimates)
-        panels = [
-            Forest(m, _rows(estimates, lines, m), ceiling=_ceiling(estimates, m))
-            for m in chosen(estimates.group.metrics, _BARS)
-        ]
-        title = f"Arms on {found.name(estimates)}"
-        if panels and lines:
-            look = {line.label: found.look[line.arm] for line in lines}
-            plot = forest(f"x-ablation-{i + 1}", title, panels, look, bars=True, most=_MOST_ARMS)
+        if (plot := _means(found, estimates, f"x-ablation-{i + 1}", bars=True)) is not None:
             section.figures.append((plot, f"{found.name(estimates)}."))
     return section
+
+
+def _means(found: Experiment, estimates: Estimates, name: str, *, bars: bool) -> Plot | None:
+    """Draw the means of all lines of a group with their intervals, a panel per metric."""
+    lines = _shown(estimates)
+    panels = [
+        Forest(m, _rows(estimates, lines, m), ceiling=_ceiling(estimates, m))
+        for m in chosen(estimates.group.metrics, _BARS)
+    ]
+    if not panels or not lines:
+        return None
+    look = {line.label: found.look[line.arm] for line in lines}
+    return forest(name, f"Arms on {found.name(estimates)}", panels, look, bars=bars, most=_MOST_ARMS)
 
 
 _ABLATION = (
@@ -163,6 +168,8 @@ def main(found: Experiment) -> Section:
         title = f"Means on {found.name(estimates)}"
         if (plot := _radar(found, estimates, lines, f"x-main-{i + 1}", title)) is not None:
             section.figures.append((plot, f"{title}: over data sets and seeds."))
+        if (plot := _means(found, estimates, f"x-main-means-{i + 1}", bars=False)) is not None:
+            section.figures.append((plot, f"{title}, with 95 % intervals over data sets and conditions."))
     for name, there in found.chapters.items():
         section.links += [(f"{name}: {words}", anchor) for words, anchor in there]
     return section
