@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import anndata
 import pytest
 
 from perturbdiff.config import EvaluateConfig
@@ -77,6 +78,40 @@ def test_more_tasks_for_a_sampling_repeat_nothing_else(first):
         *(f"SAMPLE (model.part-{i}-of-2)" for i in range(2)),
     ]
     assert (path.read_bytes(), path.with_name("model.h5ad.manifest.json").read_bytes()) == whole
+
+
+@pytest.mark.slow
+def test_one_training_is_sampled_as_it_was_and_on_both_parts(first):
+    nextflow, _ = first
+    own = f"{SCREEN};split.valid_fraction=0.5;train.keep_every=10"
+    rows = [
+        f"grown,screen,simulate:tiny,tiny,train,,,{own},valid,trained,20",
+        "early,screen,simulate:tiny,,sample,grown,10,,valid,trained,10",
+        "untrained,screen,simulate:tiny,,sample,grown,0,,valid,trained,0",
+        "guided,screen,simulate:tiny,,sample,grown,,sample.guidance=2,test,w = 2,2",
+    ]
+    sheet = nextflow.folder / "sampled.csv"
+    header = "id,dataset,input,preset,mode,init,step,overrides,part,arm,level"
+    sheet.write_text("\n".join([header, *rows]) + "\n")
+    ran = nextflow.run(*FEW, str(sheet), "-resume", "--ceiling", "false")
+    assert ran.code == 0, ran.output
+    names = [name.split(" ")[0] for name in ran.ran()]
+    assert [names.count(name) for name in ("TRAIN", "SAMPLE", "EVALUATE")] == [1, 4, 6]
+    cells = {
+        name: anndata.read_h5ad(ran.outdir / "predictions" / f"{name}.h5ad")
+        for name in ("grown", "early", "untrained", "guided")
+    }
+    made = {name: found.uns["perturbdiff"] for name, found in cells.items()}
+    assert {name: bool(facts["random_init"]) for name, facts in made.items()} == {
+        "grown": False, "early": False, "untrained": True, "guided": False,
+    }  # fmt: skip
+    assert [float(made[name]["guidance"]) for name in ("early", "guided")] == [made["grown"]["guidance"], 2]
+    conditions = {name: set(found.obs["perturbation"]) - {"control"} for name, found in cells.items()}
+    assert conditions["grown"] == conditions["early"] == conditions["untrained"]
+    assert not conditions["grown"] & conditions["guided"]
+    assert (cells["grown"].X != cells["early"].X).nnz > 0  # pyright: ignore[reportAttributeAccessIssue]
+    table = (ran.outdir / "report.txt").read_text()
+    assert "screen.valid" in table
 
 
 @pytest.mark.slow
