@@ -87,6 +87,10 @@ def predict(
     return out
 
 
+FROM_CONTROLS = ("control", "linear", "nearest-context")
+"""Baselines whose cells are made from `Task.matched` control cells."""
+
+
 def _write(
     stage: provenance.Stage, name: str, store: Store, split: pd.DataFrame, part: str, seed: int
 ) -> None:
@@ -96,6 +100,8 @@ def _write(
         task, wanted = open_task(store, split, part, seed)
         predictor = METHODS[name](task)
     facts = {"method": name, "baseline": name, "baseline_kind": "built-in", "seed": seed}
+    if name in FROM_CONTROLS:
+        facts["controls"] = "balanced"
     learned = part == "train" and name != "control"
     with _measured(spent, "predict"):
         blocks = _cells(task, wanted, predictor)

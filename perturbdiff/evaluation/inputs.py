@@ -34,6 +34,7 @@ MADE_BY = (
     "recipe_key",  # models: what determines the predictions but for seeds
     "train_seed",
     "seed",
+    "controls",  # how the control cells that cells were made from were chosen: 'shuffled' or 'balanced'
 )
 """What a predictions file may say of how its cells were made; it goes to the summary as it is."""
 

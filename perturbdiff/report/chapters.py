@@ -74,6 +74,13 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     }
     if len(truths) > 1:
         found.append(f"{name}: the runs were scored against different truths.")
+    ways = {r.made_by.get("controls") for r in runs} - {None}
+    if len(ways) > 1:
+        balanced = [r.method for r in runs if r.made_by.get("controls") == "balanced"]
+        found.append(
+            f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not; their energy "
+            "distances are too low beside the others' (docs/metrics.md)."
+        )
     told = {r.method for r in runs if any(f.get("kind") == "controls" for f in r.findings)}
     replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs if r.method not in told}
     found += [

@@ -245,7 +245,7 @@ class _Run:
         """Check the predictions and write the file; return what is known of them."""
         queries = written.queries
         names = self._controls(queries) if facts.get("from_control_row") else None
-        told = {**self.method.facts, "method": self.method.name, "seed": self.seed}
+        told = {**self.method.facts, "method": self.method.name, "seed": self.seed, "controls": "balanced"}
         labels = queries.drop(columns="control_row")
         with Answer(
             self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names

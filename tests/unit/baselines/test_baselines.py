@@ -173,6 +173,11 @@ def test_record_tells_what_learning_and_predicting_took(small, tmp_path):
         assert min(spent[kind].values()) >= 0
     facts = read_predictions(out).uns["perturbdiff"]
     assert (facts["baseline"], facts["baseline_kind"], facts["seed"]) == ("linear", "built-in", 0)
+    assert facts["controls"] == "balanced"
+
+
+def test_who_starts_from_no_control_cells_says_nothing_of_them(made_by):
+    assert "controls" not in made_by("mean-overall").uns["perturbdiff"]
 
 
 def test_zarr_output_and_skipping(small, tmp_path, caplog):

@@ -72,6 +72,7 @@ def test_who_made_it_is_written_into_the_file_and_beside_it(run, tmp_path):
         "conditions_seen": 0,
     }  # fmt: skip
     assert len(uns["script"]) == 12
+    assert uns["controls"] == "balanced"
     cells = adata.obs.groupby("source", observed=True)["cell"].agg(set)
     assert cells["predicted"] <= cells["control"]
     manifest = json.loads((tmp_path / "p.h5ad.manifest.json").read_text())
