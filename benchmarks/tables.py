@@ -4,7 +4,7 @@
 
 A mark is a line before a table, and another ends it:
 
-    <!-- table EXPERIMENT collection=kang part=test metrics=energy_distance,PDCorr arms=a;b difference=yes -->
+    <!-- table EXPERIMENT collection=kang part=test metrics=energy_distance,PDCorr arms=a|b difference=yes -->
     | … |
     <!-- end -->
 
@@ -76,7 +76,7 @@ class Mark:
             raise UserError(
                 f"{line}: {'unknown ' + listing(unknown) if unknown else 'without ' + listing(lacking)}"
             )
-        arms = tuple(given.get("arms", "").split(";")) if "arms" in given else ()
+        arms = tuple(given.get("arms", "").split("|")) if "arms" in given else ()
         return cls(
             found["experiment"], given["collection"], given.get("part", "test"),
             tuple(given["metrics"].split(",")), arms, given.get("difference") == "yes",
@@ -90,21 +90,33 @@ def rows_of(mark: Mark, arms: pd.DataFrame) -> list[str]:
     ------
     UserError
         If the experiment has no such collection, part, arm or metric.
+
+    Notes
+    -----
+    A row is an arm, or an arm at one of its levels; ``arms`` names either.
     """
     own = arms[(arms["collection"] == mark.collection) & (arms["part"] == mark.part)]
     if own.empty:
         known = sorted({f"{c} ({p})" for c, p in zip(arms["collection"], arms["part"], strict=True)})
         raise UserError(f"{mark.experiment}: no {mark.collection} ({mark.part}); there are {listing(known)}")
-    names = list(mark.arms) or list(dict.fromkeys(own["arm"]))
-    for what, asked, there in (("arm", names, own["arm"]), ("metric", mark.metrics, own["metric"])):
-        if absent := [name for name in asked if name not in set(there)]:
-            raise UserError(
-                f"{mark.experiment}: no {what} {listing(absent)}; there are {listing(sorted(set(there)))}"
-            )
-    cells = own.set_index(["arm", "metric"])
+    own = own.assign(row=[_row_name(arm, level) for arm, level in zip(own["arm"], own["level"], strict=True)])
+    if absent := [arm for arm in mark.arms if arm not in {*own["arm"], *own["row"]}]:
+        raise UserError(
+            f"{mark.experiment}: no arm {listing(absent)}; there are {listing(sorted(set(own['row'])))}"
+        )
+    if absent := [metric for metric in mark.metrics if metric not in set(own["metric"])]:
+        known = sorted(set(own["metric"]))
+        raise UserError(f"{mark.experiment}: no metric {listing(absent)}; there are {listing(known)}")
+    chosen = own[own["arm"].isin(mark.arms) | own["row"].isin(mark.arms)] if mark.arms else own
+    cells = own.set_index(["row", "metric"])
     lines = [["", *(_heading(name) for name in mark.metrics)], ["---"] * (len(mark.metrics) + 1)]
+    names = dict.fromkeys(chosen["row"])
     lines += [[name, *(_cell(cells.loc[(name, metric)], mark) for metric in mark.metrics)] for name in names]
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _row_name(arm: str, level: float) -> str:
+    return arm if np.isnan(level) else f"{arm}, {level:g}"
 
 
 def _heading(metric: str) -> str:

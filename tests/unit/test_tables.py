@@ -10,12 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ARMS = """\
-collection,part,arm,metric,mean,sd,low,high,datasets,conditions,seeds,reference,difference,difference_low,difference_high
-kang,test,ours,energy_distance,0.51234,0.1,0.4,0.6,5,10,3,ours,,,
-kang,test,linear,energy_distance,0.75,,0.7,0.8,5,10,1,ours,0.24,0.1,0.3
-kang,test,ours,PDCorr,-0.8,0.01,-0.9,,5,10,3,ours,,,
-kang,test,linear,PDCorr,,,,,5,10,1,ours,,,
-kang,valid,ours,PDCorr,0.5,,,,5,10,1,ours,,,
+collection,part,arm,level,metric,mean,sd,low,high,datasets,conditions,seeds,reference,difference,difference_low,difference_high
+kang,test,ours,,energy_distance,0.51234,0.1,0.4,0.6,5,10,3,ours,,,
+kang,test,linear,,energy_distance,0.75,,0.7,0.8,5,10,1,ours,0.24,0.1,0.3
+kang,test,ours,,PDCorr,-0.8,0.01,-0.9,,5,10,3,ours,,,
+kang,test,linear,,PDCorr,,,,,5,10,1,ours,,,
+kang,valid,ours,,PDCorr,0.5,,,,5,10,1,ours,,,
+few,test,ours,1,PDCorr,0.1,,,,5,10,1,ours,,,
+few,test,ours,20,PDCorr,0.2,,,,5,10,1,ours,,,
+few,test,linear,20,PDCorr,0.3,,,,5,10,1,ours,,,
 """
 DOCUMENT = """\
 # Results
@@ -71,13 +74,31 @@ def test_arms_can_be_chosen_and_compared(tables: ModuleType, results: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("arms", "rows"),
+    [
+        ("", ["ours, 1", "ours, 20", "linear, 20"]),
+        (" arms=ours", ["ours, 1", "ours, 20"]),
+        (" arms=ours, 20|linear", ["ours, 20", "linear, 20"]),
+    ],
+)
+def test_levels_have_rows_of_their_own(tables: ModuleType, results: Path, arms: str, rows: list[str]) -> None:
+    found, _ = tables.rewrite(
+        f"<!-- table small collection=few metrics=PDCorr{arms} -->\n<!-- end -->\n", results
+    )
+    assert [line.split(" | ")[0][2:] for line in found.splitlines() if line.startswith("| ")][2:] == rows
+
+
+@pytest.mark.parametrize(
     ("mark", "message"),
     [
         (
             "<!-- table small collection=kang metrics=R2 -->",
             "no metric R2; there are PDCorr, energy_distance",
         ),
-        ("<!-- table small collection=kong metrics=R2 -->", r"no kong \(test\); there are kang \(test\)"),
+        (
+            "<!-- table small collection=kong metrics=R2 -->",
+            r"no kong \(test\); there are few \(test\), kang \(test\)",
+        ),
         ("<!-- table small collection=kang metrics=PDCorr arms=a b -->", "no arm a b"),
         ("<!-- table small metrics=R2 -->", "without collection"),
         ("<!-- table small collection=a metrics=R2 colour=red -->", "unknown colour"),
