@@ -11,8 +11,8 @@ conditions are not opened. The rule was fixed before any score was seen:
 2. Among equals: the lower geometric mean, over the collections, of the energy distance relative to the reference arm.
 3. Among equals: fewer of the shares of non-zeros and SDs of genes that are more than 10 % off the real ones.
 
-Arms that lack a collection of the reference are listed apart. Means are over the data sets of a collection, then over
-seeds.
+An arm at each of its levels counts as one. Arms that lack a collection of the reference are listed apart. Means are
+over the data sets of a collection, then over seeds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def runs(outdir: Path) -> pd.DataFrame:
         facts = json.loads(summary.read_text())
         row = names.get((facts["dataset"], facts["method"]))
         if row is not None and facts["method"] != "ceiling":
-            baseline = bool(facts["made_by"].get("baseline"))
-            found.append({**row._asdict(), "folder": summary.parent, "baseline": baseline})
+            told = {"folder": summary.parent, "baseline": bool(facts["made_by"].get("baseline"))}
+            arm = f"{row.arm}, {row.level}" if row.level else row.arm
+            found.append({**row._asdict(), **told, "arm": arm})
     return pd.DataFrame(found)
 
 

@@ -29,9 +29,9 @@ class Results:
 
     def add(
         self, arm: str, energy: float, pdcorr: float, over: float = 0.5, *, dataset="d", seed=0,
-        collection="c", part="valid", baseline="", realism=1.0,
+        collection="c", part="valid", baseline="", realism=1.0, level="",
     ) -> None:  # fmt: skip
-        method = baseline or f"{arm}-{seed}"
+        method = baseline or f"{arm}{level}-{seed}"
         folder = self.path / "metrics" / f"{dataset}-{part}.{method}.metrics"
         folder.mkdir(parents=True)
         made_by = {"baseline": baseline} if baseline else {"recipe_key": arm}
@@ -46,7 +46,7 @@ class Results:
         pooled = {"PDCorr": pdcorr, "DEOver_10": over, "energy_distance": 99.0}
         rows = [{"scope_kind": "pooled", "metric": name, "nanmean": value} for name, value in pooled.items()]
         pd.DataFrame(rows).to_csv(folder / "aggregate.csv", index=False)
-        self.lines += f"{dataset}-{part},{method},{part},{collection},{arm},,{seed},\n"
+        self.lines += f"{dataset}-{part},{method},{part},{collection},{arm},{level},{seed},\n"
         (self.path / "pipeline_info" / "design.csv").write_text(self.lines)
 
 
@@ -81,6 +81,13 @@ def test_means_are_over_data_sets_then_seeds(choose: ModuleType, results: Result
     table = choose.arms(choose.runs(results.path))
     assert len(table) == 1
     assert table["energy_distance"][0] == pytest.approx(0.5)
+
+
+def test_levels_are_apart(choose: ModuleType, results: Results) -> None:
+    results.add("reference", 0.6, 0.8)
+    results.add("w", 0.5, 0.8, level="0.5")
+    results.add("w", 0.4, 0.8, level="1.0")
+    assert ordered(choose, results)["arm"].tolist() == ["w, 1.0", "w, 0.5", "reference"]
 
 
 def test_scores_of_test_conditions_are_not_opened(choose: ModuleType, results: Results) -> None:
