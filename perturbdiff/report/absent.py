@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing
-from perturbdiff.files import existing
+from perturbdiff.errors import listing
 from perturbdiff.report.logs import reason
 from perturbdiff.report.results import Run
+from perturbdiff.report.text_tables import read_texts
 
 _COLUMNS = ("dataset", "method", "kind", "log")
 _CLIPPED = 160
@@ -92,12 +92,7 @@ def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
     """
     if path is None:
         return Expected(pd.DataFrame(columns=pd.Index(_COLUMNS)), {})
-    try:
-        table = pd.read_csv(existing(path, "expected methods"), dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a table ({error}); give a CSV of {', '.join(_COLUMNS)}") from None
-    if lacking := [c for c in _COLUMNS if c not in table]:
-        raise UserError(f"{path}: no column {listing(lacking)}; it needs {', '.join(_COLUMNS)}")
+    table = read_texts(path, "expected methods", _COLUMNS, _COLUMNS)
     logs = {}
     for name in dict.fromkeys(n for log in table["log"] for n in _names(log)):
         places = [folder / name for folder in (*folders, path.parent)]  # an absolute name is itself

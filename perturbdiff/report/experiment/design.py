@@ -12,9 +12,9 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.errors import UserError, listing, nearest
-from perturbdiff.files import existing
 from perturbdiff.report.families import families, seed_of
 from perturbdiff.report.results import Run
+from perturbdiff.report.text_tables import read_texts
 
 COLUMNS = ("dataset", "method", "part", "collection", "arm", "level", "seed", "init")
 _NEEDED = COLUMNS[:3]
@@ -106,12 +106,7 @@ def default_design(runs: Sequence[Run]) -> list[Entry]:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    try:
-        table = pd.read_csv(existing(path, "design of the experiment"), dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a table ({error}); give a CSV of {', '.join(COLUMNS)}") from None
-    if lacking := [c for c in _NEEDED if c not in table]:
-        raise UserError(f"{path}: no column {listing(lacking)}; it needs {', '.join(_NEEDED)}")
+    table = read_texts(path, "design of the experiment", COLUMNS, _NEEDED)
     if strange := [c for c in table if c not in COLUMNS]:
         hint = nearest(str(strange[0]), COLUMNS)
         raise UserError(f"{path}: column '{strange[0]}' is not known{hint}; columns: {', '.join(COLUMNS)}")

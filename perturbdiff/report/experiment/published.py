@@ -11,11 +11,11 @@ import pandas as pd
 
 from perturbdiff.errors import UserError, listing, nearest
 from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.files import existing
 from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.results import Column
 from perturbdiff.report.svg import slug
 from perturbdiff.report.tables import Cell, Row, Table, decimals_for, number
+from perturbdiff.report.text_tables import read_texts
 
 _COLUMNS = ("dataset", "method", "metric", "value")
 logger = logging.getLogger(__name__)
@@ -40,12 +40,7 @@ def read_published(path: Path) -> pd.DataFrame:
     UserError
         If the table cannot be read, lacks a column, names an unknown metric, repeats a line or holds no number.
     """
-    try:
-        table = pd.read_csv(existing(path, "published results"), dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a table ({error}); give a CSV of {', '.join(_COLUMNS)}") from None
-    if lacking := [c for c in _COLUMNS if c not in table]:
-        raise UserError(f"{path}: no column {listing(lacking)}; it needs {', '.join(_COLUMNS)}")
+    table = read_texts(path, "published results", _COLUMNS, _COLUMNS)
     table = pd.DataFrame(table[list(_COLUMNS)])
     for name in dict.fromkeys(table["metric"]):
         if name not in METRICS:
