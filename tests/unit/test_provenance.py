@@ -37,6 +37,13 @@ def test_equal_run_is_skipped_and_force_repeats_it(tmp_path, folder):
     assert run(tmp_path, "o", folder=folder, config={"k": 2})
 
 
+def test_what_is_neither_file_nor_folder_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="a device or pipe, not a file"):
+        run(tmp_path, "pipe", force=True)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_manifest_determines_the_result_and_run_tells_the_circumstances(tmp_path):
     run(tmp_path, "a.txt")
     first = (tmp_path / "a.txt.manifest.json").read_bytes()
