@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__, files, locks
+from perturbdiff.errors import UserError
 
 logger = logging.getLogger(__name__)
 
