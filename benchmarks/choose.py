@@ -38,7 +38,7 @@ def runs(outdir: Path) -> pd.DataFrame:
     Raises
     ------
     UserError
-        If there is no design, or nothing in it is of part `valid`.
+        If there is no design, nothing in it is of part `valid`, or none of that has scores.
     """
     path = outdir / "pipeline_info" / "design.csv"
     if not path.is_file():
@@ -56,6 +56,8 @@ def runs(outdir: Path) -> pd.DataFrame:
             told = {"folder": summary.parent, "baseline": bool(facts["made_by"].get("baseline"))}
             arm = f"{row.arm}, {row.level}" if row.level else row.arm
             found.append({**row._asdict(), **told, "arm": arm})
+    if not found:
+        raise UserError(f"{outdir / 'metrics'}: no validation run has scores yet; wait for the workflow's end")
     return pd.DataFrame(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -120,3 +121,6 @@ def test_mistakes_are_told(
         choose.main([str(results.path)])
     choose.main([str(results.path), "--reference", "a", "--top", "1"])
     assert "ED ratio" in capsys.readouterr().out
+    shutil.rmtree(results.path / "metrics")
+    with pytest.raises(SystemExit, match="no validation run has scores yet"):
+        choose.main([str(results.path)])
