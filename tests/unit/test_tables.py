@@ -126,3 +126,18 @@ def test_the_command(
     tables.main([str(document), "--results", str(results)])
     assert "their tables stay: other" in capsys.readouterr().out
     tables.main([str(document), "--results", str(results), "--check"])
+
+
+def test_every_table_of_the_results_says_the_command_that_made_it(tables: ModuleType) -> None:
+    text = (ROOT / "docs" / "results.md").read_text()
+    experiment, seen = "", 0
+    for line in text.splitlines():
+        if mark := tables.Mark.read(line):
+            experiment, seen = mark.experiment, seen + 1
+            assert (ROOT / "assets" / "experiments" / f"{experiment}.csv").is_file(), line
+            assert f"--experiment {experiment} " in text, line
+        elif line == tables.END:
+            experiment = ""
+        elif line.startswith("|"):
+            assert experiment, f"a table without a mark: {line}"
+    assert seen > 5
