@@ -1,6 +1,6 @@
 """Which recipe? Orders the arms of a workflow run by their scores on validation conditions, and on nothing else.
 
-    python benchmarks/choose.py results/variants-small --reference recommended --top 3
+    python benchmarks/choose.py results/variants --reference recommended --top 3
 
 Reads `pipeline_info/design.csv`, and of `metrics/` only the runs that it calls part `valid`; scores of test
 conditions are not opened. The rule was fixed before any score was seen:

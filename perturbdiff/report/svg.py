@@ -91,31 +91,21 @@ class Look:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn figure: the markup for the page, a file of its own, and the numbers behind it."""
+    """A drawn figure: the markup for the page, files of its own (PNG on the page's light ground), its numbers."""
 
     name: str
     title: str
     svg: str
     file: str
+    png: bytes = field(repr=False)
     data: pd.DataFrame
-    figure: Figure | None = field(default=None, repr=False, compare=False)
-
-    def png(self) -> bytes:
-        """Return the same figure as an image on the page's light ground; empty bytes without a figure."""
-        if self.figure is None:
-            return b""
-        buffer = io.BytesIO()
-        with style():
-            self.figure.set(dpi=PNG_DPI, facecolor=PAPER)
-            FigureCanvasAgg(self.figure).print_png(buffer, metadata={"Software": None})
-        return buffer.getvalue()
 
 
 def export(plots: Iterable[Plot], folder: Path) -> None:
     """Write every figure into ``folder`` as SVG and PNG, and its numbers as CSV."""
     for plot in plots:
         (folder / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
-        (folder / f"{plot.name}.png").write_bytes(plot.png())
+        (folder / f"{plot.name}.png").write_bytes(plot.png)
         plot.data.to_csv(folder / f"{plot.name}.csv", index=False)
 
 
@@ -170,16 +160,19 @@ def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
     """Turn a figure into a `Plot`; call it inside its `canvas` block."""
     buffer = io.StringIO()
     blank = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # print_svg draws once; savefig would draw twice for the layout, which is kept here for the image.
+    # print_svg draws once; savefig would draw twice for the layout, which is kept here for the image. Both are made
+    # now: figures of many runs, kept until the end, took gigabytes.
     FigureCanvasSVG(figure).print_svg(buffer, metadata=blank)
-    figure.set_layout_engine("none")
+    figure.set(layout_engine="none", dpi=PNG_DPI, facecolor=PAPER)
+    image = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(image, metadata={"Software": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _short_font, text)
     text = re.sub(r"\n\s*", "\n", text)
     text = _compact(text)
-    return Plot(name, title, _inline(text, name, title), text, data, figure)
+    return Plot(name, title, _inline(text, name, title), text, image.getvalue(), data)
 
 
 def _compact(text: str) -> str:
