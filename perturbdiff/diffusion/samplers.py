@@ -1,4 +1,4 @@
-"""The reverse process: DDIM and DDPM over a decreasing sequence of levels, with guidance in noise space.
+"""The reverse process: DDIM and DDPM over a decreasing sequence of levels, with guidance.
 
 The sampler knows no network: it calls ``denoise(x, level, previous, conditional)`` and gets an estimate of the
 clean cells. Paper, App. Diffusion Implementation Details, "Sampling".
@@ -111,15 +111,20 @@ def guided(
 ) -> Tensor:
     """Return the estimate under classifier-free guidance (paper, Eq. cfg_eps).
 
-    ε = (1 + w) ε_c - w ε_u; the unconditional pass drops the covariates and keeps the control cells. A set whose
-    w is 0 gets its conditional estimate as it is.
+    ε = (1 + w) ε_c - w ε_u; the unconditional pass drops the covariates and keeps the control cells. The noise of an
+    estimate is linear in it (`noise_of`), so the same combination of the two estimates has that noise. Going through
+    the noise, as the released code does, leaves values of about 1e-7 where both are 0: only `single` steps do so. A
+    set whose w is 0 gets its conditional estimate as it is.
     """
     conditional = denoise(x, step.level, previous, True)
     if not isinstance(weight, Tensor) and weight == 0:
         return conditional
     unconditional = denoise(x, step.level, previous, False)
-    noise = (1 + weight) * noise_of(x, conditional, step) - weight * noise_of(x, unconditional, step)
-    both = step.inverse_signal * x - step.inverse_noise * noise
+    if step.single:
+        noise = (1 + weight) * noise_of(x, conditional, step) - weight * noise_of(x, unconditional, step)
+        both = step.inverse_signal * x - step.inverse_noise * noise
+    else:
+        both = (1 + weight) * conditional - weight * unconditional
     return torch.where(weight == 0, conditional, both) if isinstance(weight, Tensor) else both
 
 

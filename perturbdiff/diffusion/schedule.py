@@ -32,6 +32,8 @@ class ReverseStep:
         Log variance of the noise that ancestral sampling adds.
     alpha_bar, below
         α of the level and of the next one.
+    single
+        Whether the numbers, and what is made of them, are rounded as in the released code.
 
     The numbers are NumPy scalars of the precision that ``arithmetic`` asked for, and what follows from them is
     computed in it.
@@ -46,6 +48,7 @@ class ReverseStep:
     log_variance: float
     alpha_bar: float
     below: float
+    single: bool = False
 
     @property
     def posterior_sd(self) -> float:
@@ -154,6 +157,7 @@ class NoiseSchedule:
             ReverseStep(
                 level=int(level),
                 last=i + 1 == len(levels),
+                single=arithmetic == "single",
                 **{name: number(table[i]) for name, table in tables.items()},
             )
             for i, level in enumerate(levels)

@@ -65,16 +65,29 @@ def test_no_guidance_means_one_conditional_pass_a_step():
     assert calls == [(999, True), (999, False), (0, True), (0, False)]
 
 
+@pytest.mark.parametrize("arithmetic", ["double", "single"])
 @pytest.mark.parametrize("level", [5, 300, 999])
-def test_guidance_in_noise_space(level):
+def test_guidance_in_noise_space(level, arithmetic):
     x, conditional, unconditional = torch.rand(3, 2, 4, 5, dtype=torch.float64)
-    step = SCHEDULE.reverse(np.array([level, 0]))[0]
+    step = SCHEDULE.reverse(np.array([level, 0]), arithmetic=arithmetic)[0]
     found = guided(lambda *a: conditional if a[3] else unconditional, x, step, None, 1.5)
     torch.testing.assert_close(found, 2.5 * conditional - 1.5 * unconditional)
     weight = torch.tensor([0.0, 1.5], dtype=torch.float64)[:, None, None]
     each = guided(lambda *a: conditional if a[3] else unconditional, x, step, None, weight)
     torch.testing.assert_close(each[1], found[1])
     assert torch.equal(each[0], conditional[0])
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.5, 1.0, 2.0, torch.tensor([0.5, 2.0])[:, None, None]])
+@pytest.mark.parametrize("level", [5, 300, 999])
+def test_guidance_keeps_zeros(level, weight):
+    """Rounding on the way through the noise made twice as many non-zero values of w = 0.5 as of w = 1."""
+    step = SCHEDULE.reverse(np.array([level, 0]))[0]
+    estimate = torch.rand(2, 40, 5).clamp(min=0.5) - 0.5
+    found = guided(lambda *a: estimate, torch.randn(2, 40, 5), step, None, weight)
+    assert torch.equal(found == 0, estimate == 0)
+    assert (estimate == 0).any()
+    torch.testing.assert_close(found, estimate)
 
 
 def test_cleaning_and_self_conditioning_use_each_estimate():
