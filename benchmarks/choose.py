@@ -57,7 +57,9 @@ def runs(outdir: Path) -> pd.DataFrame:
             arm = f"{row.arm}, {row.level}" if row.level else row.arm
             found.append({**row._asdict(), **told, "arm": arm})
     if not found:
-        raise UserError(f"{outdir / 'metrics'}: no validation run has scores yet; wait for the workflow's end")
+        raise UserError(
+            f"{outdir / 'metrics'}: no validation run has scores yet; wait for the workflow's end"
+        )
     return pd.DataFrame(found)
 
 
