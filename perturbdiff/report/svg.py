@@ -163,16 +163,22 @@ def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
     # print_svg draws once; savefig would draw twice for the layout, which is kept here for the image. Both are made
     # now: figures of many runs, kept until the end, took gigabytes.
     FigureCanvasSVG(figure).print_svg(buffer, metadata=blank)
-    figure.set(layout_engine="none", dpi=PNG_DPI, facecolor=PAPER)
-    image = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(image, metadata={"Software": None})
+    figure.set_layout_engine("none")
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _short_font, text)
     text = re.sub(r"\n\s*", "\n", text)
     text = _compact(text)
-    return Plot(name, title, _inline(text, name, title), text, image.getvalue(), data)
+    return Plot(name, title, _inline(text, name, title), text, image(figure), data)
+
+
+def image(figure: Figure) -> bytes:
+    """Return a figure as PNG on the page's light ground."""
+    buffer = io.BytesIO()
+    figure.set(dpi=PNG_DPI, facecolor=PAPER)
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def _compact(text: str) -> str:

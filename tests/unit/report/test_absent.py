@@ -6,11 +6,11 @@ import pytest
 from report_runs import make_run
 
 from perturbdiff.errors import UserError
+from perturbdiff.report import svg
 from perturbdiff.report.absent import read_expected
 from perturbdiff.report.logs import reason
 from perturbdiff.report.page import headline, write_report
 from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import Plot
 
 BEGUN = "2026-01-02 03:04:05 ======== host node, process 7: perturbdiff baseline cpa store --out cpa.h5ad\n"
 
@@ -136,7 +136,7 @@ def test_a_table_that_is_none_is_explained(tmp_path):
 
 
 def test_failed_methods_are_shown_everywhere_and_take_no_rank(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(Plot, "png", lambda plot: b"image")
+    monkeypatch.setattr(svg, "image", lambda figure: b"image")
     log(tmp_path / "cpa.log", "error: the loss is <b>NaN</b>")
     table = expected_table(tmp_path, "toy,cpa,tool,cpa.log", "second,linear,baseline,lost.log")
     whole = write_report(runs, tmp_path / "whole.html").read_text()

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from perturbdiff.cli import app
 from perturbdiff.errors import UserError
+from perturbdiff.report import svg
 from perturbdiff.report.experiment import arm_tables
 from perturbdiff.report.experiment.chapter import FIGURES, chapter, figure_names
 from perturbdiff.report.experiment.compute import Work
@@ -22,7 +23,6 @@ from perturbdiff.report.experiment.published import beside, read_published
 from perturbdiff.report.layout import drawn
 from perturbdiff.report.page import headline, write_report
 from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import Plot
 
 SKILLS = {"scratch": 0.5, "tuned": 0.7}
 METRICS = (
@@ -39,7 +39,7 @@ HEAD = "dataset,method,part,collection,arm,level,seed,init"
 @pytest.fixture(autouse=True)
 def quick_images(monkeypatch):
     """The page's own tests draw PNGs."""
-    monkeypatch.setattr(Plot, "png", lambda plot: b"image")
+    monkeypatch.setattr(svg, "image", lambda figure: b"image")
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from perturbdiff import sampling
 from perturbdiff.baselines import predict
 from perturbdiff.config import EvaluateConfig, SampleConfig
 from perturbdiff.evaluation.run import evaluate
+from perturbdiff.report import svg
 from perturbdiff.report.page import headline, write_report
 from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import Plot
 
 CONFIG = EvaluateConfig(embed_conditions=0, bootstrap=20, metrics=("expression",))
 
 
 def test_seeds_kinds_and_times_arrive(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(Plot, "png", lambda plot: b"image")
+    monkeypatch.setattr(svg, "image", lambda figure: b"image")
     store, split, made = trained / "store", trained / "split.parquet", tmp_path / "predictions"
     made.mkdir()
     for seed in (0, 1):

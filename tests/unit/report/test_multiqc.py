@@ -5,8 +5,8 @@ import json
 import pytest
 from report_runs import make_run
 
+from perturbdiff.report import svg
 from perturbdiff.report.page import write_report
-from perturbdiff.report.svg import Plot
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def written(tmp_path_factory):
         for name in ("embedding", "de_real", "de_pred"):
             (run / f"{name}.parquet").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Plot, "png", lambda plot: b"image")
+        patch.setattr(svg, "image", lambda figure: b"image")
         write_report(runs, folder / "report.html")
     return folder / "report_mqc"
 

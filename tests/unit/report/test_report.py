@@ -11,15 +11,15 @@ import pytest
 from report_runs import SKILL, make_bundle, make_run
 
 from perturbdiff.errors import UserError
+from perturbdiff.report import svg
 from perturbdiff.report.page import headline, write_report
-from perturbdiff.report.svg import Plot
 
 
 @pytest.fixture(autouse=True)
 def quick_images(request, monkeypatch):
     """Drawing every figure a second time, as PNG, takes half of a test's time; one test does it."""
     if "self_contained" not in request.node.name:
-        monkeypatch.setattr(Plot, "png", lambda plot: b"image")
+        monkeypatch.setattr(svg, "image", lambda figure: b"image")
 
 
 @pytest.fixture(scope="module")

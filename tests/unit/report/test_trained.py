@@ -9,10 +9,11 @@ from report_runs import make_run
 
 from perturbdiff import files
 from perturbdiff.errors import UserError
+from perturbdiff.report import svg
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.page import write_report
 from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import Plot, looks
+from perturbdiff.report.svg import looks
 from perturbdiff.report.trained import costs, pretrained, record_files, trained
 
 CPA = {
@@ -125,7 +126,7 @@ def test_a_line_for_each_method(world):
 
 
 def test_it_stands_on_the_page_and_beside_it(world, monkeypatch):
-    monkeypatch.setattr(Plot, "png", lambda plot: b"image")
+    monkeypatch.setattr(svg, "image", lambda figure: b"image")
     folder, paths, bundles = world
     given = {"records": [folder / "predictions"], "bundles": bundles}
     out = write_report(paths, folder / "r.html", **given)
