@@ -137,9 +137,8 @@ def stage(
     """
     started, cpu = time.time(), _cpu_seconds()
     code()  # now: while a long run goes on, the checkout may move on
-    if out.exists() and not (
-        out.is_file() or out.is_dir()
-    ):  # a rename would put the result in a device's place
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        # A rename would put the result in its place.
         raise UserError(f"{out}: a device or pipe, not a file; name a file to write")
     base = determinants(name, config, inputs, seed) if base is None else dict(base)
     if not force and up_to_date(out, base):
