@@ -258,15 +258,20 @@ def markdown(table: pd.DataFrame) -> Iterator[str]:
     for (level, method), rows in table.groupby(["level", "method"], sort=False):
         numbers = rows.mean(numeric_only=True)
         ratios = ["–", "–"] if level == "absent" else [ratio(rows, "between"), ratio(rows, "axis_between")]
-        cells = [f"{numbers['between']:.3f}", *ratios, *(f"{numbers[x]:.2f}" for x in shares)]
-        yield f"| {level} | {method} | " + " | ".join(cells) + f" | {numbers['distance']:.2f} |"
+        cells = [_text(numbers["between"], 3), *ratios, *(_text(numbers[x]) for x in (*shares, "distance"))]
+        yield f"| {level} | {method} | " + " | ".join(cells) + " |"
 
 
 def ratio(rows: pd.DataFrame, name: str) -> str:
     """Return sampled over true, means over conditions: of all seeds, and the smallest and largest of one."""
     sums = rows.groupby("seed")[[name, f"true_{name}"]].sum()
     each = sums[name] / sums[f"true_{name}"]
-    return f"{sums[name].sum() / sums[f'true_{name}'].sum():.2f} [{each.min():.2f}, {each.max():.2f}]"
+    pooled = sums[name].sum() / sums[f"true_{name}"].sum()
+    return f"{_text(pooled)} [{_text(each.min())}, {_text(each.max())}]"
+
+
+def _text(value: float, digits: int = 2) -> str:
+    return f"{value:z.{digits}f}".replace("-", "−")
 
 
 def main() -> None:
