@@ -1,9 +1,10 @@
-"""Which recipe? Orders the arms of a workflow run by their scores on validation conditions, and on nothing else.
+"""Which recipe? Orders the arms of workflow runs by their scores on validation conditions, and on nothing else.
 
     python benchmarks/choose.py results/variants --reference recommended --top 3
 
 Reads `pipeline_info/design.csv`, and of `metrics/` only the runs that it calls part `valid`; scores of test
-conditions are not opened. The rule was fixed before any score was seen:
+conditions are not opened. Several output folders count as one, with the collections of each. The rule was fixed before
+any score was seen:
 
 1. On each collection of data sets an arm has three targets, set by the best baseline there: a lower energy distance
    (mean over conditions), no lower DEOver over perturbations with at least 10 true DE genes, PDCorr at most 0.02 below.
@@ -62,6 +63,26 @@ def runs(outdir: Path) -> pd.DataFrame:
             f"{outdir / 'metrics'}: no validation run has scores yet; wait for the workflow's end"
         )
     return pd.DataFrame(found)
+
+
+def gathered(outdirs: Sequence[Path]) -> pd.DataFrame:
+    """Return the validation runs of several output folders; see `runs`.
+
+    Raises
+    ------
+    UserError
+        If a collection is in two of them: the rule counts each once.
+    """
+    found = {outdir: runs(outdir) for outdir in outdirs}
+    seen: dict[str, Path] = {}
+    for outdir, table in found.items():
+        for collection in table["collection"].unique():
+            if collection in seen:
+                raise UserError(
+                    f"collection '{collection}' is in {seen[collection]} and in {outdir}; give one of them"
+                )
+            seen[collection] = outdir
+    return pd.concat(found.values(), ignore_index=True)
 
 
 def scores(folder: Path) -> dict[str, float]:
@@ -133,13 +154,13 @@ def order(table: pd.DataFrame, reference: str) -> tuple[pd.DataFrame, list[str]]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the arms in their order."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("outdir", type=Path)
+    parser.add_argument("outdirs", nargs="+", type=Path, metavar="outdir")
     parser.add_argument("--reference", default="recommended", help="arm that the others are compared with")
     parser.add_argument("--collections", nargs="+", help="only these collections")
     parser.add_argument("--top", type=int, help="only so many arms")
     given = parser.parse_args(arguments)
     try:
-        table = arms(runs(given.outdir))
+        table = arms(gathered(given.outdirs))
         if given.collections:
             table = table[table["collection"].isin(given.collections)]
         ordered, partial = order(table, given.reference)

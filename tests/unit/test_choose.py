@@ -11,6 +11,8 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
+from perturbdiff.errors import UserError
+
 ROOT = Path(__file__).parents[2]
 HEADER = "dataset,method,part,collection,arm,level,seed,init\n"
 
@@ -106,6 +108,20 @@ def test_arms_without_all_collections_are_apart(choose: ModuleType, results: Res
     found, partial = choose.order(choose.arms(choose.runs(results.path)), "reference")
     assert list(found["arm"]) == ["reference"]
     assert partial == ["screened only"]
+
+
+def test_several_folders_count_as_one(choose: ModuleType, results: Results, tmp_path: Path) -> None:
+    other = Results(tmp_path / "other")
+    for folder, collection, gain in ((results, "c", -0.1), (other, "far", 0.5)):
+        folder.add("reference", 1.0, 0.5, collection=collection)
+        folder.add("new", 1.0 + gain, 0.5, collection=collection)
+        folder.add("", 2.0, 0.5, collection=collection, baseline="linear")
+    assert ordered(choose, results)["arm"].tolist() == ["new", "reference"]
+    both = choose.order(choose.arms(choose.gathered([results.path, other.path])), "reference")[0]
+    assert both["arm"].tolist() == ["reference", "new"]
+    with pytest.raises(UserError, match="collection 'c' is in .*results and in .*again"):
+        shutil.copytree(results.path, tmp_path / "again")
+        choose.gathered([results.path, tmp_path / "again"])
 
 
 def test_mistakes_are_told(
