@@ -55,7 +55,9 @@ class Results:
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    return Results(tmp_path / "results")
+    made = Results(tmp_path / "results")
+    made.add("control", 1.2, 0.0, 0.0, baseline="control")
+    return made
 
 
 def ordered(choose: ModuleType, results: Results) -> pd.DataFrame:
@@ -73,7 +75,7 @@ def test_the_rule(choose: ModuleType, results: Results) -> None:
     assert list(found["arm"]) == ["near", "other", "few genes", "nearest", "reference"]
     assert list(found["missed"]) == [0, 0, 1, 1, 1]
     assert found["which"][2] == "c: DEOver_10"
-    assert found["ED ratio"][0] == pytest.approx(0.5)
+    assert found["ED share"][0] == pytest.approx(0.25)
     assert list(found["unreal"][:2]) == [0, 1]
 
 
@@ -82,8 +84,7 @@ def test_means_are_over_data_sets_then_seeds(choose: ModuleType, results: Result
         results.add("reference", energy, 0.5, dataset="a", seed=seed)
         results.add("reference", energy + 0.2, 0.5, dataset="b", seed=seed)
     table = choose.arms(choose.runs(results.path))
-    assert len(table) == 1
-    assert table["energy_distance"][0] == pytest.approx(0.5)
+    assert table.set_index("arm")["energy_distance"]["reference"] == pytest.approx(0.5)
 
 
 def test_levels_are_apart(choose: ModuleType, results: Results) -> None:
@@ -98,13 +99,16 @@ def test_scores_of_test_conditions_are_not_opened(choose: ModuleType, results: R
     results.add("reference", 0.1, 0.9, part="test")
     for path in (results.path / "metrics").glob("*-test.*/*.csv"):
         path.write_text("not to be read")
-    assert ordered(choose, results)["ED ratio"].tolist() == [1.0]
+    assert ordered(choose, results)["ED share"].tolist() == pytest.approx([0.5])
 
 
 def test_arms_without_all_collections_are_apart(choose: ModuleType, results: Results) -> None:
     results.add("reference", 0.6, 0.8)
     results.add("reference", 0.6, 0.8, dataset="e", collection="second")
     results.add("screened only", 0.1, 0.9)
+    with pytest.raises(UserError, match="no scores of the baseline 'control' on second"):
+        ordered(choose, results)
+    results.add("control", 1.2, 0.0, 0.0, dataset="e", collection="second", baseline="control")
     found, partial = choose.order(choose.arms(choose.runs(results.path)), "reference")
     assert list(found["arm"]) == ["reference"]
     assert partial == ["screened only"]
@@ -115,7 +119,7 @@ def test_several_folders_count_as_one(choose: ModuleType, results: Results, tmp_
     for folder, collection, gain in ((results, "c", -0.1), (other, "far", 0.5)):
         folder.add("reference", 1.0, 0.5, collection=collection)
         folder.add("new", 1.0 + gain, 0.5, collection=collection)
-        folder.add("", 2.0, 0.5, collection=collection, baseline="linear")
+    other.add("control", 2.0, 0.0, collection="far", baseline="control")
     assert ordered(choose, results)["arm"].tolist() == ["new", "reference"]
     both = choose.order(choose.arms(choose.gathered([results.path, other.path])), "reference")[0]
     assert both["arm"].tolist() == ["reference", "new"]
@@ -129,9 +133,10 @@ def test_mistakes_are_told(
 ) -> None:
     with pytest.raises(SystemExit, match="no design"):
         choose.main([str(tmp_path)])
-    results.add("reference", 0.6, 0.8, part="test")
+    tested = Results(tmp_path / "tested")
+    tested.add("reference", 0.6, 0.8, part="test")
     with pytest.raises(SystemExit, match="no run of part 'valid'"):
-        choose.main([str(results.path)])
+        choose.main([str(tested.path)])
     results.add("a", 0.6, 0.8)
     with pytest.raises(SystemExit, match="no arm 'recommended'"):
         choose.main([str(results.path)])
