@@ -141,7 +141,7 @@ def test_mistakes_are_told(
     with pytest.raises(SystemExit, match="no arm 'recommended'"):
         choose.main([str(results.path)])
     choose.main([str(results.path), "--reference", "a", "--top", "1"])
-    assert "ED ratio" in capsys.readouterr().out
+    assert "ED share" in capsys.readouterr().out
     shutil.rmtree(results.path / "metrics")
     with pytest.raises(SystemExit, match="no validation run has scores yet"):
         choose.main([str(results.path)])
