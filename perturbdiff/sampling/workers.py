@@ -69,13 +69,18 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
 def _in_order(connections: list[Connection], number: int, devices: Sequence[str]) -> Iterator[Cells]:
     """Yield batch 0, 1, …, of which process k sends those with number k modulo their count."""
     ready: list[deque[Cells]] = [deque() for _ in connections]
+    owed = [len(range(worker, number, len(connections))) for worker in range(len(connections))]
     for batch in range(number):
         worker = batch % len(connections)
         while not ready[worker]:
-            hungry = [c for c, cells in zip(connections, ready, strict=True) if len(cells) < _AHEAD]
+            # One that owes nothing has ended, and its closed end is no news.
+            hungry = [
+                c for c, o, cells in zip(connections, owed, ready, strict=True) if o and len(cells) < _AHEAD
+            ]
             for connection in wait(hungry):
                 sender = connections.index(connection)  # type: ignore[arg-type]
                 ready[sender].append(_received(connections[sender], devices[sender]))
+                owed[sender] -= 1
         yield ready[worker].popleft()
 
 

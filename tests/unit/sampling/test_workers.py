@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
+import time
 
 import numpy as np
 import pandas as pd
@@ -58,3 +60,23 @@ def test_a_killed_process_ends_the_run():
     with pytest.raises(RuntimeError, match="on here ended without a word"):
         next(found)
     assert not multiprocessing.active_children()
+
+
+def test_a_process_that_is_done_early_is_not_missed():
+    """Its closed pipe is not read again while a slower one is waited for."""
+    slow, late = multiprocessing.Pipe(duplex=False)
+    quick, early = multiprocessing.Pipe(duplex=False)
+    early.send(("cells", "batch 1"))
+    early.close()
+
+    def work() -> None:
+        late.send(("cells", "batch 0"))
+        time.sleep(0.5)
+        late.send(("cells", "batch 2"))
+        late.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    found = list(workers._in_order([slow, quick], 3, ["cpu", "cpu"]))
+    thread.join()
+    assert found == ["batch 0", "batch 1", "batch 2"]
