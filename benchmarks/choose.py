@@ -3,8 +3,8 @@
     python benchmarks/choose.py results/variants --reference recommended --top 3
 
 Reads `pipeline_info/design.csv`, and of `metrics/` only the runs that it calls part `valid`; scores of test
-conditions are not opened. Several output folders count as one, with the collections of each. The rule was fixed before
-any score was seen:
+conditions are not opened. Several output folders count as one, with the collections of each. The rule, fixed before
+any score was seen but for its second part, which took the place of a ratio that distances around 0 decided alone:
 
 1. On each collection of data sets an arm has three targets, set by the best baseline there: a lower energy distance
    (mean over conditions), no lower DEOver over perturbations with at least 10 true DE genes, PDCorr at most 0.02 below.
