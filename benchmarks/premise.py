@@ -45,6 +45,7 @@ SCREEN = (
     "simulate.size_spread=0", "simulate.tiny_fraction=0", "simulate.wells=40",
     "data.num_hvgs=null", "split.context_column=batch", "split.train_fraction=0", "split.valid_fraction=0",
     "train.max_epochs=null", "model.covariates=[perturbation,cell_type]",
+    "train.set_size=32", "train.sets_per_step=8",  # a well has about 50 cells: a set has to fit in
 )  # fmt: skip
 MODELS = {
     "paper": ("variant=paper", "sample.guidance=0"),
