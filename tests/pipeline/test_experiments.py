@@ -181,3 +181,18 @@ def test_what_is_known_of_an_experiment_fits(name):
     assert row, f"{name} is not in the table of docs/workflow.md"
     hours = facts.get("cpu_hours", facts.get("gpu_hours"))
     assert re.search(rf"\| {re.escape(f'{hours:,}')} (CPU|GPU) \|$", row[0]), f"{hours} hours: {row[0]}"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_sheet_of_an_experiment_fits_the_schema(name):
+    """Nextflow would say so, too, but only of the sheet that is run."""
+    columns = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]
+    with open(ROOT / "assets" / "experiments" / f"{name}.csv", newline="") as file:
+        rows = [{column: value for column, value in row.items() if value} for row in csv.DictReader(file)]
+    assert rows
+    for row in rows:
+        assert set(columns["required"]) <= row.keys() <= columns["properties"].keys(), row
+        for column, value in row.items():
+            rules = columns["properties"][column]
+            assert re.search(rules.get("pattern", ""), value), f"{row['id']}: {column} {value!r}"
+            assert value in rules.get("enum", [value]), f"{row['id']}: {column} {value!r}"
