@@ -10,9 +10,10 @@ import pandas as pd
 
 from perturbdiff.report import seeds
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.columns import metric_columns
 from perturbdiff.report.experiment import arm_tables, estimates
 from perturbdiff.report.experiment.estimates import Estimates
-from perturbdiff.report.results import Run, metric_columns
+from perturbdiff.report.results import Run
 from perturbdiff.report.tables import Table, terminal_columns
 
 

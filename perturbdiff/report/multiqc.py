@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.columns import ENERGY, Column, metric_columns, named
 from perturbdiff.report.overview import Overview, key_metrics
-from perturbdiff.report.results import ENERGY, Column, Run, metric_columns, named
+from perturbdiff.report.results import Run
 from perturbdiff.report.subject import Subject
 
 _PARENT = {

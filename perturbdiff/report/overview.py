@@ -11,17 +11,16 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import tables, verdict
-from perturbdiff.report.results import (
+from perturbdiff.report.columns import (
     ENERGY,
     NO_SPREAD,
     PDCORR,
-    POOLED,
     Column,
-    Run,
     further_columns,
     named,
     realism_columns,
 )
+from perturbdiff.report.results import POOLED, Run
 from perturbdiff.report.sections_scores import chance
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import slug

@@ -16,6 +16,7 @@ from perturbdiff.errors import UserError, listing
 from perturbdiff.report import plots, seeds, tables
 from perturbdiff.report.absent import Absent, read_expected
 from perturbdiff.report.chapters import Chapter, chapter
+from perturbdiff.report.columns import metric_columns
 from perturbdiff.report.data_figures import pictures
 from perturbdiff.report.describe import data_tables, read_splits
 from perturbdiff.report.experiment.arm_tables import text as text_arms
@@ -25,7 +26,7 @@ from perturbdiff.report.exports import write_arms, write_tables
 from perturbdiff.report.families import families
 from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
-from perturbdiff.report.results import Run, metric_columns, read_json, read_runs, unique_names
+from perturbdiff.report.results import Run, read_json, read_runs, unique_names
 from perturbdiff.report.subject import subject
 from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.report.trained import costs, pretrained, record_files, trained

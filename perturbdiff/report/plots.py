@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from perturbdiff.report.axes import logarithmic, points, spread
-from perturbdiff.report.results import Column
+from perturbdiff.report.columns import Column
 from perturbdiff.report.svg import (
     GREY,
     INK,

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.axes import legend_text, spread
-from perturbdiff.report.results import Column
+from perturbdiff.report.columns import Column
 from perturbdiff.report.svg import GREY, INK, PALETTE, PAPER, RULE, WIDTH, Look, Plot, canvas, draw, shorten
 
 if TYPE_CHECKING:

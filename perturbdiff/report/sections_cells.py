@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import plots, plots_scores
+from perturbdiff.report.columns import ENERGY, Column, named
 from perturbdiff.report.layout import Section
-from perturbdiff.report.results import ENERGY, Column, Run, named
+from perturbdiff.report.results import Run
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import GREY, Look, Plot
 

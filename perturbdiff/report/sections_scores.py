@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import plots_scores, seeds
+from perturbdiff.report.columns import Column, radar_columns, score_table, table_columns
 from perturbdiff.report.comparison import scaled
 from perturbdiff.report.layout import Section
 from perturbdiff.report.plots_scores import Forest
-from perturbdiff.report.results import Column, Run, radar_columns, score_table, table_columns
+from perturbdiff.report.results import Run
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot
 from perturbdiff.report.tables import Table

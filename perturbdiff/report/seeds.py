@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.columns import Column
 from perturbdiff.report.families import Family, families, stem
-from perturbdiff.report.results import Column, Run
+from perturbdiff.report.results import Run
 from perturbdiff.report.tables import Cell, Row, Table, aligned, decimals_for, number
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")

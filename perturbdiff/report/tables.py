@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.columns import Column, metric_columns, score_table
 from perturbdiff.report.comparison import ranks
-from perturbdiff.report.results import POOLED, Column, Run, Scope, metric_columns, score_table
+from perturbdiff.report.results import POOLED, Run, Scope
 from perturbdiff.report.svg import Look, slug
 
 _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.intervals import bootstrap_mean
-from perturbdiff.report.results import ENERGY, PDCORR, Column
+from perturbdiff.report.columns import ENERGY, PDCORR, Column
 
 Relation = Literal["better", "level", "worse", "unknown"]
 Level = Literal["good", "mixed", "level", "poor", "unknown"]

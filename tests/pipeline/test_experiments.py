@@ -187,7 +187,7 @@ def test_what_is_known_of_an_experiment_fits(name):
 def test_the_sheet_of_an_experiment_fits_the_schema(name):
     """Nextflow would say so, too, but only of the sheet that is run."""
     columns = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]
-    with open(ROOT / "assets" / "experiments" / f"{name}.csv", newline="") as file:
+    with (ROOT / "assets" / "experiments" / f"{name}.csv").open(newline="") as file:
         rows = [{column: value for column, value in row.items() if value} for row in csv.DictReader(file)]
     assert rows
     for row in rows:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
+from perturbdiff.report.columns import ENERGY, Column, named
 from perturbdiff.report.experiment.compute import CONVENTION, Work
 from perturbdiff.report.experiment.estimates import Estimate, Estimates
 from perturbdiff.report.experiment.experiment import Experiment
@@ -15,7 +16,6 @@ from perturbdiff.report.experiment.groups import Line
 from perturbdiff.report.experiment.plots import BEST, CEILING, RANDOM, Panel, curves
 from perturbdiff.report.layout import Section
 from perturbdiff.report.overview import caption
-from perturbdiff.report.results import ENERGY, Column, named
 from perturbdiff.report.svg import Look, Plot, looks, slug
 
 _OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from perturbdiff.errors import UserError, listing
+from perturbdiff.report.columns import Column, metric_columns
 from perturbdiff.report.experiment.compute import Work
 from perturbdiff.report.experiment.design import Entry
 from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.experiment.groups import Line, groups
-from perturbdiff.report.results import Column, Run, metric_columns
+from perturbdiff.report.results import Run
 from perturbdiff.report.svg import Look, looks
 
 

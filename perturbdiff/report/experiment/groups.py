@@ -10,8 +10,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from perturbdiff.report.columns import Column, metric_columns
 from perturbdiff.report.experiment.design import Entry
-from perturbdiff.report.results import POOLED, Column, Run, metric_columns
+from perturbdiff.report.results import POOLED, Run
 
 _ALL = "*"
 _ORDER = {"model": 0, "baseline": 1, "ceiling": 2}

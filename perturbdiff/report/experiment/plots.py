@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.axes import legend_text, spread
-from perturbdiff.report.results import Column
+from perturbdiff.report.columns import Column
 from perturbdiff.report.svg import GREY, INK, NARROW, PAPER, WIDTH, Look, Plot, canvas, draw
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from perturbdiff.report.columns import ENERGY, Column, radar_columns
 from perturbdiff.report.experiment import curves
 from perturbdiff.report.experiment.arm_tables import chosen
 from perturbdiff.report.experiment.estimates import Estimates
@@ -15,7 +16,6 @@ from perturbdiff.report.experiment.groups import Line
 from perturbdiff.report.layout import Section
 from perturbdiff.report.overview import caption
 from perturbdiff.report.plots_scores import Forest, forest, radar
-from perturbdiff.report.results import ENERGY, Column, radar_columns
 from perturbdiff.report.svg import Plot, slug
 
 _BARS = (ENERGY, "PDCorr", "DEOver", "DEPrec", "AUPRC", "AUROC", "DirAgr", "LFCSpear", "PDS_cos")

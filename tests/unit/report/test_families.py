@@ -8,10 +8,11 @@ import pytest
 
 from perturbdiff.report import seeds
 from perturbdiff.report.absent import Absent
+from perturbdiff.report.columns import Column
 from perturbdiff.report.exports import write_tables
 from perturbdiff.report.families import families, seed_of, stem
 from perturbdiff.report.page import _looks
-from perturbdiff.report.results import Column, Run, _kind, read_runs
+from perturbdiff.report.results import Run, _kind, read_runs
 from perturbdiff.report.subject import opponent, subject
 
 PDCORR = Column("PDCorr", "PDCorr", "higher")

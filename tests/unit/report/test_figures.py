@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from perturbdiff.report import plots, plots_genes, plots_scores
+from perturbdiff.report.columns import Column
 from perturbdiff.report.comparison import win_rates
 from perturbdiff.report.effects import STEP, Split
 from perturbdiff.report.plots_scores import Forest
-from perturbdiff.report.results import Column
 from perturbdiff.report.svg import PNG_DPI, export, looks
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")

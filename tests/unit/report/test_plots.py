@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from perturbdiff.report import plots, plots_scores
+from perturbdiff.report.columns import Column
 from perturbdiff.report.comparison import compare, paired, ranks, scaled
-from perturbdiff.report.results import Column
 from perturbdiff.report.svg import PALETTE, looks, shorten, slug
 from perturbdiff.report.tables import decimals_for, number, small
 

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from perturbdiff.report.chapters import chapter
+from perturbdiff.report.columns import named
 from perturbdiff.report.layout import drawn
-from perturbdiff.report.results import Run, named, read_runs
+from perturbdiff.report.results import Run, read_runs
 from perturbdiff.report.sections_cells import cells
 from perturbdiff.report.sections_distinct import alike_table, distinct
 from perturbdiff.report.sections_duels import duels

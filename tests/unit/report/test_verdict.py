@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.report.results import Column
+from perturbdiff.report.columns import Column
 from perturbdiff.report.verdict import (
     FEWEST,
     Gain,
