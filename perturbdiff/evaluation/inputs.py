@@ -19,7 +19,7 @@ from perturbdiff.evaluation.labels import Labelled, column_names, read_labels
 from perturbdiff.evaluation.store_cells import open_store
 from perturbdiff.files import existing
 
-__all__ = ["Cells", "Condition", "Group", "Reader", "open_predictions", "open_truth"]
+__all__ = ["Cells", "Condition", "Group", "Reader", "is_store", "open_predictions", "open_truth"]
 
 MADE_BY = (
     "baseline",  # name of the method in this package; models of ours have none
@@ -42,12 +42,18 @@ _SCALES = ("log1p", "counts")
 _COVARIATES = ("cell_type", "batch")
 
 
-def open_predictions(path: Path, config: EvaluateConfig) -> Cells:
+def open_predictions(path: Path, config: EvaluateConfig, *, own: bool = True) -> Cells:
     """Open a file of predicted cells and, if it has them, the controls beside them.
 
-    ``obs`` has the columns that ``config`` names, or those of our own predictions: ``perturbation``, and
-    ``cell_type`` and ``batch`` where the data have them. ``source`` tells predicted cells from controls; without
-    it every cell that does not carry the control's label is predicted.
+    ``source`` tells predicted cells from controls; without it every cell that does not carry the control's label is
+    predicted.
+
+    Parameters
+    ----------
+    own
+        Where ``obs`` lacks a column that ``config`` names, take that of our own predictions: ``perturbation``, and
+        ``cell_type`` and ``batch`` where the data have them. Not with a store as the truth: it has these columns
+        itself, so that what ``config`` names can only be the predictions'.
 
     Raises
     ------
@@ -60,7 +66,7 @@ def open_predictions(path: Path, config: EvaluateConfig) -> Cells:
         raise UserError(
             f"{path}: uns['perturbdiff']['control'] does not name the control label; name it with --control LABEL"
         )
-    columns = _columns(reader, config, own=True)
+    columns = _columns(reader, config, own=own)
     labelled = read_labels(reader, columns, control=control)
     rows = labelled.perturbed(control)
     if not rows:
@@ -83,7 +89,7 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         As `open_predictions`; and if the context column is missing or varies within a condition.
     """
     path = existing(Path(path), "truth")
-    if path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup")):
+    if is_store(path):
         return open_store(path, config)
     reader = AnnDataReader(path)
     label, scale = _control(reader, config) or control, _scale(reader, config)
@@ -99,6 +105,11 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         raise UserError(f"{path}: no control cell '{label}' in column '{columns['perturbation']}'{hint}")
     names = {"dataset": str(reader.declared.get("dataset") or path.name.split(".")[0])}
     return _cells(reader, labelled, columns, label, scale, names=names, complete=True)
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a path is a store's folder, and not an AnnData file."""
+    return path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup"))
 
 
 def _cells(

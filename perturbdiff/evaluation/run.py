@@ -69,7 +69,9 @@ def evaluate(
         "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
         if not stage.skip:
-            predicted = inputs.open_predictions(files["predictions"], config)
+            predicted = inputs.open_predictions(
+                files["predictions"], config, own=not inputs.is_store(files["truth"])
+            )
             real = inputs.open_truth(files["truth"], config, control=predicted.control)
             names = {
                 "method": method or predicted.names.get("method") or _stem(predictions),

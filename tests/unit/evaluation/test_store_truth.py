@@ -66,6 +66,14 @@ def test_the_real_cells_themselves_score_best(work, tmp_path):
     assert summary["control_groups_replaced"] == 0
 
 
+def test_a_column_that_the_predictions_lack_is_named_although_a_store_has_its_own(work, tmp_path):
+    table = Store(work / "store").conditions
+    predictions = copied(work, table[~table["is_control"]], tmp_path / "copy.h5ad")
+    with pytest.raises(UserError, match="no obs column 'guide'.*perturbation"):
+        evaluate(predictions, work / "store", tmp_path / "out", EvaluateConfig(perturbation_key="guide"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_ceiling_scores_disjoint_halves_of_the_test_cells(work, tmp_path):
     out = ceiling(
         work / "store", tmp_path / "out", EVALUATE, split=work / "split.parquet", dataset="tiny", seed=3
