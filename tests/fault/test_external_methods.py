@@ -143,6 +143,15 @@ def test_the_end_of_the_job_is_a_time_out_too(run_cli, command, tmp_path, monkey
     refused(done, "mine had not finished after", "the job's time limit: give the job more time")
 
 
+@pytest.fixture
+def ctrl_c():
+    """Tests started in the background by a shell ignore Ctrl-C, and so would what they start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_runs_on_when_we_are_ended(command, tmp_path, number):
     words = command(HANG.format(pids=str(tmp_path / "pids")))
