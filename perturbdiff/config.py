@@ -128,6 +128,12 @@ class TrainConfig(Section):
         default="set", description="one coin per set or per optimiser step"
     )
     self_condition: float = Field(default=0.5, ge=0, le=1, description="p_sc")
+    gate_rate: float = Field(
+        default=0.0,
+        ge=0,
+        description="with model.gate: how far a gene's gate moves in a step, log1p, for each unit by which the "
+        "predicted share of non-zeros exceeds the real one",
+    )
     control_targets: bool = Field(
         default=False, description="control sets are targets too, with the control label"
     )

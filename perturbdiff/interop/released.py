@@ -188,7 +188,7 @@ def build(
         name: tensor.detach().float().clone(memory_format=torch.contiguous_format)
         for name, tensor in state.items()
     }
-    own["unit"], own["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(())
+    own["unit"], own["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(layout.num_genes)
     own["maximum"] = torch.full((layout.num_genes,), float("inf"))
     model.load_state_dict(own, assign=True)
     for parameter in model.parameters():

@@ -125,7 +125,8 @@ class Denoiser(nn.Module):
     unit
         Model values are log1p / unit.
     gate_threshold
-        Detection limit, log1p; outputs below it become zero if ``config.gate``.
+        [G], log1p; outputs below it become zero if ``config.gate``. The data's detection limit, or above it where
+        training has moved it.
     maximum
         [G], largest log1p value of each gene in training cells; bounds `decode` if ``config.clip``.
     recompute
@@ -191,7 +192,7 @@ class Denoiser(nn.Module):
         if config.initialisation == "released":
             self._start_as_released()
         self.register_buffer("unit", torch.ones(()))
-        self.register_buffer("gate_threshold", torch.zeros(()))
+        self.register_buffer("gate_threshold", torch.zeros(num_genes))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.checkpoints import Checkpoints
 from perturbdiff.training.counts import describe
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Writer
+from perturbdiff.training.gates import Gates
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.keeping import Keeping
 from perturbdiff.training.loggers import Curves
@@ -181,8 +182,9 @@ class _Run:
             first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
             bundle=self._bundle, averaging=self.averaging,
         )  # fmt: skip
+        gates = Gates(self.material.model, train.gate_rate) if train.gate_rate else None
         saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (self.averaging, self.journal, validation, keeping, saving)
+        ordered = (gates, self.averaging, self.journal, validation, keeping, saving)
         return [callback for callback in ordered if callback is not None]
 
     def _bundle(self, model: Denoiser, step: int) -> Bundle:

@@ -68,6 +68,9 @@ class TrainingModule(pl.LightningModule):
     ----------
     terms
         Loss terms of the last forward pass, means over all ranks, detached scalars.
+    excess
+        Its share of non-zeros of each gene [G], predicted minus real, mean over all ranks; not measured (zeros)
+        without ``train.gate_rate``.
     """
 
     def __init__(self, denoiser: Denoiser, config: Config) -> None:
@@ -77,6 +80,7 @@ class TrainingModule(pl.LightningModule):
         self._compiled: Callable[..., Tensor] | None = None
         self.schedule = NoiseSchedule(config.schedule.num_steps, config.schedule.kind)
         self.terms: dict[str, Tensor] = {}
+        self.excess = torch.zeros(denoiser.num_genes)
 
     def on_fit_start(self) -> None:
         """Compile the network's forward pass if the recipe says so.
@@ -110,9 +114,16 @@ class TrainingModule(pl.LightningModule):
             batch.target.shape, trainer.global_step,
             rank=trainer.global_rank, world=trainer.world_size, part=batch_idx % parts, parts=parts,
         )  # fmt: skip
-        terms = self.objective(batch, draws)
+        prediction = self.predict(batch, draws)
+        terms = self.compare(prediction, batch)
         self.terms = self._over_ranks({name: value.detach() for name, value in terms.items()})
+        if self.config.train.gate_rate:
+            self._see_zeros(prediction.detach(), batch.target)
         return terms["total"]
+
+    def _see_zeros(self, prediction: Tensor, target: Tensor) -> None:
+        found = [(cells > 0).float().mean((0, 1)) for cells in (prediction, target)]
+        self.excess = self.trainer.strategy.reduce(found[0] - found[1], reduce_op="mean")
 
     def _over_ranks(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of loss terms over the ranks, so that what any of them records is the step's."""
@@ -154,22 +165,28 @@ class TrainingModule(pl.LightningModule):
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 
     def objective(self, batch: Batch, draws: Draws, *, paired: bool = True) -> dict[str, Tensor]:
-        """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective).
+        """Return the loss and its terms for a batch in log1p; see `predict` and `compare`."""
+        return self.compare(self.predict(batch, draws), batch, paired=paired)
 
-        Sets that are not ``paired`` cannot be compared across twins; the U-statistic stands in, whose
-        expectation is the same.
-        """
-        target = self.denoiser.encode(batch.target)
-        noised = self.schedule.add_noise(target, draws.t, draws.noise)
+    def predict(self, batch: Batch, draws: Draws) -> Tensor:
+        """Noise the target cells and estimate them [B, S, G], model units."""
+        noised = self.schedule.add_noise(self.denoiser.encode(batch.target), draws.t, draws.noise)
         estimate = None
         if draws.self_condition:  # paper, Eq. self_conditioning
             with torch.no_grad():
                 estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
-        prediction = self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
+        return self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
+
+    def compare(self, prediction: Tensor, batch: Batch, *, paired: bool = True) -> dict[str, Tensor]:
+        """Return the loss of a prediction and its terms (paper, Eq. train_objective).
+
+        Sets that are not ``paired`` cannot be compared across twins; the U-statistic stands in, whose
+        expectation is the same.
+        """
         settings = self.config.loss
         if settings.mmd_statistic == "cross" and not paired:
             settings = settings.model_copy(update={"mmd_statistic": "U"})
-        return hybrid_loss(prediction, target, settings)
+        return hybrid_loss(prediction, self.denoiser.encode(batch.target), settings)
 
     def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""
