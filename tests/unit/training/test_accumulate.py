@@ -11,7 +11,6 @@ from tiny_training import B, G, S, tiny_batch, tiny_module
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.errors import UserError
-from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.run import train
 
 
@@ -75,20 +74,11 @@ def test_the_loss_curve_is_that_of_one_pass(trained, in_two_passes, tmp_path):
         torch.testing.assert_close(tensor, one.model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
-def test_interrupted_it_ends_with_the_same_bytes(trained, in_two_passes, tmp_path, monkeypatch):
-    save, died = CheckpointFolder.save, []
-
-    def crash(self, trainer):
-        save(self, trainer)
-        if not died:
-            died.append(trainer.global_step)
-            raise RuntimeError("power cut")
-
-    monkeypatch.setattr(CheckpointFolder, "save", crash)
+def test_interrupted_it_ends_with_the_same_bytes(trained, in_two_passes, tmp_path, power_cut):
     with pytest.raises(RuntimeError, match="power cut"):
         run(trained, tmp_path / "b", "train.accumulate=2")
     out = run(trained, tmp_path / "b", "train.accumulate=2")
-    assert died == [2]
+    assert power_cut == [2]
     for name in ("model.safetensors", "training.csv"):
         assert (out / name).read_bytes() == (in_two_passes / name).read_bytes(), name
     assert load_file(out / "model.safetensors")
