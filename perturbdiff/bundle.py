@@ -98,9 +98,7 @@ class Bundle:
         except (ValueError, TypeError, SafetensorError) as error:
             raise _damaged(folder, error) from None
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
-        gates = weights.get("gate_threshold")
-        if gates is not None and gates.dim() == 0:  # of an earlier version: one for all genes
-            weights["gate_threshold"] = gates.repeat(len(genes))
+        weights.setdefault("zero_level", torch.zeros(len(genes)))  # a bundle of an earlier version has none
         doses = weights.get("covariate_encoder.dose.vectors", torch.empty(0))
         model = build_model(config, genes, vocabulary, semantic=frozen_widths(weights), num_doses=len(doses))
         try:
@@ -230,7 +228,7 @@ def card(bundle: Bundle) -> str:
         f"{len(words.batch)} batches",
         f"- trained on {cells} cells of {len(targets)} conditions (`seen.parquet`)",
         f"- log1p of counts scaled to {bundle.target_sum or 'an unknown depth'}; "
-        f"model unit {float(model.unit):.6g}, detection limit {float(model.gate_threshold.min()):.6g} (log1p)",
+        f"model unit {float(model.unit):.6g}, detection limit {float(model.gate_threshold):.6g} (log1p)",
         *(
             f"- frozen vectors: {kind}, table of {len(t.names)} names × {t.width} (`{TABLES}/{kind}.npz`)"
             for kind, t in bundle.tables.items()

@@ -128,12 +128,6 @@ class TrainConfig(Section):
         default="set", description="one coin per set or per optimiser step"
     )
     self_condition: float = Field(default=0.5, ge=0, le=1, description="p_sc")
-    gate_rate: float = Field(
-        default=0.0,
-        ge=0,
-        description="with model.gate: how far a gene's gate moves in a step, log1p, for each unit by which the "
-        "predicted share of non-zeros exceeds the real one",
-    )
     control_targets: bool = Field(
         default=False, description="control sets are targets too, with the control label"
     )
@@ -228,6 +222,11 @@ class SampleConfig(Section):
     controls: Literal["shuffled", "balanced"] = Field(
         default="shuffled",
         description="control cells of a condition: drawn at random, or chosen so that they stand for all of them",
+    )
+    zeros: Literal["predicted", "matched"] = Field(
+        default="predicted",
+        description="zeros as predicted, or each gene's smallest values made zero until it is so as often as in the "
+        "training cells, its mean over a set kept; training measures from where on",
     )
     sets_per_batch: int = Field(default=8, ge=1)
     ddpm_variance: Literal["posterior", "beta"] = Field(

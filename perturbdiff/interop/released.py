@@ -188,8 +188,9 @@ def build(
         name: tensor.detach().float().clone(memory_format=torch.contiguous_format)
         for name, tensor in state.items()
     }
-    own["unit"], own["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(layout.num_genes)
+    own["unit"], own["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(())
     own["maximum"] = torch.full((layout.num_genes,), float("inf"))
+    own["zero_level"] = torch.zeros(layout.num_genes)
     model.load_state_dict(own, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

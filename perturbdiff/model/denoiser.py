@@ -125,10 +125,11 @@ class Denoiser(nn.Module):
     unit
         Model values are log1p / unit.
     gate_threshold
-        [G], log1p; outputs below it become zero if ``config.gate``. The data's detection limit, or above it where
-        training has moved it.
+        Detection limit, log1p; outputs below it become zero if ``config.gate``.
     maximum
         [G], largest log1p value of each gene in training cells; bounds `decode` if ``config.clip``.
+    zero_level
+        [G], log1p; below it `match_zeros` makes zeros. 0 where nothing is to be done.
     recompute
         Whether the blocks' activations are computed again in the backward pass, which saves memory.
     """
@@ -136,6 +137,7 @@ class Denoiser(nn.Module):
     unit: Tensor
     gate_threshold: Tensor
     maximum: Tensor
+    zero_level: Tensor
 
     def __init__(
         self,
@@ -192,8 +194,9 @@ class Denoiser(nn.Module):
         if config.initialisation == "released":
             self._start_as_released()
         self.register_buffer("unit", torch.ones(()))
-        self.register_buffer("gate_threshold", torch.zeros(num_genes))
+        self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
+        self.register_buffer("zero_level", torch.zeros(num_genes))
 
     @torch.no_grad()
     def _start_as_released(self) -> None:
@@ -322,6 +325,22 @@ class Denoiser(nn.Module):
         if self.config.gate:
             log1p = torch.where(log1p < self.gate_threshold, 0.0, log1p)
         return log1p
+
+    def match_zeros(self, log1p: Tensor) -> Tensor:
+        """Turn each gene's values below `zero_level` into zeros; the other cells of the set take over their sum.
+
+        So a gene is zero about as often as in the data, and its mean over the set of cells stays as predicted. A
+        gene without a value above its level is left alone.
+
+        Parameters
+        ----------
+        log1p
+            Decoded sets of cells [..., S, G].
+        """
+        kept = torch.where(log1p < self.zero_level, 0.0, log1p)
+        whole, rest = log1p.sum(-2, keepdim=True), kept.sum(-2, keepdim=True)
+        matched = torch.where(rest > 0, kept * (whole / rest), log1p)
+        return torch.minimum(matched, self.maximum) if self.config.clip else matched
 
     def clean(self, value: Tensor) -> Tensor:
         """Put an estimate of clean cells, model units, back into what cells can be (see `decode`)."""

@@ -97,6 +97,10 @@ class ConditionSampler:
         self._shared = np.array([gene not in missing for gene in bundle.genes])
         self.genes = [gene for gene in bundle.genes if gene not in missing]
         self.ceiling = check_depth(bundle, store)
+        if settings.zeros == "matched" and not bundle.model.zero_level.any():
+            logger.warning(
+                "sample.zeros=matched: the model was not trained with it and knows no levels; zeros stay as predicted"
+            )
         self._ids = encode(bundle, store, self.wanted)
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
@@ -177,7 +181,10 @@ class ConditionSampler:
             found = reverse(
                 estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
             )
-        log1p = model.decode(found).clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
+        log1p = model.decode(found)
+        if self.settings.zeros == "matched":
+            log1p = model.match_zeros(log1p)
+        log1p = log1p.clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
         values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
         repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
         return values, self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -23,7 +24,6 @@ from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.checkpoints import Checkpoints
 from perturbdiff.training.counts import describe
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Writer
-from perturbdiff.training.gates import Gates
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.keeping import Keeping
 from perturbdiff.training.loggers import Curves
@@ -31,6 +31,7 @@ from perturbdiff.training.material import Material
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.processes import Processes, lost
 from perturbdiff.training.validation import Averaging, Validation, averaged
+from perturbdiff.training.zeros import zero_levels
 
 logger = logging.getLogger(__name__)
 
@@ -123,10 +124,13 @@ def fit(
                 raise
             logger.error("another process of this training ended; see its message")
             raise SystemExit(EXIT_FAILURE) from None
-    model = averaged(run.averaging, module).denoiser
+    chosen = averaged(run.averaging, module)
+    model = chosen.denoiser
     facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
+        if config.sample.zeros == "matched":
+            model.zero_level.copy_(zero_levels(chosen.to(device), material))
     return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
 
 
@@ -182,12 +186,15 @@ class _Run:
             first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
             bundle=self._bundle, averaging=self.averaging,
         )  # fmt: skip
-        gates = Gates(self.material.model, train.gate_rate) if train.gate_rate else None
         saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (gates, self.averaging, self.journal, validation, keeping, saving)
+        ordered = (self.averaging, self.journal, validation, keeping, saving)
         return [callback for callback in ordered if callback is not None]
 
-    def _bundle(self, model: Denoiser, step: int) -> Bundle:
+    def _bundle(self, module: TrainingModule, step: int) -> Bundle:
+        model = module.denoiser
+        if self.material.config.sample.zeros == "matched":
+            model = copy.deepcopy(model)
+            model.zero_level.copy_(zero_levels(module, self.material))
         facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}
         return self.material.bundle(model, facts, self.journal.table())
 

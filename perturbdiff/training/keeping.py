@@ -35,7 +35,7 @@ class Keeping(pl.Callback):
     every
         Steps between the bundles to keep, or None.
     bundle
-        Makes a bundle of a network and its step.
+        Makes a bundle of a module and its step.
     averaging
         Where the weights come from.
     """
@@ -46,7 +46,7 @@ class Keeping(pl.Callback):
         *,
         first_epoch: int | None,
         every: int | None,
-        bundle: Callable[[Denoiser, int], Bundle],
+        bundle: Callable[[TrainingModule, int], Bundle],
         averaging: Averaging | None,
     ) -> None:
         self.folder, self.first_epoch, self.every = folder, first_epoch, every
@@ -59,16 +59,16 @@ class Keeping(pl.Callback):
         assert isinstance(pl_module, TrainingModule)
         if not (trainer.is_global_zero and ends_step(trainer, batch_idx)):
             return
-        step, denoiser = trainer.global_step, averaged(self.averaging, pl_module).denoiser
+        step, module = trainer.global_step, averaged(self.averaging, pl_module)
         if step == self.first_epoch:
-            self.folder.keep(FIRST_EPOCH, denoiser, write_weights)
+            self.folder.keep(FIRST_EPOCH, module.denoiser, write_weights)
         if self.every is not None and step % self.every == 0:
-            bundle = self.bundle(denoiser, step)
+            bundle = self.bundle(module, step)
 
             def write(model: Denoiser, path: Path) -> None:
                 replace(bundle, model=model).save(path)
 
-            self.folder.keep(f"{STEPS}/{step:07d}", denoiser, write, folder=True)
+            self.folder.keep(f"{STEPS}/{step:07d}", bundle.model, write, folder=True)
 
 
 def kept_steps(every: int | None, max_steps: int) -> list[str]:

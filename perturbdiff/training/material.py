@@ -99,12 +99,15 @@ class Material:
         """
         return _too_large(self.sources, self.config)
 
-    def train_sampler(self, processes: Processes) -> SetStream:
+    def train_sampler(self, processes: Processes, *, quiet: bool = False) -> SetStream:
         """Return the stream of training sets of this rank; in pairs if the loss compares twins."""
         place: dict[str, Any] = {"rank": processes.rank, "world_size": processes.world_size}
         twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
         check_passes(self.config.train.sets_per_step, self.config.train.accumulate, processes, twins)
-        samplers = [self._sampler(s, s.train, seed, twins, **place) for seed, s in enumerate(self.sources)]
+        samplers = [
+            self._sampler(s, s.train, seed, twins, quiet=quiet, **place)
+            for seed, s in enumerate(self.sources)
+        ]
         stream: CellSetSampler | MixtureSampler = samplers[0]
         if len(samplers) > 1:
             number = self.config.train.sets_per_step // twins

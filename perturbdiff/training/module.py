@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.config import Config
+from perturbdiff.config import Config, SampleConfig
 from perturbdiff.data.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
+from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.errors import UserError
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.training.optim import optimizer, rate_factor
 
-_COINS, _NOISE, VALIDATION = 1, 2, 3
+_COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
 
 
 class Draws(NamedTuple):
@@ -68,9 +69,6 @@ class TrainingModule(pl.LightningModule):
     ----------
     terms
         Loss terms of the last forward pass, means over all ranks, detached scalars.
-    excess
-        Its share of non-zeros of each gene [G], predicted minus real, mean over all ranks; not measured (zeros)
-        without ``train.gate_rate``.
     """
 
     def __init__(self, denoiser: Denoiser, config: Config) -> None:
@@ -80,7 +78,6 @@ class TrainingModule(pl.LightningModule):
         self._compiled: Callable[..., Tensor] | None = None
         self.schedule = NoiseSchedule(config.schedule.num_steps, config.schedule.kind)
         self.terms: dict[str, Tensor] = {}
-        self.excess = torch.zeros(denoiser.num_genes)
 
     def on_fit_start(self) -> None:
         """Compile the network's forward pass if the recipe says so.
@@ -114,16 +111,9 @@ class TrainingModule(pl.LightningModule):
             batch.target.shape, trainer.global_step,
             rank=trainer.global_rank, world=trainer.world_size, part=batch_idx % parts, parts=parts,
         )  # fmt: skip
-        prediction = self.predict(batch, draws)
-        terms = self.compare(prediction, batch)
+        terms = self.objective(batch, draws)
         self.terms = self._over_ranks({name: value.detach() for name, value in terms.items()})
-        if self.config.train.gate_rate:
-            self._see_zeros(prediction.detach(), batch.target)
         return terms["total"]
-
-    def _see_zeros(self, prediction: Tensor, target: Tensor) -> None:
-        found = [(cells > 0).float().mean((0, 1)) for cells in (prediction, target)]
-        self.excess = self.trainer.strategy.reduce(found[0] - found[1], reduce_op="mean")
 
     def _over_ranks(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the means of loss terms over the ranks, so that what any of them records is the step's."""
@@ -165,34 +155,39 @@ class TrainingModule(pl.LightningModule):
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 
     def objective(self, batch: Batch, draws: Draws, *, paired: bool = True) -> dict[str, Tensor]:
-        """Return the loss and its terms for a batch in log1p; see `predict` and `compare`."""
-        return self.compare(self.predict(batch, draws), batch, paired=paired)
-
-    def predict(self, batch: Batch, draws: Draws) -> Tensor:
-        """Noise the target cells and estimate them [B, S, G], model units."""
-        noised = self.schedule.add_noise(self.denoiser.encode(batch.target), draws.t, draws.noise)
-        estimate = None
-        if draws.self_condition:  # paper, Eq. self_conditioning
-            with torch.no_grad():
-                estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
-        return self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
-
-    def compare(self, prediction: Tensor, batch: Batch, *, paired: bool = True) -> dict[str, Tensor]:
-        """Return the loss of a prediction and its terms (paper, Eq. train_objective).
+        """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective).
 
         Sets that are not ``paired`` cannot be compared across twins; the U-statistic stands in, whose
         expectation is the same.
         """
+        target = self.denoiser.encode(batch.target)
+        noised = self.schedule.add_noise(target, draws.t, draws.noise)
+        estimate = None
+        if draws.self_condition:  # paper, Eq. self_conditioning
+            with torch.no_grad():
+                estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
+        prediction = self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
         settings = self.config.loss
         if settings.mmd_statistic == "cross" and not paired:
             settings = settings.model_copy(update={"mmd_statistic": "U"})
-        return hybrid_loss(prediction, self.denoiser.encode(batch.target), settings)
+        return hybrid_loss(prediction, target, settings)
 
     def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""
         control, covariates = self.context(batch)
         forward = self._compiled or self.denoiser
         return forward(x, t, control, covariates, dataset=batch.dataset, **options)
+
+    def generate(self, batch: Batch, settings: SampleConfig, draw: Draw) -> Tensor:
+        """Return sampled cells [B, S, G] of the sets' conditions, log1p; ``draw`` gives the noise."""
+
+        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
+            t = torch.full((len(x),), level, device=x.device)
+            drop = None if conditional else torch.ones(len(x), dtype=torch.bool, device=x.device)
+            return self.estimate(x, t, batch, self_condition=previous, drop=drop)
+
+        cells = sample(denoise, draw, self.schedule, settings, clean=self.denoiser.clean)
+        return self.denoiser.decode(cells)
 
     def context(self, batch: Batch) -> tuple[Tensor, Covariates]:
         """Return the control cells in model units and the covariates.

@@ -23,7 +23,7 @@ STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)
 
 _KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
 _TABLES: dict[str, Kind] = {f"covariate_encoder.tables.{kind}.weight": kind for kind in _KINDS}
-_UNITS = ("unit", "gate_threshold", "maximum")
+_UNITS = ("unit", "gate_threshold", "maximum", "zero_level")
 _FROZEN = (
     *(f"covariate_encoder.tables.{kind}.vectors" for kind in _KINDS),
     "covariate_encoder.dose.weights",

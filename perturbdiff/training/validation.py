@@ -26,7 +26,6 @@ from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import Batch, SetLoader
 from perturbdiff.data.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
-from perturbdiff.diffusion.samplers import sample
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
@@ -227,13 +226,7 @@ class Validation(pl.Callback):
         settings = config.sample.model_copy(update={"num_steps": steps, "start_level": None})
         calls = iter(range(1, 1 << 30))
 
-        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
-            t = torch.full((len(positions),), level, device=x.device)
-            drop = None if conditional else torch.ones(len(positions), dtype=torch.bool, device=x.device)
-            return module.estimate(x, t, batch, self_condition=previous, drop=drop)
-
         def draw() -> Tensor:
             return self._noise(module, positions, batch.target.shape[1:], next(calls))
 
-        cells = sample(denoise, draw, module.schedule, settings, clean=module.denoiser.clean)
-        return module.denoiser.decode(cells)
+        return module.generate(batch, settings, draw)

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
 from perturbdiff import files, recipes
@@ -33,15 +32,6 @@ def test_holds_what_sampling_needs(trained):
     names = {path.name for path in (trained / "bundle").iterdir()}
     assert not any(name.endswith((".ckpt", ".pkl", ".pt")) for name in names)
     assert "not for decisions about patients" in (trained / "bundle" / "README.md").read_text()
-
-
-def test_one_gate_for_all_genes_is_every_genes_gate(trained, tmp_path):
-    """As bundles of earlier versions have it."""
-    shutil.copytree(trained / "bundle", old := tmp_path / "old")
-    weights = load_file(old / "model.safetensors")
-    save_file(weights | {"gate_threshold": torch.tensor(0.25)}, old / "model.safetensors")
-    model = Bundle.load(old).model
-    assert model.gate_threshold.tolist() == [0.25] * model.num_genes
 
 
 def test_units_look_at_training_cells_only(trained):
