@@ -226,7 +226,7 @@ class SampleConfig(Section):
     zeros: Literal["predicted", "matched"] = Field(
         default="predicted",
         description="zeros as predicted, or each gene's smallest values made zero until it is so as often as in the "
-        "training cells, its mean over a set kept; training measures from where on",
+        "training cells, its mean over a set kept (models with model.gate measure from where on)",
     )
     sets_per_batch: int = Field(default=8, ge=1)
     ddpm_variance: Literal["posterior", "beta"] = Field(

@@ -129,7 +129,7 @@ def fit(
     facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
-        if config.sample.zeros == "matched":
+        if config.model.gate:
             model.zero_level.copy_(zero_levels(chosen.to(device), material))
     return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
 
@@ -192,7 +192,7 @@ class _Run:
 
     def _bundle(self, module: TrainingModule, step: int) -> Bundle:
         model = module.denoiser
-        if self.material.config.sample.zeros == "matched":
+        if self.material.config.model.gate:
             model = copy.deepcopy(model)
             model.zero_level.copy_(zero_levels(module, self.material))
         facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
 from perturbdiff import files, recipes
@@ -32,6 +33,14 @@ def test_holds_what_sampling_needs(trained):
     names = {path.name for path in (trained / "bundle").iterdir()}
     assert not any(name.endswith((".ckpt", ".pkl", ".pt")) for name in names)
     assert "not for decisions about patients" in (trained / "bundle" / "README.md").read_text()
+
+
+def test_a_bundle_of_an_earlier_version_has_no_levels_of_zeros(trained, tmp_path):
+    shutil.copytree(trained / "bundle", old := tmp_path / "old")
+    weights = load_file(old / "model.safetensors")
+    del weights["zero_level"]
+    save_file(weights, old / "model.safetensors")
+    assert not Bundle.load(old).model.zero_level.any()
 
 
 def test_units_look_at_training_cells_only(trained):
