@@ -30,4 +30,5 @@ def reinitialise(bundle: Bundle, seed: int) -> None:
             num_doses=num_doses,
         )
     model.load_state_dict(dict(old.named_buffers()), strict=False)
+    model.zero_level.zero_()  # it tells of the trained weights
     bundle.model = model.to(old.unit.device).eval()
