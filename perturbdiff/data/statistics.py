@@ -101,33 +101,18 @@ def write_statistics(
         if run.skip:
             return out
         opened = Store(store)
-        conditions = opened.conditions.drop(columns=["start", "stop"])
         parts = None if split is None else _parts(opened, split)
         listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
-        tables = _label_tables(opened, conditions)
+        tables = _label_tables(opened, parts)
         # starting workers takes longer than a small store
         with Crew(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as crew:
             measured, summary = _expression_tables(opened, crew, listed)
-            tables |= measured
-            found, groups = distance_tables.distances(
-                opened, crew, pairs=pairs, cells=cells_per_group, seed=seed
+            compared, summary["distances"] = _distance_tables(
+                opened, crew, tables["cell_types"], pairs, cells_per_group, seed
             )
-        tables["distances"] = found
-        tables["distance_summary"] = distance_tables.summarise(found, seed=seed)
-        summary["distances"] = distance_tables.facts(
-            tables["distance_summary"],
-            groups,
-            tables["cell_types"],
-            seed=seed,
-            pairs=pairs,
-            cells=cells_per_group,
-        )
-        if parts is not None:
-            conditions["split"] = parts
-            tables["split"] = _count(conditions, ["split"])
+        if "split" in tables:
             summary["split"] = tables["split"].set_index("split").to_dict("index")
-        tables["conditions"] = conditions
-        _write(run.path, tables, summary)
+        _write(run.path, tables | measured | compared, summary)
         if draw is not None:
             draw(run.path)
         run.results["summary"] = summary
@@ -163,7 +148,9 @@ def _count(conditions: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return table.assign(share=table["n_cells"] / max(1, table["n_cells"].sum()))
 
 
-def _label_tables(store: Store, conditions: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _label_tables(store: Store, parts: np.ndarray | None) -> dict[str, pd.DataFrame]:
+    """Return the tables that need the conditions alone; with ``parts``, each one's part of a split, theirs too."""
+    conditions = store.conditions.drop(columns=["start", "stop"])
     by_perturbation = (
         conditions.groupby("perturbation", sort=True)
         .agg(
@@ -179,7 +166,7 @@ def _label_tables(store: Store, conditions: pd.DataFrame) -> dict[str, pd.DataFr
     treated = conditions[~conditions["is_control"]]
     per_perturbation = np.asarray(treated.groupby("perturbation")["n_cells"].sum(), np.int64)
     per_condition = np.asarray(treated["n_cells"], np.int64)
-    return {
+    tables = {
         "cells_per_perturbation": _sizes(per_perturbation).rename(columns={"n": "n_perturbations"}),
         "cells_per_condition": _sizes(per_condition).rename(columns={"n": "n_conditions"}),
         "perturbations": store.perturbations.merge(by_perturbation, on="perturbation"),
@@ -187,6 +174,20 @@ def _label_tables(store: Store, conditions: pd.DataFrame) -> dict[str, pd.DataFr
         "batches": _count(conditions, ["batch"]),
         "composition": _count(conditions, ["cell_type", "batch"]),
     }
+    if parts is not None:
+        conditions["split"] = parts
+        tables["split"] = _count(conditions, ["split"])
+    return tables | {"conditions": conditions}
+
+
+def _distance_tables(
+    store: Store, crew: Crew, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
+) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
+    """Return the tables of distances between groups of cells, and what the summary says of them."""
+    found, groups = distance_tables.distances(store, crew, pairs=pairs, cells=cells, seed=seed)
+    told = distance_tables.summarise(found, seed=seed)
+    facts = distance_tables.facts(told, groups, cell_types, seed=seed, pairs=pairs, cells=cells)
+    return {"distances": found, "distance_summary": told}, facts
 
 
 def _sizes(sizes: np.ndarray) -> pd.DataFrame:
