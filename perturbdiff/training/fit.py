@@ -97,9 +97,9 @@ def fit(
     StoppedEarly
         After writing a checkpoint, if the allocation ends or a signal says so.
     """
-    config, first = material.config, processes.rank == 0
     stream = material.train_sampler(processes)
     material.limit_steps(stream.steps_per_epoch)
+    config, first = material.config, processes.rank == 0
     for line in describe(material.model, config):
         logger.info("%s", line)
     module = TrainingModule(material.model, config)

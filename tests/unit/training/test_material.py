@@ -90,3 +90,17 @@ def test_passes_steps_at_least_and_steps_at_most(trained, changes, steps):
     material = from_scratch(trained / "store", trained / "split.parquet", settings)
     material.limit_steps(10)
     assert material.config.train.max_steps == steps
+
+
+def test_the_learning_rate_falls_to_its_floor_by_the_last_step_that_the_passes_allow(trained, tmp_path):
+    settings = recipe(
+        "train.max_steps=1000", "train.max_epochs=1", "train.min_steps=12", "train.log_every=1",
+        "train.warmup_steps=0", "train.final_rate=0.01", "train.learning_rate=0.002",
+    )  # fmt: skip
+    out = train(trained / "store", trained / "split.parquet", tmp_path / "bundle", settings, device="cpu")
+    bundle = Bundle.load(out)
+    rate = bundle.curve[bundle.curve["split"] == "train"].set_index("step")["learning_rate"]
+    assert bundle.training["steps"] == len(rate) < 100
+    middle = rate.loc[len(rate) // 2 + 1]
+    assert 0.4 * rate.loc[1] < middle < 0.6 * rate.loc[1]
+    assert rate.iloc[-1] == pytest.approx(0.01 * 0.002, rel=1)
