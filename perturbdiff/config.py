@@ -128,8 +128,10 @@ class TrainConfig(Section):
         default="set", description="one coin per set or per optimiser step"
     )
     self_condition: float = Field(default=0.5, ge=0, le=1, description="p_sc")
-    control_targets: bool = Field(
-        default=False, description="control sets are targets too, with the control label"
+    control_targets: bool | Literal["perturbed"] = Field(
+        default=False,
+        description="control sets are targets too, with the control label; perturbed: those alone that perturbed "
+        "training cells are matched to",
     )
     zero_control: bool = Field(default=False, description="marginal pretraining: the control stream is zero")
     valid_every: int = Field(default=2000, ge=1, description="steps between validations")

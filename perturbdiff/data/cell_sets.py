@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little of the population
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
+
+ControlTargets: TypeAlias = bool | Literal["perturbed"]
 
 # First words of the seeds, so that no two kinds of draw share a random stream.
 ORDER, DRAW, MIX, TWIN = 1, 2, 3, 4
@@ -90,7 +92,9 @@ class CellSetSampler:
     seed
         Seed of the stream.
     control_targets
-        Control sets are targets too. Their control set is drawn from the other cells: a condition of fewer than
+        Control sets are targets too; ``"perturbed"``: those alone whose cells perturbed targets are given as
+        controls, for a network that sees a cell type unperturbed only may learn that it does not respond. Their
+        control set is drawn from the other cells: a condition of fewer than
         2m cells is cut in halves, one target and one control; only below 16 cells may the two overlap.
     rank, world_size
         This rank gets sets r, r + W, r + 2W, … of the stream.
@@ -113,7 +117,7 @@ class CellSetSampler:
         set_size: int,
         sets_per_step: int,
         seed: int,
-        control_targets: bool = False,
+        control_targets: ControlTargets = False,
         rank: int = 0,
         world_size: int = 1,
         exclude: np.ndarray | None = None,
@@ -124,15 +128,17 @@ class CellSetSampler:
         self.rank, self.world_size = rank, world_size
         self._rows = Rows(conditions, exclude)
         self._is_control = conditions["is_control"].to_numpy(bool)
-        targets = np.asarray(use, dtype=bool) & (self._rows.count > 0)
-        if not control_targets:
-            targets &= ~self._is_control
-        self.targets = np.flatnonzero(targets)
+        usable = np.asarray(use, dtype=bool) & (self._rows.count > 0)
+        perturbed = np.flatnonzero(usable & ~self._is_control)
+        self._pools = ControlPools(conditions, self._rows, perturbed, quiet=quiet)
+        controls = np.flatnonzero(usable & self._is_control)
+        if control_targets == "perturbed":
+            controls = np.intersect1d(controls, self._pools.drawn())
+        self.targets = np.union1d(perturbed, controls) if control_targets else perturbed
         if not len(self.targets):
             raise UserError(
                 "no cells to make sets of: no condition of this part of the split is in the store"
             )
-        self._pools = ControlPools(conditions, self._rows, self.targets)
         count = self._rows.count[self.targets]
         self.sets_per_epoch = self._number_sets(count)
         if not quiet:

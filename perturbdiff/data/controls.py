@@ -85,6 +85,8 @@ class ControlPools:
         Usable rows of each condition.
     wanted
         int [n]: conditions that need controls.
+    quiet
+        Do not warn of conditions without controls of their own.
 
     Attributes
     ----------
@@ -97,7 +99,9 @@ class ControlPools:
         If a wanted condition has no controls in its cell type nor in its batch.
     """
 
-    def __init__(self, conditions: pd.DataFrame, rows: Rows, wanted: np.ndarray) -> None:
+    def __init__(
+        self, conditions: pd.DataFrame, rows: Rows, wanted: np.ndarray, *, quiet: bool = False
+    ) -> None:
         self.rows = rows
         usable = np.flatnonzero(conditions["is_control"].to_numpy(bool) & (rows.count > 0))
         labels = {column: conditions[column].to_numpy(object) for column in ("cell_type", "batch")}
@@ -119,7 +123,7 @@ class ControlPools:
             self._pool[c] = by[column][labels[column][c]]
             self.fallbacks[column] += 1
         for column, other in (("cell_type", "batches"), ("batch", "cell types")):
-            if self.fallbacks[column]:
+            if self.fallbacks[column] and not quiet:
                 same = column.replace("_", " ")
                 logger.warning(
                     "%d of %d conditions have no controls of their own: controls of the same %s in other %s are used",
@@ -129,6 +133,10 @@ class ControlPools:
     def pool(self, condition: int) -> np.ndarray:
         """Return the control conditions (int64 ids) that ``condition`` draws from."""
         return self._pool[condition]
+
+    def drawn(self) -> np.ndarray:
+        """Return the control conditions (int64 ids, ascending) that any condition draws from."""
+        return np.unique(np.concatenate([np.empty(0, np.int64), *self._pool.values()]))
 
     def draw(self, condition: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Return ``size`` matched control rows (int64) at random, repeats only if there are too few."""

@@ -184,8 +184,8 @@ class Material:
                 start = source.store.conditions["start"].to_numpy()
                 dropped = np.add.reduceat(source.exclude, start, dtype=np.int64)
                 table["n_cells"] -= dropped
-            target = self.config.train.control_targets or self.config.train.zero_control
-            table["role"] = np.where(table["is_control"] & (not target), "input", "target")
+            targets = self._sampler(source, source.train, 0, quiet=True).targets
+            table["role"] = np.where(np.isin(np.arange(len(table)), targets), "target", "input")
             table.insert(0, "dataset", source.name)
             tables.append(table[source.train & (table["n_cells"] > 0)])
         return pd.concat(tables, ignore_index=True)

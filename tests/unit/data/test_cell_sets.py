@@ -125,6 +125,24 @@ def test_control_targets_have_disjoint_controls(size, way):
     assert len(covered) == size
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_controls_of_perturbed_targets_alone_are_targets(way):
+    conditions = table(
+        {("A", "x", "p"): 9, ("A", "x", "control"): 30, ("A", "y", "control"): 30, ("B", "x", "control"): 30}
+        | {("C", "x", "p"): 9, ("C", "y", "control"): 30}  # draws from controls of another batch
+        | {("D", "x", "p"): 9, ("D", "x", "control"): 30}  # not used
+    )
+    use = (conditions["cell_type"] != "D").to_numpy() | conditions["is_control"].to_numpy()
+    kind = WindowedSampler if way else CellSetSampler
+    stream = kind(conditions, use, set_size=4, sets_per_step=4, seed=0, control_targets="perturbed", **way)
+    targets = {
+        tuple(row) for row in conditions.loc[stream.targets, ["cell_type", "batch", "is_control"]].to_numpy()
+    }
+    assert targets == {("A", "x", False), ("A", "x", True), ("C", "x", False), ("C", "y", True)}
+    drawn = {stream.set_at(i).condition for i in range(stream.sets_per_epoch)}
+    assert drawn == set(stream.targets.tolist())
+
+
 def test_few_controls_may_overlap():
     conditions = table({("A", "x", "p"): 5, ("A", "x", "control"): 9})
     stream = sampler(conditions, m=20, control_targets=True)
