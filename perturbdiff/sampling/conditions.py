@@ -99,8 +99,8 @@ class ConditionSampler:
         self.ceiling = check_depth(bundle, store)
         if settings.zeros == "matched" and not bundle.model.zero_level.any():
             logger.warning(
-                "sample.zeros=matched: the model knows no levels (trained without model.gate, or by an earlier "
-                "version); zeros stay as predicted"
+                "sample.zeros=matched: the model knows no levels (untrained, trained without model.gate, or "
+                "by an earlier version); zeros stay as predicted"
             )
         self._ids = encode(bundle, store, self.wanted)
         self._dataset = input_layer(bundle, store)
