@@ -44,11 +44,14 @@ def _distances(x: Tensor, y: Tensor, x_square: Tensor, y_square: Tensor) -> Tens
 def _mean_within(x: Tensor, square: Tensor, statistic: Literal["V", "U"]) -> Tensor:
     """Return the mean distance among the rows of ``x`` [..., n, G], with (V) or without (U) the diagonal."""
     between = _distances(x, x, square, square)
-    if statistic == "V":
-        return between.mean((-1, -2))
     n = x.shape[-2]
     others = 1.0 - torch.eye(n, dtype=x.dtype, device=x.device)
-    return (between * others).sum((-1, -2)) / (n * (n - 1))
+    apart = (between * others).sum((-1, -2))
+    if statistic == "U":
+        return apart / (n * (n - 1))
+    # a cell's distance to itself is the square root of rounding, whose slope is large and means nothing
+    own = between.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (apart + own) / (n * n)
 
 
 def energy_distance(
