@@ -73,7 +73,8 @@ def test_a_data_set_may_be_on_one_process_only(trained, tmp_path):
     other = tmp_path / "other"
     other.symlink_to(trained / "store")
     pretrain = ["pretrain", trained / "store", other, "--config", "tiny"]
-    changes = ("train.sets_per_step=2", "train.choose=last", "train.clip_norm=0.01")
+    # U, for with V a cell's distance to itself, the root of rounding, is in the value (not in the gradient)
+    changes = ("train.sets_per_step=2", "train.choose=last", "train.clip_norm=0.01", "loss.mmd_statistic=U")
     one = learn(pretrain, tmp_path / "one", *changes)
     assert_close(one, learn(pretrain, tmp_path / "two", *changes, two=True))
 
