@@ -125,7 +125,7 @@ def ceiling(
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Score real cells against real cells: what no model can pass.
+    """Score real cells against real cells: what no model can be expected to pass clearly.
 
     One random half of each condition's cells is the prediction of the other half. Without a split: all conditions.
     """
