@@ -5,7 +5,7 @@ from named streams of one seed, so that a change in one part leaves the others a
 
 The law of a cell of cell type c, batch b and perturbation τ, in a well w (log rates of G genes):
 
-    η = base[c] + batch[c, b] + (1 + latent_strength · z_w) · effect[τ, c] + latent_shift · z_w · direction + cell
+    η = base[c] + batch[c, b] + max(0, 1 + latent_strength · z_w) · effect[τ, c] + latent_shift · z_w · direction + cell
 
 with z_w the latent factor of the set (c, b, τ, w), after the paper's premise (Sec. Motivation) that sets of the
 same condition differ by what nobody observed. Expected counts are depth · softmax(η).
