@@ -24,6 +24,9 @@ from perturbdiff.model import Denoiser
 
 FORMAT = 1
 TABLES = "embeddings"
+SAME_DEPTH = 0.01
+"""Depths that cells are scaled to count as one if they differ by no more than this share."""
+
 _FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from perturbdiff.config_data import DataConfig, Section, SimulateConfig, SplitConfig
+from perturbdiff.errors import UserError
 from perturbdiff.variants import agreeing
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
@@ -118,7 +121,7 @@ class TrainConfig(Section):
     final_rate: float = Field(
         default=0.1, ge=0, le=1, description="floor of the cosine, share of the learning rate"
     )
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Share, Share] = (0.9, 0.98)
     weight_decay: float = Field(default=0.01, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
@@ -242,6 +245,22 @@ class SampleConfig(Section):
     precision: Literal["32-true", "bf16-mixed"] = Field(
         default="32-true", description="of the network's matrix products when sampling"
     )
+
+    def check_levels(self, levels: int) -> None:
+        """Refuse a reverse process that a model of so many noise levels does not allow.
+
+        Raises
+        ------
+        UserError
+            If more levels are to be visited than there are, or than lie below the start.
+        """
+        if self.num_steps > levels:
+            raise UserError(f"sample.num_steps={self.num_steps} is more than the model's {levels} levels")
+        if self.start_level is not None and not self.num_steps <= self.start_level <= levels:
+            raise UserError(
+                f"sample.start_level={self.start_level} must lie between sample.num_steps={self.num_steps} and the "
+                f"model's {levels} levels"
+            )
 
 
 class EvaluateConfig(Section):

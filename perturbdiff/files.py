@@ -133,6 +133,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def discard(folder: Path) -> None:
+    """Delete a folder into which others may write at the same time: it loses its name first."""
+    aside = folder.with_name(f".{folder.name}.old")
+    remove(aside)
+    folder.rename(aside)
+    remove(aside)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
     with writing(path) as partial:

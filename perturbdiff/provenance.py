@@ -166,11 +166,17 @@ def stage(
                 files.remove(partial / note)
         manifest = as_json({**base, "results": run.results})
         record = as_json({**run.notes, **_circumstances(name, started, cpu)})
-        for kind, text in (("manifest", manifest), ("run", record)):
+        notes = {"manifest": manifest, "run": record}
+        for kind, text in notes.items():
             if folder:
                 (partial / f"{kind}.json").write_text(text)
             else:
-                files.write_text(out.with_name(f"{out.name}.{kind}.json"), text)
+                # A manifest never stands beside a file that it does not tell of: the former one goes before the
+                # former file does, the new one comes after the new file.
+                files.remove(beside(out, kind))
+    if not folder:
+        for kind, text in notes.items():
+            files.write_text(beside(out, kind), text)
 
 
 def _continue_or_begin(partial: Path, purpose: str) -> None:

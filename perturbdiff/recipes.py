@@ -105,7 +105,10 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if source in presets():
         text = (resources.files("perturbdiff") / "presets" / f"{source}.yaml").read_text()
     elif path.is_file():
-        text = path.read_text()
+        try:
+            text = path.read_text()
+        except UnicodeDecodeError:
+            raise UserError(f"configuration {source}: is not a text file in UTF-8") from None
     else:
         raise UserError(
             f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"

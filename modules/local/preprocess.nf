@@ -4,7 +4,7 @@ process PREPROCESS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs), path(split), path(genes), val(recipe), val(seed)
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes), val(recipe), val(seed)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: store

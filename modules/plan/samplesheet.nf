@@ -60,6 +60,7 @@ def recipeProblems(row, folder) {
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }
+    problems += prefixProblems(row)
     try {
         settings = (row.dataset ?: '').split(/\|/).inject(settings) { tree, dataset -> overlay(tree, expand(parseOverrides(row.overrides, dataset))) }
     } catch (Exception problem) {
@@ -72,6 +73,17 @@ def recipeProblems(row, folder) {
         if (settings.split?.choose == 'pca' && !row.split) { problems << "split.choose=pca needs the store before the split, data.hvg_cells=train the split before the store" }
     }
     return problems
+}
+
+// an override with a data set's name before it: a name of the row, and a section of its data, not of the network
+def prefixProblems(row) {
+    def known = (row.dataset ?: '').split(/\|/) as List
+    def found = (row.overrides ?: '').split(';').collect { part -> part.trim() =~ /^([\w.-]+):(\w+)\./ }.findAll { match -> match.find() }
+    return found.collectMany { match ->
+        def (name, section) = match[0].drop(1)
+        if (!(name in known)) { return ["override for the data set '${name}'; this row's: ${known.join(', ')}"] }
+        return section in ['model', 'schedule', 'loss', 'train'] ? ["override '${name}:${section}…': ${section} is of the network, not of a data set; leave '${name}:' out"] : []
+    }
 }
 
 def initProblems(row, rows, folder) {

@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import psutil
 import torch
 
 from perturbdiff.data import row_kernels
@@ -19,6 +18,7 @@ from perturbdiff.data.cell_sets import CellSet, SetStream
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.errors import UserError
+from perturbdiff.memory import available
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 def fits_in_memory(store: Store, share: float) -> bool:
     """Return whether a store's values take at most ``share`` of the memory that is free now."""
-    return store.nbytes_in_memory <= share * psutil.virtual_memory().available
+    return store.nbytes_in_memory <= share * available()
 
 
 def resident(store: Store, share: float = 0.5) -> Store:

@@ -26,6 +26,7 @@ from perturbdiff.data import integrity, passes, spill
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.gather import ObsColumns, Part, PartTask, gather, label_columns
+from perturbdiff.data.gene_lists import unique_names
 from perturbdiff.data.gene_sums import gene_groups
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values
 from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
@@ -318,7 +319,7 @@ class _Preprocessing:
         if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
             table = perturbations.set_index("perturbation")["dose"]
             dose = table.loc[conditions["perturbation"]].to_numpy()
-        names = [f.path.name for f in self.inputs.files]
+        names = unique_names([f.path for f in self.inputs.files])
         return ObsColumns(label_columns(conditions), dose, names, self.inputs.offsets, extra)
 
     def _part_tasks(

@@ -82,7 +82,8 @@ def scan_cells(passes: Passes, conditions: pd.DataFrame, look: np.ndarray) -> Sc
     Raises
     ------
     UserError
-        If a value is negative, not finite or not what ``input_scale`` declares, or no cell passes the filters.
+        If a value is negative, not finite or not what ``input_scale`` declares, a cell has two values for one gene,
+        or no cell passes the filters.
     """
     config = passes.inputs.config
     settings = ScanSettings(config, *gene_groups(conditions, look, by_batch=config.hvg_by_batch))
@@ -123,6 +124,7 @@ class _Piece:
 
     def add(self, block: Block) -> None:
         """Check a block, note depth and detected genes, filter its cells and add the rest to the gene sums."""
+        _check_once(self._reader.file, block)
         first = self._reader.piece.start
         own = slice(block.start - first, block.stop - first)
         if not self._add_fused(block, own):
@@ -217,6 +219,16 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
         "median_genes": genes.medians(len(quality)),
     }
     return Scan(sums, largest, left, quality.assign(**medians), float(visible.medians(1)[0]))
+
+
+def _check_once(file: CountsFile, block: Block) -> None:
+    """Refuse a row with two values for one gene: readers differ in which of them, or their sum, they take."""
+    twice = scan_kernels.repeated_column(block.indptr, block.indices, len(file.genes))
+    if twice >= 0:
+        raise UserError(
+            f"{file.path}: the sparse matrix has two values in one place ({_where(file, block, twice)}); add them "
+            "up with X.sum_duplicates() and write the file again"
+        )
 
 
 def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, float]:

@@ -15,6 +15,25 @@ LARGEST_FUSED = np.float32(2**24)
 
 
 @kernel
+def repeated_column(indptr: np.ndarray, indices: np.ndarray, columns: int) -> int:
+    """Return the place of a value whose row has an earlier one in the same of ``columns`` columns, or -1."""
+    seen = np.empty(0, np.int64)
+    for i in range(len(indptr) - 1):
+        ascending = True
+        for k in range(indptr[i] + 1, indptr[i + 1]):
+            ascending &= indices[k] > indices[k - 1]
+        if ascending:
+            continue
+        if not len(seen):
+            seen = np.full(columns, -1, np.int64)
+        for k in range(indptr[i], indptr[i + 1]):
+            if seen[indices[k]] == i:
+                return k
+            seen[indices[k]] = i
+    return -1
+
+
+@kernel
 def highest_bits(bits: np.ndarray) -> int:
     """Return the largest of float32 values read as uint32.
 

@@ -11,7 +11,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ import psutil
 from perturbdiff import __version__
 from perturbdiff.doctor import image, job
 from perturbdiff.doctor.findings import GIB, Check, ask
+from perturbdiff.memory import cgroup_limit
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUPS = Path("/proc/self/cgroup")
 _DEVICES = Path("/dev")
 _PATIENCE = 60.0
 # in a process of its own: a driver that hangs inside a call would hold this one
@@ -74,37 +72,6 @@ def memory() -> Check:
             "memory", "problem", found, "4 GiB are needed for the demo; ask for a larger machine or job"
         )
     return Check("memory", "ok", found)
-
-
-def cgroup_limit() -> int | None:
-    """Return the memory limit in bytes that the kernel sets for this process, if any: cgroup v2 or v1."""
-    limits = []
-    for file in _limit_files():
-        try:
-            text = file.read_text().strip()
-        except OSError:
-            continue
-        limits += [int(text)] if text.isdigit() else []
-    smallest = min(limits, default=None)
-    return (
-        smallest if smallest is not None and smallest < 1 << 60 else None
-    )  # v1 writes a huge number for none
-
-
-def _limit_files() -> Iterator[Path]:
-    """Files that hold the limits of this process's group and of the groups above."""
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        lines = []
-    groups = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    for _, kinds, name in groups:
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        top, file = (_CGROUPS / "memory", "memory.limit_in_bytes") if kinds else (_CGROUPS, "memory.max")
-        group = top / name.lstrip("/")
-        yield from (folder / file for folder in (group, *group.parents) if folder.is_relative_to(top))
-    yield _CGROUPS / "memory.max"
 
 
 def temporary_files() -> Check:

@@ -25,7 +25,7 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
 from perturbdiff.predictions import LABELS
 from perturbdiff.sampling.controls import ControlSets
-from perturbdiff.sampling.matching import check_depth, check_levels, encode, input_layer
+from perturbdiff.sampling.matching import check_depth, encode, input_layer
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class ConditionSampler:
         The reverse process.
     seed
         Seed of noise and control cells.
+    memory_share
+        How much of the free memory the store may take; else control cells are read from disk.
 
     Attributes
     ----------
@@ -82,12 +84,19 @@ class ConditionSampler:
     """
 
     def __init__(
-        self, bundle: Bundle, store: Store, wanted: pd.DataFrame, settings: SampleConfig, *, seed: int
+        self,
+        bundle: Bundle,
+        store: Store,
+        wanted: pd.DataFrame,
+        settings: SampleConfig,
+        *,
+        seed: int,
+        memory_share: float = 0.5,
     ) -> None:
         self.bundle, self.settings, self.seed = bundle, settings, seed
         self.size = settings.set_size or bundle.config.train.set_size
         self.schedule = NoiseSchedule(bundle.config.schedule.num_steps, bundle.config.schedule.kind)
-        check_levels(settings, self.schedule)
+        settings.check_levels(self.schedule.num_steps)
         self.wanted = wanted.assign(n_cells=wanted["n_cells"].fillna(self.size).astype(int)).reset_index(
             drop=True
         )
@@ -105,8 +114,9 @@ class ConditionSampler:
         self._ids = encode(bundle, store, self.wanted)
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
-            store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls
-        )
+            store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
+            memory_share=memory_share,
+        )  # fmt: skip
         self._labels = list(self.wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
         self._guidance = _guidance(self.wanted, settings)
         self.store = store

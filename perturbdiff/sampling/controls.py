@@ -39,6 +39,8 @@ class ControlSets:
         Cells per set, m.
     seed
         Of the choice of a condition's controls, and of their order.
+    memory_share
+        How much of the free memory the store may take; else it is read from disk.
     choice
         ``shuffled``: a condition's sets share out its control cells in random order and begin anew when all are
         used. ``balanced``: as `BalancedControls`.
@@ -53,7 +55,9 @@ class ControlSets:
         size: int,
         seed: int,
         choice: Literal["shuffled", "balanced"] = "shuffled",
+        memory_share: float = 0.5,
     ) -> None:
+        self._memory_share = memory_share
         self.gene_map, self.size, self.seed, self.choice = gene_map, size, seed, choice
         self._cells = wanted["n_cells"].to_numpy(np.int64)
         self._labels = list(wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
@@ -63,7 +67,9 @@ class ControlSets:
 
     @cached_property
     def _store(self) -> Any:
-        return resident(self._source)  # when the first set is drawn: who only plans needs no values
+        return resident(
+            self._source, self._memory_share
+        )  # when the first set is drawn: who only plans needs no values
 
     @cached_property
     def _choose(self) -> BalancedControls:

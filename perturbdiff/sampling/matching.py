@@ -9,17 +9,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from perturbdiff.bundle import Bundle
-from perturbdiff.config import SampleConfig
+from perturbdiff.bundle import SAME_DEPTH, Bundle
 from perturbdiff.data.store import Store, dataset_of
-from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Covariates
 from perturbdiff.semantics import teach
 
 logger = logging.getLogger(__name__)
-
-_SAME_DEPTH = 0.01
 
 
 def check_depth(bundle: Bundle, store: Store) -> float:
@@ -33,7 +29,7 @@ def check_depth(bundle: Bundle, store: Store) -> float:
     ours, theirs = bundle.target_sum, store.target_sum
     if ours is None or not math.isfinite(theirs):
         logger.info("%s: the depth its values refer to is unknown to the store or the bundle", store.path)
-    elif abs(theirs / ours - 1) > _SAME_DEPTH:
+    elif abs(theirs / ours - 1) > SAME_DEPTH:
         raise UserError(
             f"{store.path}: cells are scaled to {theirs:g} counts, the model was trained at {ours:g}; "
             f"preprocess again with --set data.target_sum={ours:g}"
@@ -84,23 +80,3 @@ def input_layer(bundle: Bundle, store: Store) -> int:
             "finetune it on this store, or name the store's folder like one of them"
         )
     return names.index(name) if name in names else 0
-
-
-def check_levels(settings: SampleConfig, schedule: NoiseSchedule) -> None:
-    """Refuse a reverse process that the model's noise levels do not allow.
-
-    Raises
-    ------
-    UserError
-        If more levels are to be visited than there are, or than lie below the start.
-    """
-    top = settings.start_level or schedule.num_steps
-    if settings.num_steps > schedule.num_steps:
-        raise UserError(
-            f"sample.num_steps={settings.num_steps} is more than the model's {schedule.num_steps} levels"
-        )
-    if not settings.num_steps <= top <= schedule.num_steps:
-        raise UserError(
-            f"sample.start_level={top} must lie between sample.num_steps={settings.num_steps} and the model's "
-            f"{schedule.num_steps} levels"
-        )

@@ -53,7 +53,9 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
         )
     known = store.conditions.set_index(list(LABELS))["n_cells"].astype(float)
     there = known.reindex(pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))).to_numpy()
-    told = _numbers(path, table, "n_cells", "whole numbers above 0", lambda n: (n >= 1) & (n % 1 == 0))
+    told = _numbers(
+        path, table, "n_cells", "whole numbers from 1 to 1e9", lambda n: n.between(1, 1e9) & (n % 1 == 0)
+    )
     table["n_cells"] = told.fillna(pd.Series(there, index=table.index))
     if "guidance" in table:
         table["guidance"] = _numbers(

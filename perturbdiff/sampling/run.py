@@ -27,6 +27,8 @@ from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.workers import drawn
 from perturbdiff.semantics import add_tables, read_tables
 
+_MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes
+
 
 def sample(
     bundle: Path,
@@ -97,7 +99,8 @@ def sample(
         "sample", out, config=settings, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
         if not stage.skip:
-            job = Job(bundle, store, _wanted(asked, Store(store), part), config, seed, given, random_init)
+            wanted = _wanted(asked, Store(store), part)
+            job = Job(bundle, store, wanted, config, seed, given, random_init, processes=len(devices))
             sampler = job.open("cpu" if len(devices) > 1 else devices[0])
             mine = sampler.shard(*shard)
             stage.results |= {
@@ -119,6 +122,8 @@ class Job:
     seed: int
     embeddings: Mapping[SemanticKind, Path]
     random_init: bool
+    processes: int = 1
+    """How many share this machine's memory."""
 
     def open(self, device: str) -> ConditionSampler:
         """Return the sampler, its model on ``device``."""
@@ -127,7 +132,10 @@ class Job:
         if self.random_init:
             reinitialise(model, self.seed)
         settings = self.settings or model.config.sample
-        return ConditionSampler(model, Store(self.store), self.wanted, settings, seed=self.seed)
+        return ConditionSampler(
+            model, Store(self.store), self.wanted, settings,
+            seed=self.seed, memory_share=_MEMORY_SHARE / self.processes,
+        )  # fmt: skip
 
     def method(self, recipe: str) -> str:
         """Return the name of the method in the predictions."""

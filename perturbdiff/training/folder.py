@@ -194,7 +194,7 @@ class CheckpointFolder:
     def tidy(self) -> None:
         """Remove the folder if nothing was kept in it, as after inputs that were refused."""
         if self._is_ours() and self.path.is_dir() and all(p.name == locks.LOCK for p in self.path.iterdir()):
-            files.remove(self.path)
+            files.discard(self.path)
 
     def mark(self) -> dict[str, Any]:
         """Return what a checkpoint says about the run that it belongs to."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import psutil
 import torch
 
-from perturbdiff.bundle import Bundle, build_model
+from perturbdiff.bundle import SAME_DEPTH, Bundle, build_model
 from perturbdiff.config import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.few_shot import leave_out
@@ -25,7 +24,8 @@ from perturbdiff.data.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.data.windows import WindowedSampler
-from perturbdiff.errors import UserError
+from perturbdiff.errors import UserError, listing
+from perturbdiff.memory import available
 from perturbdiff.model import Denoiser
 from perturbdiff.semantics import Semantics, Tables, check_tables, semantics, validation_labels
 from perturbdiff.training.inherited import Inheritance, with_architecture, with_vectors
@@ -239,6 +239,7 @@ def for_finetuning(
     """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), dataset_of(store))
+    _compare_depths({str(bundle): old.target_sum, str(store): source.store.target_sum})
     facts = thin_out([source], config)
     hold([source], config)
     config = with_architecture(config, old, tables or {})
@@ -280,6 +281,7 @@ def for_pretraining(
         store = Store(path)
         train, exclude = held.leave_out(store)
         sources.append(Source(store, name, train, np.zeros_like(train), exclude))
+    _compare_depths({str(path): s.store.target_sum for path, s in zip(stores, sources, strict=True)})
     facts = thin_out(sources, config)
     hold(sources, config)
     names = list(genes) if genes else list(dict.fromkeys(g for s in sources for g in s.store.genes))
@@ -291,6 +293,17 @@ def for_pretraining(
     material = Material(sources, names, vocabulary, model, config, facts, tables)
     set_units(material)
     return material
+
+
+def _compare_depths(depths: Mapping[str, float | None]) -> None:
+    """Warn if cells that one network sees are scaled to different depths, where these are known."""
+    known = {name: depth for name, depth in depths.items() if depth is not None and math.isfinite(depth)}
+    if known and max(known.values()) > (1 + SAME_DEPTH) * min(known.values()):
+        logger.warning(
+            "cells are scaled to different depths (%s): their log1p values are not on one scale; preprocess them "
+            "with one --set data.target_sum=DEPTH",
+            listing([f"{name}: {depth:g} counts" for name, depth in known.items()]),
+        )
 
 
 def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
@@ -330,7 +343,7 @@ def hold(sources: Sequence[Source], config: Config) -> None:
         logger.info("%.1f GiB of cells are read from disk (train.memory_gib)", size / 2**30)
         return
     node = Processes.from_environment().node()
-    fits = size <= _MEMORY_SHARE * psutil.virtual_memory().available
+    fits = size <= _MEMORY_SHARE * available()
     if node is not None:
         fits = node.agree("fits", fits)
     if not fits:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from perturbdiff import files, provenance
 from perturbdiff.config import Config
 from perturbdiff.data.embeddings import SemanticKind
+from perturbdiff.data.gene_lists import read_names
 from perturbdiff.devices import resolve_device
 from perturbdiff.semantics import read_tables
 from perturbdiff.training.allocation import Allocation
@@ -147,7 +148,7 @@ def pretrain(
     """
     settings = config.train.model_copy(update={"zero_control": True})
     config = config.model_copy(update={"train": settings})
-    names = files.existing(genes, "gene list").read_text().split() if genes else None
+    names = read_names(genes) if genes else None
     inputs = {f"store.{i}": path for i, path in enumerate(stores)}
     inputs |= {f"downstream.{i}.store": pair[0] for i, pair in enumerate(downstream)}
     inputs |= {f"downstream.{i}.split": pair[1] for i, pair in enumerate(downstream)}
@@ -189,6 +190,7 @@ def _stage(
     force: bool,
     extra: dict[str, Any] | None = None,
 ) -> Path:
+    config.sample.check_levels(config.schedule.num_steps)  # training samples, too
     processes, where = Processes.from_environment(), resolve_device(device)
     recipe = {
         section: getattr(config, section).model_dump(mode="json", exclude=_NO_EFFECT) for section in _SECTIONS
@@ -218,7 +220,7 @@ def _stage(
             start = Start(None if place is None else Path(place), found["step"])
             _train(out, folder, base, build, start, allocation, processes, where)
         if checkpoints is None and folder.held:
-            files.remove(folder.path)
+            files.discard(folder.path)
     return out
 
 

@@ -51,6 +51,10 @@ def duplicate_genes(adata):
     adata.var_names = ["g0", "g0", *adata.var_names[2:]]
 
 
+def genes_merged_by_their_numbers_alone(adata):
+    adata.X.indices[adata.X.indices == 1] = 0
+
+
 def missing_label(adata):
     adata.obs["cell_type"] = adata.obs["cell_type"].where(np.arange(adata.n_obs) > 0)
 
@@ -66,6 +70,10 @@ def missing_label(adata):
         (put(1.5), ["counts.h5ad", "not whole numbers", "data.layer"]),
         (log_data, ["counts.h5ad", "log-transformed", "data.input_scale=log1p"]),
         (duplicate_genes, ["counts.h5ad", "not unique", "g0", "var_names_make_unique"]),
+        (
+            genes_merged_by_their_numbers_alone,
+            ["counts.h5ad", "two values in one place (gene 'g0'", "sum_duplicates"],
+        ),
         (missing_label, ["counts.h5ad", "cell_type", "missing"]),
     ],
     ids=lambda x: getattr(x, "__name__", ""),

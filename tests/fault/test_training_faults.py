@@ -56,6 +56,16 @@ def at_step(number, what):
     return disturbed
 
 
+def test_a_reverse_process_that_cannot_be_is_refused_before_training(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingModule, "training_step", None)
+    few = ("schedule.num_steps=20", "model.gate=true")
+    with pytest.raises(UserError, match=r"sample.num_steps=40 is more than the model's 20 levels"):
+        run(trained, tmp_path / "bundle", *few, "sample.num_steps=40")
+    with pytest.raises(UserError, match=r"sample.start_level=30 must lie between"):
+        run(trained, tmp_path / "bundle", *few, "sample.num_steps=10", "sample.start_level=30")
+    assert not list(tmp_path.iterdir())
+
+
 def interrupt(monkeypatch, number, work):
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly, match=f"step {number + 1} of"):
         patch.setattr(

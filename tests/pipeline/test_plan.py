@@ -70,6 +70,20 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert {p.name for p in (ran.outdir / "predictions").iterdir()} == predictions
 
 
+def test_files_of_one_name_are_joined(nextflow, tmp_path):
+    for sample in ("s1", "s2"):
+        (tmp_path / sample).mkdir()
+        (tmp_path / sample / "counts.h5").touch()
+    rows = ("a,kang,s1/counts.h5;s2/counts.h5,tiny,mean-overall,,,,,,",)
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows), "--ceiling", "false")
+    assert ran.code == 0, ran.output
+    (task,) = (t for t in ran.tasks() if t["name"].split(" ")[0].endswith("PREPROCESS"))
+    assert (
+        "preprocess input1/counts.h5 input2/counts.h5 --out"
+        in (Path(task["workdir"]) / ".command.sh").read_text()
+    )
+
+
 def test_the_old_parser_takes_the_workflow_too(nextflow, tmp_path):
     rows = ("prior,kang,kang.h5ad,tiny,pretrain,,,,,,", "tuned,kang,kang.h5ad,tiny,finetune,prior,,,,,")
     rows += ("drawn,screen,simulate:tiny,tiny,mean-overall,,,,,,",)
@@ -118,6 +132,7 @@ def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
         "a,kang,kang.h5ad,tinny,trian,,,,,,",
         "linear,kang,kang.h5ad,tiny,train,,,train.max_stepz=3,no.toml,,",
         "d,kang,kang.h5ad,tiny,finetune,zz,,steps=4,,,-3",
+        "p,kang,kang.h5ad,tiny,train,,,kagn:data.control=PBS;kang:train.max_steps=3,,,",
         "e e,,kang.h5ad|a.h5ad,tiny,train,d,,,,,",
     )
     ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows))
@@ -133,8 +148,10 @@ def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
         "line 5 (d): unknown init 'zz'",
         "line 5 (d): override 'steps=4'",
         "line 5 (d): seed '-3'",
-        "line 6 (e e): 'dataset' is empty",
-        "line 6 (e e): only a pretrain row can have several data sets",
+        "line 6 (p): override for the data set 'kagn'; this row's: kang",
+        "line 6 (p): override 'kang:train…': train is of the network",
+        "line 7 (e e): 'dataset' is empty",
+        "line 7 (e e): only a pretrain row can have several data sets",
     ):
         assert message in ran.output
     assert "Submitted" not in ran.output

@@ -395,26 +395,6 @@ def test_only_a_problem_changes_the_exit_code(run_cli, monkeypatch, status, code
     assert run_cli("doctor").code == code
 
 
-def test_limits_of_the_job_are_read_from_either_kind_of_cgroup(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
-    lines = tmp_path / "own"
-    monkeypatch.setattr(machine, "_OWN_GROUPS", lines)
-    lines.write_text("0::/system.slice/job_7/step_0\n")
-    group = tmp_path / "system.slice" / "job_7"
-    (group / "step_0").mkdir(parents=True)
-    (group / "step_0" / "memory.max").write_text("max\n")
-    (group / "memory.max").write_text("4096\n")
-    assert machine.cgroup_limit() == 4096
-    lines.write_text("4:memory:/slurm/uid_1/job_7\n3:cpuset:/\n")
-    group = tmp_path / "memory" / "slurm" / "uid_1" / "job_7"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("8192\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{1 << 62}\n")
-    assert machine.cgroup_limit() == 8192
-    (group / "memory.limit_in_bytes").unlink()
-    assert machine.cgroup_limit() is None
-
-
 def test_the_probe_tells_what_torch_sees():
     told = json.loads(
         (findings.ask(sys.executable, "-c", machine._PROBE, timeout=120, alone=True) or "").splitlines()[-1]

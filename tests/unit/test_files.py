@@ -50,6 +50,22 @@ def test_partial_is_kept_for_a_stage_that_continues(tmp_path):
         assert (partial / "x").read_text() == "done so far"
 
 
+def test_a_folder_is_discarded_while_others_write_there(tmp_path, monkeypatch):
+    folder, remove = tmp_path / "checkpoints", files.remove
+    folder.mkdir()
+    (folder / "last.ckpt").write_text("old")
+
+    def meanwhile(path):
+        if path.exists():
+            folder.mkdir()
+            (folder / locks.LOCK).touch()
+        remove(path)
+
+    monkeypatch.setattr(files, "remove", meanwhile)
+    files.discard(folder)
+    assert [p.name for p in tmp_path.rglob("*")] == ["checkpoints", locks.LOCK]
+
+
 def test_disk_full_is_explained_and_cleaned_up(tmp_path):
     out = tmp_path / "store"
     with pytest.raises(UserError, match="disk full while writing .*store.*nothing was left behind"):

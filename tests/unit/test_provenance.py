@@ -1,10 +1,11 @@
+import errno
 import json
 import os
 import subprocess
 
 import pytest
 
-from perturbdiff import provenance
+from perturbdiff import files, provenance
 from perturbdiff.errors import UserError
 
 
@@ -35,6 +36,23 @@ def test_equal_run_is_skipped_and_force_repeats_it(tmp_path, folder):
     assert not run(tmp_path, "o", folder=folder)
     assert run(tmp_path, "o", folder=folder, force=True)
     assert run(tmp_path, "o", folder=folder, config={"k": 2})
+
+
+def test_a_run_that_ends_before_its_file_stands_is_not_taken_for_done(tmp_path, monkeypatch):
+    run(tmp_path, "o", config={"k": 1})
+
+    def fails(source, target):
+        if target.name == "o":
+            raise OSError(errno.EIO, "Input/output error")
+        source.replace(target)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+        patch.setattr(files, "replace", fails)
+        run(tmp_path, "o", config={"k": 2})
+    assert (tmp_path / "o").exists()
+    assert not (tmp_path / "o.manifest.json").exists()
+    assert run(tmp_path, "o", config={"k": 2})
+    assert not run(tmp_path, "o", config={"k": 2})
 
 
 def test_what_is_neither_file_nor_folder_is_not_replaced(tmp_path):

@@ -118,8 +118,9 @@ def test_a_table_of_conditions(trained, tmp_path, caplog):
     [
         (("B", "d1", "p9"), "not trained with perturbation p9"),
         (("C", "d1", "p1"), "not trained with cell_type C"),
-        (("B", "d1", "p1", "0"), "whole numbers above 0, found '0'"),
-        (("B", "d1", "p1", "2.5"), "whole numbers above 0"),
+        (("B", "d1", "p1", "0"), "whole numbers from 1 to 1e9, found '0'"),
+        (("B", "d1", "p1", "2.5"), "whole numbers from 1"),
+        (("B", "d1", "p1", "9" * 20), "whole numbers from 1 to 1e9, found '999"),
     ],
 )
 def test_refuses_what_it_cannot_predict(trained, tmp_path, row, message):

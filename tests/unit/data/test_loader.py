@@ -138,7 +138,7 @@ def test_closing_ends_the_threads():
 
 
 def test_a_large_store_stays_on_disk(small, monkeypatch):
-    monkeypatch.setattr(loader.psutil, "virtual_memory", lambda: type("M", (), {"available": 10})())
+    monkeypatch.setattr(loader, "available", lambda: 10)
     assert resident(small.opened, 0.5).__class__.__name__ == "Store"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 
@@ -18,9 +19,10 @@ from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.sampling import ConditionSampler
+from perturbdiff.sampling import ConditionSampler, controls
 from perturbdiff.sampling.controls import ControlSets
 from perturbdiff.sampling.fresh import reinitialise
+from perturbdiff.sampling.run import Job
 
 
 def wanted(tmp_path, guidance=None):
@@ -90,6 +92,20 @@ def test_balanced_controls_are_those_the_baselines_start_from(trained):
         found = sets([(request, k) for k in range(3)]).flatten(0, 1)
         assert len(found) == 24
         np.testing.assert_array_equal(found[:20], store.expression(rows).toarray())
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_processes_share_the_memory_for_stores(trained, monkeypatch, processes):
+    shares = []
+    monkeypatch.setattr(controls, "resident", lambda store, share: shares.append(share) or store)
+    asked = pd.read_csv(io.StringIO("cell_type,batch,perturbation,n_cells\nB,d1,p1,20\n"))
+    job = Job(
+        trained / "bundle", trained / "store", asked, None, 0, {}, random_init=False, processes=processes
+    )
+    sampler = job.open("cpu")
+    assert shares == []
+    sampler.draw(sampler.batches(sampler.shard(0, 1))[0])
+    assert shares == [0.5 / processes]
 
 
 def test_rounding_and_size_of_batches_make_hardly_any(trained, tmp_path):

@@ -245,3 +245,19 @@ def test_an_anchored_model_learns_its_output_layer_anew(pretrained, trained):
     assert f"re-initialised: {output.weight.numel() + output.bias.numel():,} parameters" in report[1]
     gain = model.gain_layer
     assert f"new: {gain.weight.numel() + gain.bias.numel():,} parameters (output" in report[2]
+
+
+def test_pretraining_reads_gene_lists_as_other_stages_do(atlas, tmp_path):
+    (tmp_path / "genes.txt").write_text("# chosen for the screen\ng25\ng30\ng999\n")
+    out = pretrain([atlas], tmp_path / "bundle", recipe(), genes=tmp_path, device="cpu")
+    assert Bundle.load(out).genes == ["g25", "g30", "g999"]
+
+
+def test_other_depths_are_told(trained, atlas, tmp_path, caplog):
+    deep = preprocess([trained / "counts.h5ad"], tmp_path / "deep", recipe("data.target_sum=50000").data)
+    finetune(trained / "bundle", deep, trained / "split.parquet", tmp_path / "tuned", recipe(), device="cpu")
+    said = r"cells are scaled to different depths \(.*{}: \d+.* counts, .*{}: \d+"
+    assert re.search(said.format("bundle", "deep"), caplog.text)
+    caplog.clear()
+    pretrain([deep, atlas], tmp_path / "prior", recipe(), device="cpu")
+    assert re.search(said.format("deep", "atlas"), caplog.text)
