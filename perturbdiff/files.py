@@ -55,54 +55,41 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, folder: bool = False, keep_at: Path | None = None) -> Iterator[Path]:
+def writing(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path that becomes ``path`` when the block ends well.
+
+    This is for files in a folder that this process holds; `perturbdiff.provenance.stage` is for outputs.
 
     Parameters
     ----------
     path
-        The output's final name. An existing output is replaced only at the end.
+        The final name. What is there is replaced only at the end.
     folder
-        Whether the output is a folder, which is then created empty.
-    keep_at
-        Write there instead of beside ``path``, and keep what an interrupted run left, for a stage that goes on
-        there. After an error it is kept too, unless it is a `UserError`: then it is of no use.
+        Whether it is a folder, which is then created empty.
 
     Raises
     ------
     UserError
         If the place is not writable or the disk is full.
     """
-    partial = keep_at or temporary_name(path)
-    with explain_os_errors(path, kept_at=keep_at):
+    partial = temporary_name(path)
+    with explain_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if keep_at is None:
-            remove(partial)
+        remove(partial)
         if folder:
-            partial.mkdir(parents=keep_at is not None, exist_ok=keep_at is not None)
+            partial.mkdir()
         elif not os.access(path.parent, os.W_OK):
             raise UserError(f"cannot write {path}: permission denied; choose another output folder")
         try:
             yield partial
             replace(partial, path)
-        except BaseException as error:
-            if keep_at is None or isinstance(error, UserError):
-                remove(partial)
+        except BaseException:
+            remove(partial)
             raise
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably.
-
-    A source on another file system is copied beside the target first.
-    """
-    if source.stat().st_dev != target.parent.stat().st_dev:
-        copy = temporary_name(target)
-        remove(copy)
-        shutil.copytree(source, copy) if source.is_dir() else shutil.copy2(source, copy)
-        replace(copy, target)
-        remove(source)
-        return
+    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably."""
     if source.is_file():
         with source.open("rb") as handle:
             os.fsync(handle.fileno())

@@ -210,7 +210,7 @@ class _Door:
         """Return the lock if the folder is free, or has become so; None if it is in use or may be."""
         with files.explain_os_errors(self.folder, kept_at=self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = self._open()
         lock = None
         try:
             granted = _flock(handle)
@@ -224,6 +224,20 @@ class _Door:
             if lock is None:
                 os.close(handle)
         return lock
+
+    def _open(self) -> int:
+        """Open the lock file, which is made only in a folder that is empty: what others keep is none of ours."""
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            if not self.path.is_symlink() and not self.path.exists() and any(self.folder.iterdir()):
+                raise UserError(
+                    f"{self.folder}: is there and was not made by perturbdiff; name a new folder, or move that away"
+                )
+            return os.open(self.path, flags | os.O_CREAT, 0o666)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR):
+                raise UserError(f"{self.path}: is not a lock file of ours; move it away first") from None
+            raise
 
     def _free(self, note: Note | None, granted: bool | None, stamp: int) -> bool:  # noqa: FBT001
         """Return whether the folder is ours by the rules; ``granted`` is None if the kernel cannot tell."""

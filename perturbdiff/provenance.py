@@ -25,8 +25,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import __version__, files, locks
-from perturbdiff.errors import UserError
+from perturbdiff import __version__, files, locks, outputs
+from perturbdiff.errors import UserError, listing
+from perturbdiff.outputs import beside, read_manifest, verify
+
+__all__ = [
+    "Stage",
+    "as_json",
+    "beside",
+    "code",
+    "determinants",
+    "image",
+    "read_manifest",
+    "stage",
+    "up_to_date",
+    "verify",
+    "versions",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +63,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def beside(out: Path, kind: str) -> Path:
-    """Return where the ``kind`` (``manifest`` or ``run``) record of output ``out`` lies."""
-    return out / f"{kind}.json" if out.is_dir() else out.with_name(f"{out.name}.{kind}.json")
-
-
-def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Return the manifest of a finished output, or None if it has none that can be read."""
-    try:
-        return json.loads(beside(out, "manifest").read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def as_json(record: Mapping[str, Any]) -> str:
     """Serialise a record with sorted keys, so that equal records have equal bytes."""
     return json.dumps(record, indent=2, sort_keys=True, default=str) + "\n"
@@ -78,17 +80,37 @@ class Stage:
         Where the body writes; becomes ``out`` when the block ends.
     skip
         True if an equal, finished output is there: the body must return at once.
+    scratch
+        Folder for what is needed on the way; it is removed in the end.
+    companions
+        Where the body writes the files and folders that lie beside the output, by name.
     results
         Facts that the inputs determine (counts, thresholds); written to the manifest.
     notes
         Facts of this run (throughput, retries); written to ``run.json``.
+    checksums
+        SHA-256 of files of the output that need not be read again, by their path in it.
+    chance
+        Folders of the output whose files tell of times and machines, such as logs: ``run.json`` lists them.
     """
 
     out: Path
     path: Path
     skip: bool = False
+    scratch: Path = field(default_factory=Path)
+    companions: dict[str, Path] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+    chance: tuple[str, ...] = ()
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return size and SHA-256 of the files that the inputs determine, and of those that chance shapes."""
+        found = outputs.entries(self.path, known=self.checksums)
+        for name, path in self.companions.items():
+            found |= outputs.entries(path, name)
+        shaped = {name: entry for name, entry in found.items() if name.split("/")[0] in self.chance}
+        return {name: entry for name, entry in found.items() if name not in shaped}, shaped
 
 
 @contextlib.contextmanager
@@ -103,9 +125,12 @@ def stage(
     force: bool = False,
     keep: bool = False,
     unfinished: Path | None = None,
+    companions: Mapping[str, Path] | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> Iterator[Stage]:
     """Run a stage file → file: hash the inputs, skip if done, write under a temporary name, record, rename.
+
+    One process at a time makes an output. What lies at its place is replaced only if this stage made it.
 
     Parameters
     ----------
@@ -120,81 +145,122 @@ def stage(
     seed
         The run's seed, if it draws random numbers.
     force
-        Run even if an equal output is there.
+        Run even if an equal output is there; one that took long to make may be moved aside.
     keep
         For a folder: keep what an interrupted run left, for a stage that goes on there. What a run with other
         settings, inputs or versions left is deleted.
     unfinished
         Folder in which to keep it, under a name of its own; by default it is kept beside ``out``.
+    companions
+        Files and folders beside the output that belong to it, by name.
     base
-        What determines the result (stage, config, inputs, seed, versions) where it is known from the manifests of
-        its parts; in place of ``config``, ``inputs`` and ``seed``.
+        What determines the result (stage, config, inputs, seed, versions) where it is known already; in place of
+        ``config``, ``seed`` and the contents of ``inputs``.
 
     Raises
     ------
     UserError
-        If an input is missing or the output cannot be written.
+        If an input is missing, something at the output's place is not ours, another process makes the same output,
+        or it cannot be written.
     """
     started, cpu = time.time(), _cpu_seconds()
     code()  # now: while a long run goes on, the checkout may move on
-    if out.exists() and not (out.is_file() or out.is_dir()):
-        # A rename would put the result in its place.
-        raise UserError(f"{out}: a device or pipe, not a file; name a file to write")
+    out = Path(out)
+    place = outputs.Output(name, out, folder, dict(companions or {}))
+    place.check_place(inputs)
     base = determinants(name, config, inputs, seed) if base is None else dict(base)
-    if not force and up_to_date(out, base):
+    if not force and up_to_date(out, base, companions):
         yield Stage(out, out, skip=True)
         return
-    purpose = as_json(base)
-    keep_at = None
-    if keep:
-        unique = f"{out.name}-{hashlib.sha256(purpose.encode()).hexdigest()[:16]}"
-        keep_at = files.temporary_name(out) if unfinished is None else unfinished / unique
+    place.check(base, force=force)
     with contextlib.ExitStack() as stack:
-        if keep_at is not None:
-            lock = stack.enter_context(locks.locked(keep_at, "another run"))
-            if lock.waited and not force and up_to_date(out, base):
-                files.remove(keep_at)
-                yield Stage(out, out, skip=True)
-                return
-        partial = stack.enter_context(files.writing(out, folder=folder, keep_at=keep_at))
-        run = Stage(out, partial)
-        if keep_at is not None:
-            _continue_or_begin(partial, purpose)
+        lock = stack.enter_context(_held(place))
+        if lock.waited and not force and up_to_date(out, base, companions):
+            files.discard(place.partial)
+            yield Stage(out, out, skip=True)
+            return
+        made = place.partial / out.name
+        if keep and unfinished is not None:
+            unique = f"{out.name}-{hashlib.sha256(as_json(base).encode()).hexdigest()[:16]}"
+            made = unfinished / unique / out.name
+            stack.enter_context(locks.locked(made.parent, "another run"))
+        stack.enter_context(_cleaned(place, made, keep=keep))
+        _continue_or_begin(made.parent, as_json(base), keep=keep)
+        if folder:
+            made.mkdir(exist_ok=keep)
+        run = Stage(out, made, scratch=made.parent)
+        run.companions = {key: place.partial / f".beside-{key}" for key in place.companions}
         yield run
-        if keep_at is not None:
-            for note in (_PURPOSE, locks.LOCK):
-                files.remove(partial / note)
-        manifest = as_json({**base, "results": run.results})
-        record = as_json({**run.notes, **_circumstances(name, started, cpu)})
-        notes = {"manifest": manifest, "run": record}
-        for kind, text in notes.items():
-            if folder:
-                (partial / f"{kind}.json").write_text(text)
-            else:
-                # A manifest never stands beside a file that it does not tell of: the former one goes before the
-                # former file does, the new one comes after the new file.
-                files.remove(beside(out, kind))
-    if not folder:
-        for kind, text in notes.items():
-            files.write_text(beside(out, kind), text)
+        fixed, shaped = run.files()
+        record = {**run.notes, **_circumstances(name, started, cpu)} | ({"files": shaped} if shaped else {})
+        records = {
+            "manifest": as_json({**base, "results": run.results, "files": fixed}),
+            "run": as_json(record),
+        }
+        if other := lock.taken_by():
+            raise UserError(
+                f"{out}: another run went on in place of this one, which had stood still ({other})"
+            )
+        place.put(made, run.companions, records)
 
 
-def _continue_or_begin(partial: Path, purpose: str) -> None:
-    """Empty the folder of an interrupted run, unless that run was to make the very same."""
+@contextlib.contextmanager
+def _held(place: outputs.Output) -> Iterator[locks.Lock]:
+    """Hold an output's place for this process alone; folders made for it go again if nothing comes of it."""
+    absent = [folder for folder in place.out.absolute().parents if not folder.exists()]
+    try:
+        with files.explain_os_errors(place.out):
+            place.out.parent.mkdir(parents=True, exist_ok=True)
+        if place.partial.is_symlink():
+            raise UserError(f"{place.partial}: is a link, which nobody of ours made; remove it first")
+        with locks.locked(place.partial, f"another run that writes {place.out.name}") as lock:
+            yield lock
+    finally:
+        for folder in absent:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _cleaned(place: outputs.Output, made: Path, *, keep: bool) -> Iterator[None]:
+    """Explain what the system says, and remove what was made on the way, unless a further run goes on there."""
+    kept = False
+    try:
+        with files.explain_os_errors(place.out, kept_at=made.parent if keep else None):
+            yield
+    except BaseException as error:
+        by_system = isinstance(error, UserError) and isinstance(error.__cause__, OSError)
+        kept = keep and (by_system or not isinstance(error, UserError))
+        raise
+    finally:
+        for folder in {place.partial, made.parent}:
+            if folder.exists() and not (kept and folder == made.parent):
+                files.discard(folder)
+
+
+def _continue_or_begin(partial: Path, purpose: str, *, keep: bool) -> None:
+    """Empty the folder of an interrupted run, unless that run was to make the very same and can go on."""
     note = partial / _PURPOSE
-    if note.is_file() and note.read_text() == purpose:
+    if keep and note.is_file() and note.read_text() == purpose:
         logger.info("going on with what an interrupted run left in %s", partial)
         return
     for path in list(partial.iterdir()):
         if path.name != locks.LOCK:
             files.remove(path)
-    files.write_text(note, purpose)
+    if keep:
+        files.write_text(note, purpose)
 
 
-def up_to_date(out: Path, base: Mapping[str, Any]) -> bool:
-    """Return whether ``out`` is finished and was made of the very same `determinants`, and say so."""
+def up_to_date(out: Path, base: Mapping[str, Any], companions: Mapping[str, Path] | None = None) -> bool:
+    """Return whether ``out`` is whole and was made of the very same `determinants`, and say so."""
     found = read_manifest(out) if out.exists() else None
     if found is None or {key: found.get(key) for key in base} != dict(base):
+        return False
+    place = outputs.Output(str(base["stage"]), out, out.is_dir(), dict(companions or {}))
+    if not place.is_whole():
+        logger.warning(
+            "%s: not whole (%s); it is made again", out, listing(place.missing()) or "no list of its files"
+        )
         return False
     logger.info("%s: %s is up to date, nothing to do (--force runs it again)", base["stage"], out)
     return True

@@ -25,6 +25,11 @@ def stage_of(part: Path) -> str:
     return str((provenance.read_manifest(existing(part, "part")) or {}).get("stage", ""))
 
 
+def roles(parts: Sequence[Path]) -> dict[str, Path]:
+    """Return parts as inputs of a stage."""
+    return {f"part {number}": Path(part) for number, part in enumerate(parts)}
+
+
 def ordered(
     parts: Sequence[Path], command: str, is_part: Callable[[Path, Mapping[str, Any]], bool]
 ) -> tuple[list[Path], list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, provenance
+from perturbdiff import provenance
 from perturbdiff.config import DataConfig
 from perturbdiff.data.aligned_file import write_aligned
 from perturbdiff.data.counted import CellSource, open_cells
@@ -28,6 +28,8 @@ SETTINGS = ("layer", "gene_key", "input_scale")
 """Keys of `data` that an alignment depends on."""
 
 _MOST_HINTS = 3
+_ROWS = "rows"
+"""Folder in which a matrix that is stored by columns is put in row order."""
 
 
 def _version(name: str) -> str:
@@ -92,25 +94,17 @@ def align_genes(
     wanted = read_names(genes)
     with provenance.stage("align", out, config=settings, inputs=roles, folder=True, force=force) as run:
         if not run.skip:
-            with open_cells(source, config, _scratch(run.path)) as cells:
+            with open_cells(source, config, run.scratch / _ROWS) as cells:
                 found, summary = _report(cells, wanted)
-            files.remove(_scratch(run.path))
             found.to_csv(run.path / "alignment.csv", index=False)
             (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             run.results |= summary
     if write is not None:
         with provenance.stage("align-write", write, config=settings, inputs=roles, force=force) as run:
             if not run.skip:
-                scratch = _scratch(write)
-                with open_cells(source, config, scratch) as cells:
+                with open_cells(source, config, run.scratch / _ROWS) as cells:
                     run.results |= write_aligned(cells, _map(cells, wanted), run.path, _facts(source, genes))
-                files.remove(scratch)
     return out
-
-
-def _scratch(out: Path) -> Path:
-    """Return where a matrix stored by columns is put in row order."""
-    return out / ".rows" if out.is_dir() else out.with_name(f".{out.name}.rows")
 
 
 def _facts(source: Path, genes: Path) -> dict[str, str]:

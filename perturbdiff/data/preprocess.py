@@ -197,6 +197,7 @@ def preprocess(
             scratch.rename(done_with)
             files.remove(done_with)
             run.results["checksums"] = integrity.write_checksums(run.path, made.checksums)
+            run.checksums |= integrity.read_checksums(run.path) or {}
     return out
 
 

@@ -67,7 +67,10 @@ def make_split(
     inputs = {"source": files.existing(source, "input")} | ({"toml": Path(toml)} if toml else {})
     inputs |= {"obs": Path(obs)} if obs else {}
     recipe = {"split": config.split.model_dump(), "data": config.data.model_dump()}
-    with provenance.stage("split", out, config=recipe, inputs=inputs, seed=seed, force=force) as stage:
+    counts_at = {"counts": out.with_name(f"{out.name}.counts.csv")}
+    with provenance.stage(
+        "split", out, config=recipe, inputs=inputs, seed=seed, force=force, companions=counts_at
+    ) as stage:
         if stage.skip:
             return out
         table, held_out = decide(source, config, toml=toml, obs=obs, seed=seed)
@@ -75,7 +78,7 @@ def make_split(
         counts = count(table)
         logger.info("split of %s:\n%s", source, counts.to_string(index=False))
         table[[*KEYS, "part", "n_cells"]].to_parquet(stage.path, index=False)
-        files.write_text(out.with_name(f"{out.name}.counts.csv"), counts.to_csv(index=False))
+        counts.to_csv(stage.companions["counts"], index=False)
         stage.results |= {"held_out": held_out, "counts": counts.to_dict(orient="records")}
     return out
 

@@ -42,7 +42,13 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     base = {key: first[key] for key in shards.DETERMINE}
     base["config"] = {k: v for k, v in first["config"].items() if k != "shard"}
     with provenance.stage(
-        str(base["stage"]), Path(out), config={}, inputs={}, folder=True, force=force, base=base
+        str(base["stage"]),
+        Path(out),
+        config={},
+        inputs=shards.roles(ordered),
+        folder=True,
+        force=force,
+        base=base,
     ) as stage:
         if not stage.skip:
             found = Tables.joined([Tables.load(part) for part in ordered])

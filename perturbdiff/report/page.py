@@ -103,21 +103,22 @@ def write_report(
     given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
     inputs = _inputs(given)
     config = {"title": title, "against": against, "figures": asked.figures}
-    force = force or not (figures.is_dir() and folder.is_dir() and multiqc.is_dir())
-    with provenance.stage("report", out, config=config, inputs=inputs, force=force) as stage:
+    companions = {"figures": figures, "tables": folder, "mqc": multiqc}
+    with provenance.stage(
+        "report", out, config=config, inputs=inputs, force=force, companions=companions
+    ) as stage:
         if stage.skip:
             return out
         page, drawn = _page(found, absent, config, given, asked)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
-        with files.writing(figures, folder=True) as partial:
-            export(drawn, partial)
-        with files.writing(folder, folder=True) as partial:
-            write_tables(partial, found, absent, page["trained"])
-            if asked.entries:
-                write_arms(partial, page["experiment"].found.groups)
-        with files.writing(multiqc, folder=True) as partial:
-            write_multiqc([(c.about, o) for c, o in page["chapters"]], partial, absent)
+        for path in stage.companions.values():
+            path.mkdir()
+        export(drawn, stage.companions["figures"])
+        write_tables(stage.companions["tables"], found, absent, page["trained"])
+        if asked.entries:
+            write_arms(stage.companions["tables"], page["experiment"].found.groups)
+        write_multiqc([(c.about, o) for c, o in page["chapters"]], stage.companions["mqc"], absent)
         stage.results.update(runs=len(found), failed=len(absent), figures=len(drawn))
     return out
 

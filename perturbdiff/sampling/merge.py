@@ -51,7 +51,7 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     base = {key: records[0][key] for key in shards.DETERMINE}
     base["config"] = {**base["config"], "shard": [0, 1]}
     with provenance.stage(
-        "sample", out, config={}, inputs={}, folder=folder, force=force, base=base
+        "sample", out, config={}, inputs=shards.roles(found), folder=folder, force=force, base=base
     ) as stage:
         if not stage.skip:
             stage.results |= {

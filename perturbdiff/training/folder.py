@@ -33,6 +33,7 @@ from torch import Tensor
 from perturbdiff import files, locks
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Denoiser
+from perturbdiff.outputs import differences
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class CheckpointFolder:
         if theirs != ours:
             raise UserError(
                 f"{path}: this checkpoint belongs to another run; different: "
-                f"{listing(_differences(theirs, ours))}; {_AFRESH}"
+                f"{listing(differences(theirs, ours))}; {_AFRESH}"
             )
 
     def _fingerprint(self) -> str:
@@ -194,6 +195,14 @@ class CheckpointFolder:
     def tidy(self) -> None:
         """Remove the folder if nothing was kept in it, as after inputs that were refused."""
         if self._is_ours() and self.path.is_dir() and all(p.name == locks.LOCK for p in self.path.iterdir()):
+            files.discard(self.path)
+
+    def discard(self) -> None:
+        """Remove the folder when its training is done; what others put there stays, and the folder with it."""
+        self.clear()
+        if left := [path.name for path in self.path.iterdir() if path.name != locks.LOCK]:
+            logger.info("%s: stays, for it holds %s", self.path, listing(sorted(left)))
+        else:
             files.discard(self.path)
 
     def mark(self) -> dict[str, Any]:
@@ -358,16 +367,3 @@ def _write_whole(state: dict[str, Any], path: Path) -> None:
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
             raise error.__context__ from None  # torch's own words hide the system's
         raise
-
-
-def _differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in sorted(set(old) | set(new)):
-            found += _differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
-        return found
-    if old == new:
-        return []
-    if prefix.endswith("sha256"):
-        return [f"{prefix.removesuffix('.sha256')} (contents)"]
-    return [f"{prefix} ({old} then, {new} now)"]

@@ -8,15 +8,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from perturbdiff import files, provenance
+from perturbdiff import provenance
 from perturbdiff.config import Config
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.gene_lists import read_names
 from perturbdiff.devices import resolve_device
+from perturbdiff.outputs import Output
 from perturbdiff.semantics import read_tables
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.fit import Fitted, Start, fit
-from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.folder import LOGS, CheckpointFolder
 from perturbdiff.training.keeping import hand_over, kept_steps
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.processes import Processes
@@ -198,6 +199,8 @@ def _stage(
     base = provenance.determinants(name, {**recipe, **(extra or {})}, inputs, config.seed)
     folder = CheckpointFolder(checkpoints or out.with_name(f"{out.name}.checkpoints"), _fingerprint(base))
     allocation = Allocation(config.train.stop_margin)
+    place = Output(name, out, folder=True)
+    place.check_place({**inputs, "checkpoints": folder.path})
 
     with ExitStack() as stack:
 
@@ -205,6 +208,7 @@ def _stage(
             """Hold the folder and find where to start; None if there is nothing to do."""
             if not force and provenance.up_to_date(out, base):
                 return None
+            place.check(base, force=force)
             with allocation.listening():
                 stack.enter_context(folder.locked(allocation.reason))
             stack.callback(folder.tidy)
@@ -218,9 +222,9 @@ def _stage(
         if found is not None:
             place = found["checkpoint"]
             start = Start(None if place is None else Path(place), found["step"])
-            _train(out, folder, base, build, start, allocation, processes, where)
+            _train(out, folder, base, inputs, build, start, allocation, processes, where, force=force)
         if checkpoints is None and folder.held:
-            files.discard(folder.path)
+            folder.discard()
     return out
 
 
@@ -228,11 +232,14 @@ def _train(
     out: Path,
     folder: CheckpointFolder,
     base: dict[str, Any],
+    inputs: Mapping[str, Path],
     build: Callable[[], Material],
     start: Start,
     allocation: Allocation,
     processes: Processes,
     device: Literal["cpu", "cuda"],
+    *,
+    force: bool,
 ) -> None:
     """Train and write the bundle; the first process alone writes."""
 
@@ -249,13 +256,16 @@ def _train(
         run()
         return
     with provenance.stage(
-        base["stage"], out, config={}, inputs={}, folder=True, force=True, base=base
+        base["stage"], out, config={}, inputs=inputs, folder=True, force=force, base=base
     ) as stage:
+        if stage.skip:
+            return
         material, fitted = run()
         bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
         kept = material.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
+        stage.chance = (LOGS,)
         stage.results |= bundle.training
         stage.notes |= fitted.notes
 

@@ -1,8 +1,5 @@
 import errno
 import os
-import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -38,18 +35,6 @@ def test_folder_replaces_folder(tmp_path):
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_partial_is_kept_for_a_stage_that_continues(tmp_path):
-    out = tmp_path / "store"
-    with (
-        pytest.raises(RuntimeError),
-        files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial,
-    ):
-        (partial / "x").write_text("done so far")
-        raise RuntimeError
-    with files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial:
-        assert (partial / "x").read_text() == "done so far"
-
-
 def test_a_folder_is_discarded_while_others_write_there(tmp_path, monkeypatch):
     folder, remove = tmp_path / "checkpoints", files.remove
     folder.mkdir()
@@ -72,26 +57,6 @@ def test_disk_full_is_explained_and_cleaned_up(tmp_path):
         with files.writing(out, folder=True) as partial:
             (partial / "x").write_text("half")
             raise OSError(errno.ENOSPC, "No space left on device")
-    assert not list(tmp_path.iterdir())
-
-
-def test_disk_full_keeps_what_is_done_for_a_stage_that_continues(tmp_path):
-    out = tmp_path / "store"
-    with pytest.raises(UserError, match=r"disk full while writing .*goes on.*\.store\.partial"):
-        with files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial:
-            (partial / "x").write_text("done")
-            raise OSError(errno.ENOSPC, "No space left on device")
-    assert (partial / "x").read_text() == "done"
-
-
-def test_a_users_mistake_leaves_nothing_to_continue(tmp_path):
-    out = tmp_path / "store"
-    with (
-        pytest.raises(UserError),
-        files.writing(out, folder=True, keep_at=files.temporary_name(out)) as partial,
-    ):
-        (partial / "x").write_text("done")
-        raise UserError("wrong column")
     assert not list(tmp_path.iterdir())
 
 
@@ -129,19 +94,3 @@ def test_one_process_holds_a_folder(tmp_path):
                 pass
     with locks.locked(tmp_path / "x", "another run"):
         pass
-
-
-@pytest.mark.parametrize("folder", [True, False])
-def test_an_output_made_on_another_file_system_is_copied_whole(tmp_path, folder):
-    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    try:
-        if other.stat().st_dev == tmp_path.stat().st_dev:
-            pytest.skip("one file system only")
-        out = tmp_path / "out"
-        with files.writing(out, folder=folder, keep_at=other / "unfinished") as partial:
-            (partial / "x" if folder else partial).write_text("done")
-        assert (out / "x" if folder else out).read_text() == "done"
-        assert list(tmp_path.iterdir()) == [out]
-        assert not list(other.iterdir())
-    finally:
-        shutil.rmtree(other)

@@ -1,11 +1,14 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from perturbdiff import files, provenance
+from perturbdiff import provenance
 from perturbdiff.errors import UserError
 
 
@@ -41,16 +44,18 @@ def test_equal_run_is_skipped_and_force_repeats_it(tmp_path, folder):
 def test_a_run_that_ends_before_its_file_stands_is_not_taken_for_done(tmp_path, monkeypatch):
     run(tmp_path, "o", config={"k": 1})
 
+    replace = Path.replace
+
     def fails(source, target):
         if target.name == "o":
             raise OSError(errno.EIO, "Input/output error")
-        source.replace(target)
+        return replace(source, target)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
-        patch.setattr(files, "replace", fails)
+        patch.setattr(Path, "replace", fails)
         run(tmp_path, "o", config={"k": 2})
     assert (tmp_path / "o").exists()
-    assert not (tmp_path / "o.manifest.json").exists()
+    assert provenance.read_manifest(tmp_path / "o") is None
     assert run(tmp_path, "o", config={"k": 2})
     assert not run(tmp_path, "o", config={"k": 2})
 
@@ -190,3 +195,40 @@ def test_code_is_looked_at_when_a_run_begins(package, tmp_path):
         git(package, "commit", "-q", "--allow-empty", "-m", "second")
         job.path.touch()
     assert json.loads((tmp_path / "o.run.json").read_text())["code"]["commit"] == first
+
+
+def keeping(out, **more):
+    return provenance.stage("make", out, config={}, inputs={}, folder=True, keep=True, **more)
+
+
+def test_disk_full_keeps_what_is_done_for_a_stage_that_continues(tmp_path):
+    out = tmp_path / "store"
+    with pytest.raises(UserError, match=r"disk full while writing .*goes on.*\.store\.partial"):
+        with keeping(out) as run:
+            (run.path / "x").write_text("done")
+            raise OSError(errno.ENOSPC, "No space left on device")
+    with keeping(out) as run:
+        assert (run.path / "x").read_text() == "done"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_users_mistake_leaves_nothing_to_continue(tmp_path):
+    with pytest.raises(UserError), keeping(tmp_path / "a" / "store") as run:
+        (run.path / "x").write_text("done")
+        raise UserError("wrong column")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_made_on_another_file_system_is_copied_whole(tmp_path):
+    other = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    try:
+        if other.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("one file system only")
+        out = tmp_path / "out"
+        with keeping(out, unfinished=other) as run:
+            (run.path / "x").write_text("done")
+        assert (out / "x").read_text() == "done"
+        assert list(tmp_path.iterdir()) == [out]
+        assert not list(other.iterdir())
+    finally:
+        shutil.rmtree(other)

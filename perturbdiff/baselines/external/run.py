@@ -115,7 +115,7 @@ def predict_external(
         if stage.skip:
             return out
         _warn_of_time(method, where)
-        with _task_folder(out, keep) as scratch:
+        with _task_folder(stage, keep) as scratch:
             run = _Run(method, Store(store), scratch, seed, threads or _threads(), where, device != "auto")
             run.predict(stage, read_split(Path(split)), part, OutputLog(out, method.name), timeout_hours)
     return out
@@ -132,8 +132,8 @@ def _warn_of_time(method: Method, device: str) -> None:
 
 
 @contextlib.contextmanager
-def _task_folder(out: Path, keep: Path | None) -> Iterator[Path]:
-    """Yield an empty folder: ``keep``, or one beside the output that is removed in the end."""
+def _task_folder(stage: provenance.Stage, keep: Path | None) -> Iterator[Path]:
+    """Yield an empty folder: ``keep``, or one that is removed in the end."""
     if keep is not None:
         keep = keep.absolute()
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -141,8 +141,7 @@ def _task_folder(out: Path, keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep
         return
-    folder = out.absolute().with_name(f".{out.name}.task")
-    files.remove(folder)  # of a run that was killed
+    folder = (stage.scratch / "task").absolute()
     folder.mkdir()
     try:
         yield folder

@@ -1,0 +1,396 @@
+"""What may be written where: an output replaces only what an earlier run of the same stage made.
+
+A finished output is known by its manifest, which names the stage and lists every file. Whatever else lies at an
+output's place belongs to somebody: it is named and nothing is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perturbdiff import files
+from perturbdiff.errors import UserError, listing
+
+logger = logging.getLogger(__name__)
+
+RECORDS = ("manifest", "run")
+"""What is recorded with an output: what determines it, and how the run went."""
+UNFINISHED = "unfinished"
+"""Entry of the manifest of a file that is about to be replaced."""
+
+_DEAR_STAGES = ("pretrain", "train", "finetune")
+_DEAR_SECONDS = 60.0
+
+
+def beside(out: Path, kind: str) -> Path:
+    """Return where the ``kind`` (``manifest`` or ``run``) record of output ``out`` lies."""
+    return out / f"{kind}.json" if out.is_dir() else out.with_name(f"{out.name}.{kind}.json")
+
+
+def read_record(out: Path, kind: str) -> dict[str, Any] | None:
+    """Return a record of an output, or None if it has none that can be read."""
+    try:
+        found = json.loads(beside(out, kind).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def read_manifest(out: Path) -> dict[str, Any] | None:
+    """Return the manifest of a finished output, or None if it has none that can be read."""
+    found = read_record(out, "manifest")
+    return None if found is None or UNFINISHED in found else found
+
+
+def entries(path: Path, name: str = "", known: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return size (bytes) and SHA-256 of a file, or of every file of a folder, by its path below ``path``.
+
+    Parameters
+    ----------
+    path
+        A file or a folder.
+    name
+        What ``path`` is called; begins the names of its files.
+    known
+        SHA-256 of files that need not be read again, by path below ``path``.
+    """
+    known = known or {}
+    return {
+        _joined(name, below): {"size": file.stat().st_size, "sha256": known.get(below) or files.sha256(file)}
+        for below, file in _files(path)
+    }
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield all that is no folder at or below ``path``, with its path below it; links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        if path.is_symlink() or path.exists():
+            yield ".", path
+        return
+    for folder, _, names in os.walk(path):
+        # a link to a folder is among the folders' names, and is something that lies there
+        links = [n for n in os.listdir(folder) if n not in names and (Path(folder) / n).is_symlink()]  # noqa: PTH208
+        for name in sorted([*names, *links]):
+            file = Path(folder) / name
+            yield file.relative_to(path).as_posix(), file
+
+
+def _joined(name: str, below: str) -> str:
+    if below == ".":
+        return name or "."
+    return f"{name}/{below}" if name else below
+
+
+@dataclass
+class Output:
+    """The place of an output, and of what is written beside it.
+
+    Attributes
+    ----------
+    stage
+        Name of the command.
+    out
+        The output, a file or (``folder``) a folder.
+    companions
+        Files and folders that belong to the output and lie beside it, by the name that the manifest has for them.
+    """
+
+    stage: str
+    out: Path
+    folder: bool
+    companions: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def partial(self) -> Path:
+        """The folder in which the output is made, held by one process."""
+        return files.temporary_name(self.out)
+
+    @property
+    def previous(self) -> Path:
+        """Where an output that took long to make goes when another takes its place."""
+        return self.out.with_name(f"{self.out.name}.previous")
+
+    def check_place(self, inputs: Mapping[str, Path]) -> None:
+        """Refuse a place that nothing may be written to, whatever lies there.
+
+        Parameters
+        ----------
+        inputs
+            Files and folders that are read, by role.
+
+        Raises
+        ------
+        UserError
+            If it is an input, holds one or lies in one, or is a place like the home folder, a device or a link.
+        """
+        for path in (self.out, *self.companions.values()):
+            _check_place(path)
+            for role, given in inputs.items():
+                _check_apart(path, role, given)
+
+    def check(self, base: Mapping[str, Any], *, force: bool) -> None:
+        """Refuse to replace what is not ours, and what took long to make.
+
+        Parameters
+        ----------
+        base
+            What determines the new output.
+        force
+            Whether an output that took long to make may be moved aside.
+
+        Raises
+        ------
+        UserError
+            If something lies there that an earlier run of this stage did not make, or, without ``force``, that
+            took long to make with other settings.
+        """
+        if (foreign := self.foreign()) and (self.out.exists() or self._lies_beside()):
+            raise UserError(
+                f"{self.out}: {foreign}; nothing was touched: choose another output, or move that away first"
+            )
+        if self.out.exists() and self._is_dear():
+            former = read_manifest(self.out) or {}
+            different = differences({key: former.get(key) for key in base}, base)
+            if different and not force:
+                raise UserError(
+                    f"{self.out}: holds a finished result of {self.stage} with other settings, versions or inputs "
+                    f"({listing(different)}); choose another output, or add --force, which keeps it as "
+                    f"{self.previous.name}"
+                )
+            if problem := Output(self.stage, self.previous, self.folder).foreign():
+                raise UserError(f"{self.previous}: {problem}; it would be replaced: move it away first")
+
+    def _lies_beside(self) -> bool:
+        return any(p.exists() or p.is_symlink() for p in self._own_places() if p != self.out)
+
+    def _own_places(self) -> list[Path]:
+        records = (
+            [] if self.folder else [self.out.with_name(f"{self.out.name}.{kind}.json") for kind in RECORDS]
+        )
+        return [self.out, *records, *self.companions.values()]
+
+    def foreign(self) -> str:
+        """Say what lies at the output's places that an earlier run of this stage did not make; empty if nothing."""
+        if not any(p.exists() or p.is_symlink() for p in self._own_places()):
+            return ""
+        if self.out.exists() and self.out.is_dir() != self.folder:
+            return (
+                "is a file, and a folder is to be written"
+                if self.folder
+                else "is a folder, and a file is to be written"
+            )
+        if self.folder and self.out.is_dir() and not any(self.out.iterdir()) and not self._lies_beside():
+            return ""
+        manifest = read_record(self.out, "manifest")
+        if manifest is None or manifest.get("stage") != self.stage:
+            made = "" if manifest is None else f"'{manifest.get('stage')}', not by "
+            there = sorted(p.name for p in self._own_places() if p.exists() or p.is_symlink())
+            return f"{listing(there)} is there and was not made by {made}'{self.stage}'"
+        if UNFINISHED in manifest:
+            return ""
+        listed = self._listed(manifest)
+        if not listed:
+            return "was made by an earlier version, which did not list its files"
+        extra = [name for name, _ in self._there() if name not in listed]
+        return f"{listing(sorted(extra))} in it was not made by '{self.stage}'" if extra else ""
+
+    def _listed(self, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what is recorded of each file, by name; of files that chance shapes ``run.json`` tells."""
+        run = read_record(self.out, "run") or {}
+        found: dict[str, dict[str, Any]] = {}
+        for record in (manifest, run):
+            part = record.get("files")
+            if isinstance(part, dict):
+                found |= {name: entry for name, entry in part.items() if isinstance(entry, dict)}
+        return found
+
+    def _there(self) -> Iterator[tuple[str, Path]]:
+        for name, path in {"": self.out, **self.companions}.items():
+            for below, file in _files(path):
+                if not (self.folder and not name and below in {f"{kind}.json" for kind in RECORDS}):
+                    yield _joined(name, below), file
+
+    def missing(self) -> list[str]:
+        """Return the names of files that the manifest lists and that are not there with the size it tells."""
+        listed = self._listed(read_manifest(self.out) or {})
+        there = {name: file.stat().st_size for name, file in self._there() if file.is_file()}
+        return sorted(name for name, entry in listed.items() if there.get(name) != entry.get("size"))
+
+    def is_whole(self) -> bool:
+        """Return whether the manifest lists files and all are there with the sizes it tells."""
+        manifest = read_manifest(self.out)
+        return manifest is not None and bool(self._listed(manifest)) and not self.missing()
+
+    def _is_dear(self) -> bool:
+        """Return whether what lies there took long to make."""
+        seconds = (read_record(self.out, "run") or {}).get("wall_seconds")
+        long = isinstance(seconds, int | float) and seconds > _DEAR_SECONDS
+        return read_manifest(self.out) is not None and (self.stage in _DEAR_STAGES or long)
+
+    def put(self, made: Path, made_beside: Mapping[str, Path], records: Mapping[str, str]) -> None:
+        """Put a finished output in its place, with its records.
+
+        Parameters
+        ----------
+        made
+            The finished file or folder, on the same file system or another.
+        made_beside
+            The finished companions.
+        records
+            Text of each record.
+        """
+        made = self._brought_near(made)
+        if self.folder:
+            for kind, text in records.items():
+                (made / f"{kind}.json").write_text(text)
+        self._move_aside()
+        if not self.folder:
+            # From here to the end the place is known as ours, and as unfinished.
+            mark = json.dumps({"stage": self.stage, UNFINISHED: True}) + "\n"
+            files.write_text(beside(self.out, "manifest"), mark)
+        for name, path in made_beside.items():
+            _swap(path, self.companions[name], self.partial)
+        _swap(made, self.out, self.partial)
+        if not self.folder:
+            for kind in reversed(RECORDS):
+                files.write_text(self.out.with_name(f"{self.out.name}.{kind}.json"), records[kind])
+
+    def _brought_near(self, made: Path) -> Path:
+        """Return ``made``, or a copy of it in the partial folder if it lies on another file system."""
+        if made.stat().st_dev == self.partial.stat().st_dev:
+            return made
+        copy = self.partial / self.out.name
+        files.remove(copy)
+        shutil.copytree(made, copy) if made.is_dir() else shutil.copy2(made, copy)
+        return copy
+
+    def _move_aside(self) -> None:
+        """Keep what is there if it took long to make, or if somebody put something into it while we worked."""
+        if not self.out.exists():
+            return
+        foreign = self.foreign()
+        if not foreign and not self._is_dear():
+            return
+        target, number = self.previous, 1
+        while Output(self.stage, target, self.folder).foreign() or (foreign and target.exists()):
+            number += 1
+            target = self.out.with_name(f"{self.out.name}.previous-{number}")
+        logger.warning("%s: kept as %s%s", self.out, target.name, f" ({foreign})" if foreign else "")
+        records = [] if self.folder else [(beside(self.out, k), f"{target.name}.{k}.json") for k in RECORDS]
+        _swap(self.out, target, self.partial)
+        for record, name in records:
+            if record.exists():
+                record.replace(target.with_name(name))
+
+
+def _check_place(out: Path) -> None:
+    if not out.name or out.name == "..":
+        raise UserError(f"{out}: is a folder that is there already; name a new place in it")
+    if out.is_symlink():
+        raise UserError(f"{out}: is a link to {out.readlink()}; name the place itself")
+    if out.exists() and not (out.is_file() or out.is_dir()):
+        # A rename would put the result in its place.
+        raise UserError(f"{out}: a device or pipe, not a file; name a file to write")
+    place = out.resolve()
+    for protected, what in ((Path.cwd(), "the working folder"), (_home(), "your home folder")):
+        if protected is not None and (place == protected or place in protected.parents):
+            raise UserError(
+                f"{out}: {'is' if place == protected else 'holds'} {what}; name a new place in it"
+            )
+
+
+def _check_apart(out: Path, role: str, given: Path) -> None:
+    place = out.resolve()
+    # the link that was named counts as well as what it leads to
+    for source in (given.parent.resolve() / given.name, given.resolve()):
+        if source == place or place in source.parents or source in place.parents:
+            how = "is" if source == place else "holds" if place in source.parents else "lies in"
+            raise UserError(
+                f"{out}: {how} the input '{role}' ({given}); what is written must be apart from what is read: "
+                "choose another output"
+            )
+
+
+def _swap(made: Path, target: Path, partial: Path) -> None:
+    """Rename ``made`` to ``target``, durably; what is there was found to be ours."""
+    if made.is_file():
+        with made.open("rb") as handle:
+            os.fsync(handle.fileno())
+    if target.is_dir() and not target.is_symlink():
+        aside = partial / ".replaced"
+        files.remove(aside)
+        target.rename(aside)
+        made.rename(target)
+        files.remove(aside)
+        return
+    try:
+        made.replace(target)
+    except OSError as error:
+        if error.errno != errno.EISDIR:
+            raise
+        raise UserError(
+            f"{target}: became a folder while the output was made; choose another output"
+        ) from None
+
+
+def verify(out: Path, *, manifest: Mapping[str, Any] | None = None) -> None:
+    """Compare every file of an output with its manifest.
+
+    Parameters
+    ----------
+    out
+        A file or folder that a stage wrote.
+    manifest
+        Its manifest; by default it is read.
+
+    Raises
+    ------
+    UserError
+        If there is no manifest that lists files, or a file is missing or not what it was.
+    """
+    manifest = read_manifest(out) if manifest is None else manifest
+    listed = (manifest or {}).get("files")
+    if not isinstance(listed, dict) or not listed:
+        raise UserError(f"{out}: has no manifest that lists its files; make it again")
+    names = {name for name, _ in _files(out)}
+    for name, entry in listed.items():
+        if out.is_file() and name != ".":
+            continue  # companions are looked at by who wrote them
+        path = out if name == "." else out / name
+        if name not in names:
+            raise UserError(f"{path}: is missing; copy {out.name} again or make it again")
+        if (
+            not isinstance(entry, dict)
+            or path.stat().st_size != entry.get("size")
+            or files.sha256(path) != entry.get("sha256")
+        ):
+            raise UserError(f"{path}: was changed since it was made; copy {out.name} again or make it again")
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """Return what differs between two records that determine a result, in words."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found: list[str] = []
+        for key in sorted({*old, *new}):
+            found += differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
+        return found
+    if old == new:
+        return []
+    if prefix.endswith("sha256"):
+        return [f"{prefix.removesuffix('.sha256')} (contents)"]
+    return [f"{prefix} ({old} then, {new} now)"]
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home().resolve()
+    except (OSError, RuntimeError):  # no entry in the system's list of users
+        return None
