@@ -22,9 +22,27 @@ Overrides = Annotated[
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed; default: the recipe's.")]
-Force = Annotated[bool, typer.Option("--force", help="Run even if an equal output is there.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Run even if an equal output is there. One that took long to make is kept as OUT.previous.",
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
-Out = Annotated[Path, typer.Option("--out", "-o", help="Output; appears only when complete.")]
+
+
+def _new_place(out: Path) -> Path:
+    """Refuse at once what can be the place of no output."""
+    from perturbdiff.outputs import check_place
+
+    check_place(out)
+    return out
+
+
+Out = Annotated[
+    Path, typer.Option("--out", "-o", callback=_new_place, help="Output; appears only when complete.")
+]
 Part = Annotated[
     Literal["train", "valid", "test"], typer.Option("--part", help="Part of the split to predict.")
 ]

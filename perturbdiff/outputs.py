@@ -132,7 +132,7 @@ class Output:
             If it is an input, holds one or lies in one, or is a place like the home folder, a device or a link.
         """
         for path in (self.out, *self.companions.values()):
-            _check_place(path)
+            check_place(path)
             for role, given in inputs.items():
                 _check_apart(path, role, given)
 
@@ -291,7 +291,14 @@ class Output:
                 record.replace(target.with_name(name))
 
 
-def _check_place(out: Path) -> None:
+def check_place(out: Path) -> None:
+    """Refuse a place that no output may have: the home or the working folder, one that holds it, a link, a device.
+
+    Raises
+    ------
+    UserError
+        If it is one.
+    """
     if not out.name or out.name == "..":
         raise UserError(f"{out}: is a folder that is there already; name a new place in it")
     if out.is_symlink():
