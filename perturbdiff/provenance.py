@@ -225,17 +225,16 @@ def _held(place: outputs.Output) -> Iterator[locks.Lock]:
 def _cleaned(place: outputs.Output, made: Path, *, keep: bool) -> Iterator[None]:
     """Explain what the system says, and remove what was made on the way, unless a further run goes on there."""
     kept = False
-    try:
-        with files.explain_os_errors(place.out, kept_at=made.parent if keep else None):
+    with files.explain_os_errors(place.out, kept_at=made.parent if keep else None):
+        try:
             yield
-    except BaseException as error:
-        by_system = isinstance(error, UserError) and isinstance(error.__cause__, OSError)
-        kept = keep and (by_system or not isinstance(error, UserError))
-        raise
-    finally:
-        for folder in {place.partial, made.parent}:
-            if folder.exists() and not (kept and folder == made.parent):
-                files.discard(folder)
+        except BaseException as error:
+            kept = keep and not isinstance(error, UserError)  # after a mistake it is of no use
+            raise
+        finally:
+            for folder in {place.partial, made.parent}:
+                if folder.exists() and not (kept and folder == made.parent):
+                    files.discard(folder)
 
 
 def _continue_or_begin(partial: Path, purpose: str, *, keep: bool) -> None:

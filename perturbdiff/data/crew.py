@@ -7,9 +7,14 @@ twice and a scheduler has little to plan.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Self, TypeVar
 
 from perturbdiff.errors import UserError
@@ -22,6 +27,14 @@ R = TypeVar("R")
 
 _TRIES = 3
 _SECONDS_TO_CONNECT = 30
+_ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_TRIM_THRESHOLD_": "65536",  # memory that was freed goes back to the system
+}
+"""Environment of worker processes: one thread each, for there is one for each CPU."""
+_PR_SET_PDEATHSIG = 1
 
 
 class Crew:
@@ -34,7 +47,7 @@ class Crew:
         CPUs, which are started only for several tasks.
     scheduler
         Address of a running dask scheduler, whose workers are used instead. They need this package and the same
-        paths.
+        paths. Whoever can reach a scheduler can run programs as its owner, unless it uses TLS.
 
     Raises
     ------
@@ -52,6 +65,8 @@ class Crew:
         self.scheduler = scheduler
         self._stack = contextlib.ExitStack()
         self._client: Any = None
+        self._pool: ProcessPoolExecutor | None = None
+        self._workers: set[Any] = set()
 
     def run(
         self,
@@ -87,75 +102,148 @@ class Crew:
 
     def _results(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R]]:
         """Yield the number and the result of each task as it ends."""
-        if self.scheduler is None and (self.jobs == 1 or len(tasks) < 2):
-            for number, task in enumerate(tasks):
-                yield number, function(task)
-            return
-        from distributed import KilledWorker, as_completed
+        if self.scheduler is not None:
+            found = self._by_scheduler(function, tasks)
+        elif self.jobs == 1 or len(tasks) < 2:
+            found = ((number, function(task)) for number, task in enumerate(tasks))
+        else:
+            found = self._by_processes(function, tasks)
+        for number, result in found:
+            if isinstance(result, Exception):
+                raise result
+            yield number, result
+
+    def _by_processes(
+        self, function: Callable[[T], R], tasks: Sequence[T]
+    ) -> Iterator[tuple[int, R | Exception]]:
+        """Have workers on this machine do the tasks; they hear of them through pipes that nobody else can reach."""
+        left, deaths = dict(enumerate(tasks)), 0
+        while left:
+            futures = {self._submitted(_attempt, function, task): number for number, task in left.items()}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+                    del left[futures[future]]
+            except BrokenProcessPool:
+                for future, number in futures.items():
+                    if (
+                        future.done()
+                        and not future.cancelled()
+                        and future.exception() is None
+                        and number in left
+                    ):
+                        yield number, future.result()
+                        del left[number]
+                self._end_workers(at_once=True)
+                deaths += 1
+                if deaths == _TRIES:
+                    raise _died() from None
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _submitted(self, function: Callable[..., R], *arguments: Any) -> Future[R]:
+        """Hand work to the pool, which is started first if there is none."""
+        if self._pool is None:
+            before, was = (
+                set(multiprocessing.active_children()),
+                {name: os.environ.get(name) for name in _ALONE},
+            )
+            os.environ.update(_ALONE)
+            try:
+                context = multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.jobs, context, _begin, (os.getpid(),))
+                self._pool.submit(os.getpid)  # all workers start now
+            finally:
+                for name, value in was.items():
+                    os.environ.pop(name) if value is None else os.environ.update({name: value})
+            self._workers = set(multiprocessing.active_children()) - before
+        return self._pool.submit(function, *arguments)
+
+    def _end_workers(self, *, at_once: bool) -> None:
+        """End the workers; ``at_once`` in the middle of a task, too: a further run does it again."""
+        if self._pool is not None:
+            if at_once:
+                for worker in self._workers:
+                    worker.kill()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _by_scheduler(
+        self, function: Callable[[T], R], tasks: Sequence[T]
+    ) -> Iterator[tuple[int, R | Exception]]:
+        """Have the workers of a dask scheduler do the tasks."""
+        from distributed import KilledWorker
+        from distributed import as_completed as ended
 
         client = self._connected()
         futures = [client.submit(_attempt, function, task, pure=False) for task in tasks]
         place = {future.key: number for number, future in enumerate(futures)}
         try:
-            for future in as_completed(futures):
-                result = future.result()
-                if isinstance(result, Exception):
-                    raise result
-                yield place[future.key], result
+            for future in ended(futures):
+                yield place[future.key], future.result()
         except KilledWorker:
-            raise UserError(
-                f"a worker process died {_TRIES} times over one task, probably for lack of memory; give fewer --jobs, "
-                "a smaller --memory-limit, or a machine with more memory. Run again to go on where it stopped"
-            ) from None
+            raise _died() from None
         finally:
             client.cancel(futures)
 
     def _connected(self) -> Any:
         if self._client is None:
-            import dask.config
             from distributed import Client
 
-            settings = {
-                "distributed.scheduler.allowed-failures": _TRIES - 1,
-                "distributed.worker.profile.enabled": False,  # a sample of every stack, for a dashboard
-            }
-            self._stack.enter_context(dask.config.set(settings))
-            if self.scheduler is None:
-                self._client = self._stack.enter_context(Client(self._local()))
-            else:
-                try:
-                    client = Client(self.scheduler, timeout=_SECONDS_TO_CONNECT)
-                except (OSError, ValueError) as error:
-                    raise UserError(
-                        f"--dask-scheduler {self.scheduler}: no scheduler answers there ({error}); give an address "
-                        "such as tcp://host:8786"
-                    ) from None
-                self._client = self._stack.enter_context(client)
-                if not client.scheduler_info()["workers"]:
-                    logger.warning("%s has no workers yet: waiting for some", self.scheduler)
-        return self._client
-
-    def _local(self) -> Any:
-        from distributed import LocalCluster
-
-        return self._stack.enter_context(
-            LocalCluster(
-                n_workers=self.jobs,
-                threads_per_worker=1,
-                processes=True,
-                memory_limit=0,  # tasks are sized to fit; pausing and spilling would only stall them
-                dashboard_address=":0",
-                scheduler_kwargs={"dashboard": False},
-                silence_logs=logging.CRITICAL,  # workers complain when the cluster goes; errors come back as results
+            logger.warning(
+                "--dask-scheduler %s: whoever can reach that scheduler can run programs as you; "
+                "have it use TLS where others share the network (docs/scale.md)",
+                self.scheduler,
             )
-        )
+            try:
+                client = Client(self.scheduler, timeout=_SECONDS_TO_CONNECT)
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"--dask-scheduler {self.scheduler}: no scheduler answers there ({error}); give an address "
+                    "such as tls://host:8786"
+                ) from None
+            self._client = self._stack.enter_context(client)
+            if not client.scheduler_info()["workers"]:
+                logger.warning("%s has no workers yet: waiting for some", self.scheduler)
+        return self._client
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end_workers(at_once=kind is not None)
         self._stack.close()
         self._client = None
+
+
+def _died() -> UserError:
+    return UserError(
+        f"a worker process died {_TRIES} times, probably for lack of memory; give fewer --jobs, a smaller "
+        "--memory-limit, or a machine with more memory. Run again to go on where it stopped"
+    )
+
+
+def _begin(parent: int) -> None:
+    """Be a worker: Ctrl-C is the parent's matter, and without the parent there is nothing to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent, signal.SIGKILL)
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Ask the kernel to send this process a signal when its parent dies, however that dies.
+
+    Raises
+    ------
+    SystemExit
+        If the parent is gone already.
+    """
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    except (OSError, AttributeError):  # not Linux
+        return
+    if os.getppid() != parent:
+        raise SystemExit(1)
 
 
 def _attempt(function: Callable[[T], R], task: T) -> R | Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import logging
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from perturbdiff.data.crew import end_with
 from perturbdiff.data.shared_memory import Node
 from perturbdiff.errors import EXIT_FAILURE, StoppedEarly, UserError
 
@@ -29,7 +29,6 @@ LAUNCHER = "PD_LAUNCHER"
 START_SECONDS = 1800.0
 """Seconds to wait until the processes of all nodes have started."""
 
-_PR_SET_PDEATHSIG = 1
 _COUNT = itertools.count()  # of what was agreed on: the same in all processes
 
 
@@ -232,11 +231,5 @@ def _check_gpus(device: str, per_node: int) -> None:
 
 def _end_with_launcher() -> None:
     """Ask the kernel for SIGTERM when the launcher dies: a training nobody waits for holds GPU and folder."""
-    launcher = os.environ.get(LAUNCHER)
-    if launcher and hasattr(signal, "pthread_sigmask"):
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        except (OSError, AttributeError):  # not Linux
-            return
-        if os.getppid() != int(launcher):
-            raise SystemExit(EXIT_FAILURE)
+    if launcher := os.environ.get(LAUNCHER):
+        end_with(int(launcher), signal.SIGTERM)

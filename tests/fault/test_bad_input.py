@@ -139,8 +139,11 @@ def test_configuration(counts_file, tmp_path, run_cli, override, words):
 
 
 def test_output_below_a_file(counts_file, tmp_path, run_cli):
+    (tmp_path / "file").touch()
     refused(
-        run_cli("preprocess", counts_file, "--out", counts_file / "store", *TINY), "cannot write", "store"
+        run_cli("preprocess", counts_file, "--out", tmp_path / "file" / "store", *TINY),
+        "cannot write",
+        "store",
     )
 
 

@@ -176,8 +176,9 @@ def test_nothing_runs_on_when_we_are_ended(command, tmp_path, number):
 
 
 def test_what_a_killed_run_left_is_cleared_by_the_next(run_cli, command, tmp_path):
-    leftover = tmp_path / "out" / ".p.h5ad.task"
-    leftover.mkdir()
-    (leftover / "train.h5ad").write_text("half")
+    leftover = tmp_path / "out" / ".p.h5ad.partial"
+    (leftover / "task").mkdir(parents=True)
+    (leftover / ".lock").touch()
+    (leftover / "task" / "train.h5ad").write_text("half")
     assert run_cli(*command(COPY + WRITE)).code == 0
     assert not leftover.exists()

@@ -289,7 +289,7 @@ def test_what_a_killed_trainer_left_half_written_makes_room_for_the_next(
 ):
     out, kept = tmp_path / "b", disk.path / "kept"
     interrupt(monkeypatch, 7, lambda: run(trained, out, checkpoints=kept))
-    (kept / ".lock").unlink()
+    (kept / ".lock").write_bytes(b"")
     disk.filler = kept / ".last.ckpt.partial"
     disk.fill()
     run(trained, out, checkpoints=kept)

@@ -319,7 +319,7 @@ def test_killed_while_the_scratch_folder_is_deleted(counts_file, tmp_path, monke
         patch.setattr(files, "remove", half)
         with pytest.raises(KeyboardInterrupt):
             preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
-    shutil.rmtree(files.temporary_name(tmp_path / "store") / "part-0000.zarr")
+    shutil.rmtree(files.temporary_name(tmp_path / "store") / "store" / "part-0000.zarr")
     preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
     preprocess([counts_file], tmp_path / "undisturbed", DataConfig(num_hvgs=40))
     assert contents(tmp_path / "store") == contents(tmp_path / "undisturbed")

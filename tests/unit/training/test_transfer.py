@@ -248,8 +248,9 @@ def test_an_anchored_model_learns_its_output_layer_anew(pretrained, trained):
 
 
 def test_pretraining_reads_gene_lists_as_other_stages_do(atlas, tmp_path):
-    (tmp_path / "genes.txt").write_text("# chosen for the screen\ng25\ng30\ng999\n")
-    out = pretrain([atlas], tmp_path / "bundle", recipe(), genes=tmp_path, device="cpu")
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "genes.txt").write_text("# chosen for the screen\ng25\ng30\ng999\n")
+    out = pretrain([atlas], tmp_path / "bundle", recipe(), genes=tmp_path / "list", device="cpu")
     assert Bundle.load(out).genes == ["g25", "g30", "g999"]
 
 

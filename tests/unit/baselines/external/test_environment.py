@@ -114,6 +114,7 @@ def test_what_a_killed_one_left_is_removed(tool, made):
     folder = environment.folder_of(tool)
     (folder / "env" / "bin").mkdir(parents=True)
     (folder / "env" / "half").write_text("x")
+    (folder / ".lock").touch()
     environment.install(tool, HERE)
     assert not (folder / "env" / "half").exists()
 
