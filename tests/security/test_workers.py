@@ -32,7 +32,7 @@ def listening(processes):
     for process in processes:
         for handle in Path(f"/proc/{process}/fd").glob("*"):
             try:
-                found.append(sockets.get(os.readlink(handle)))
+                found.append(sockets.get(str(handle.readlink())))
             except OSError:
                 continue
     return [address for address in found if address]
