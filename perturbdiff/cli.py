@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli_baseline import baseline_app
+from perturbdiff.cli_commands import Program, Work
 from perturbdiff.cli_doctor import doctor
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_evaluate import ceiling, evaluate, merge
@@ -23,9 +24,12 @@ from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.cli_vocabulary import vocabulary_app
 from perturbdiff.errors import (
     EXIT_FAILURE,
+    EXIT_INTERRUPTED,
     EXIT_KILLED,
     EXIT_STOPPED_EARLY,
     EXIT_USER_ERROR,
+    INTERRUPTED,
+    Interrupted,
     Killed,
     StoppedEarly,
     UserError,
@@ -33,6 +37,7 @@ from perturbdiff.errors import (
 
 app = typer.Typer(
     name="perturbdiff",
+    cls=Program,
     help="Predict how populations of single cells respond to a perturbation: raw counts → store → model → report.",
     no_args_is_help=True,
     add_completion=False,
@@ -65,7 +70,7 @@ def _done(out: Path) -> None:
     typer.echo(str(out))
 
 
-@app.command()
+@app.command(cls=Work)
 def simulate(
     out: Out,
     recipe: Recipe = None,
@@ -87,10 +92,10 @@ def simulate(
     _done(run(out, config.simulate, seed=config.seed, force=force))
 
 
-app.command()(preprocess)
+app.command(cls=Work)(preprocess)
 
 
-@app.command()
+@app.command(cls=Work)
 def split(
     source: Annotated[Path, typer.Argument(help="A store, or the raw input (h5ad, zarr, 10x h5).")],
     out: Out,
@@ -113,23 +118,23 @@ def split(
     _done(make_split(source, out, config, toml=toml, obs=obs, seed=config.seed, force=force))
 
 
-app.command()(stats)
-app.command()(embed)
-app.command()(import_checkpoint)
+app.command(cls=Work)(stats)
+app.command(cls=Work)(embed)
+app.command(cls=Work)(import_checkpoint)
 
 
-app.command()(pretrain)
-app.command()(train)
-app.command()(finetune)
-app.command()(sample)
+app.command(cls=Work)(pretrain)
+app.command(cls=Work)(train)
+app.command(cls=Work)(finetune)
+app.command(cls=Work)(sample)
 app.add_typer(baseline_app, name="baseline")
 
-app.command()(evaluate)
-app.command()(ceiling)
-app.command()(merge)
+app.command(cls=Work)(evaluate)
+app.command(cls=Work)(ceiling)
+app.command(cls=Work)(merge)
 
 
-@app.command()
+@app.command(cls=Work)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders written by evaluate.")],
     out: Out,
@@ -186,7 +191,7 @@ def report(
     _done(page)
 
 
-app.command()(doctor)
+app.command(cls=Work)(doctor)
 
 
 @config_app.command("show")
@@ -224,6 +229,9 @@ def main() -> None:
         typer.secho(text, fg=typer.colors.RED, err=True)
     except StoppedEarly as error:
         code, text = EXIT_STOPPED_EARLY, f"stopped early: {error}"
+        typer.secho(text, err=True)
+    except (Interrupted, KeyboardInterrupt):
+        code, text = EXIT_INTERRUPTED, INTERRUPTED
         typer.secho(text, err=True)
     except Killed as error:
         code, text = EXIT_KILLED, f"error: {error}"

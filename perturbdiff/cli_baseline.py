@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from perturbdiff.cli_baseline_tools import mount
+from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import Device, Force, Out, Overrides, Part, Recipe, Seed, config_of
 from perturbdiff.errors import UserError, listing, nearest
 
@@ -60,7 +61,7 @@ def methods() -> tuple[str, ...]:
     return (*NAMES, *tools.names(), "script")
 
 
-@baseline_app.command(_PREDICT, hidden=True)
+@baseline_app.command(_PREDICT, cls=Work, hidden=True)
 def predict(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Which (docs/baselines.md), or 'script'.")],
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")],

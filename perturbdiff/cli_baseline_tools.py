@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import Force
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Tools that 
 
 def mount(app: typer.Typer) -> None:
     """Add the commands to a group."""
-    app.command("install")(install)
+    app.command("install", cls=Work)(install)
     app.command("list")(list_tools)
     app.command("show")(show)
     app.command("remove")(remove)

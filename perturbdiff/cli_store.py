@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import Force, Out
 from perturbdiff.errors import UserError
 
@@ -15,7 +16,7 @@ store_app = typer.Typer(help="Look into a store, check it, copy cells out of it.
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
 
 
-@store_app.command("export")
+@store_app.command("export", cls=Work)
 def store_export(
     store: StorePath,
     out: Out,
@@ -60,7 +61,7 @@ def store_export(
     typer.echo(str(done))
 
 
-@store_app.command("check")
+@store_app.command("check", cls=Work)
 def store_check(
     store: StorePath,
     quick: Annotated[

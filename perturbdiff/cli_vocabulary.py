@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import (
     Force,
     Jobs,
@@ -22,7 +23,7 @@ from perturbdiff.cli_options import (
 vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
 
 
-@vocabulary_app.command("build")
+@vocabulary_app.command("build", cls=Work)
 def build(
     studies: Annotated[
         list[Path],
@@ -74,7 +75,7 @@ def build(
     typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))
 
 
-@vocabulary_app.command("align")
+@vocabulary_app.command("align", cls=Work)
 def align(
     source: Annotated[Path, typer.Argument(metavar="DATA", help="Store, or file of raw counts.")],
     genes: Annotated[

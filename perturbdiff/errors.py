@@ -8,7 +8,10 @@ from collections.abc import Iterable
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
 EXIT_STOPPED_EARLY = 75
+EXIT_INTERRUPTED = 130
 EXIT_KILLED = 137
+
+INTERRUPTED = "interrupted: what was finished is kept; run the same command again to go on"
 
 
 class UserError(Exception):
@@ -17,6 +20,10 @@ class UserError(Exception):
 
 class StoppedEarly(Exception):
     """Training ended itself before its allocation did and left a checkpoint. Exit code 75: run it again."""
+
+
+class Interrupted(Exception):
+    """A person ended the command, with Ctrl-C. Exit code 130, as a shell says it."""
 
 
 class Killed(Exception):
