@@ -21,7 +21,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed; default: the recipe's.")]
+LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config_data, which help does without
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed; default: the recipe's.")
+]
 Force = Annotated[
     bool,
     typer.Option(

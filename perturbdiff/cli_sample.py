@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli_options import (
+    LARGEST_SEED,
     Embeddings,
     Force,
     Out,
@@ -51,7 +52,9 @@ def sample(
     processes: Annotated[
         int, typer.Option("--processes", min=1, help="Processes on each device; they change no result.")
     ] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of noise and control cells.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of noise and control cells.")
+    ] = 0,
     force: Force = False,
 ) -> None:
     """Generate cells with a trained model.

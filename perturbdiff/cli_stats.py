@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli_options import Force, Out
+from perturbdiff.cli_options import LARGEST_SEED, Force, Out
 
 
 def stats(
@@ -23,7 +23,9 @@ def stats(
     cells_per_group: Annotated[
         int, typer.Option("--cells-per-group", min=10, help="Most cells of a group in a distance.")
     ] = 256,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of pairs, cells and intervals.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of pairs, cells and intervals.")
+    ] = 0,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; they change no number.")
     ] = 1,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config_data import DataConfig, Section, SimulateConfig, SplitConfig
+from perturbdiff.config_data import LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig
 from perturbdiff.errors import UserError
 from perturbdiff.variants import agreeing
 
@@ -17,11 +17,13 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class ModelConfig(Section):
     """Architecture and the space the network works in (App. Architecture Implementation Details)."""
 
-    width: int = Field(default=512, ge=8, description="model width D")
-    depth: int = Field(default=8, ge=1, description="number of MM-DiT blocks")
-    heads: int = Field(default=8, ge=1, description="attention heads over the joint width 2D")
-    mlp_ratio: int = Field(default=4, ge=1, description="hidden width of the MLPs in units of D")
-    covariate_width: int = Field(default=128, ge=1, description="width of each covariate's embedding")
+    width: int = Field(default=512, le=16384, ge=8, description="model width D")
+    depth: int = Field(default=8, le=512, ge=1, description="number of MM-DiT blocks")
+    heads: int = Field(default=8, le=1024, ge=1, description="attention heads over the joint width 2D")
+    mlp_ratio: int = Field(default=4, le=64, ge=1, description="hidden width of the MLPs in units of D")
+    covariate_width: int = Field(
+        default=128, le=16384, ge=1, description="width of each covariate's embedding"
+    )
     covariates: tuple[Literal["perturbation", "cell_type", "batch"], ...] = Field(
         default=("perturbation", "cell_type", "batch"), description="covariates the model is told"
     )
@@ -77,6 +79,7 @@ class ModelConfig(Section):
     projection_width: int | None = Field(
         default=None,
         ge=1,
+        le=10**6,
         description="length of the vector of covariate_projection 'genes'; none: the number of genes",
     )
     initialisation: Literal["small", "released"] = Field(
@@ -88,7 +91,7 @@ class ModelConfig(Section):
 class ScheduleConfig(Section):
     """Variance-preserving noise schedule."""
 
-    num_steps: int = Field(default=1000, ge=2, description="T")
+    num_steps: int = Field(default=1000, le=10**5, ge=2, description="T")
     kind: Literal["linear"] = Field(default="linear", description="betas from 1e-4 to 0.02 (for T = 1000)")
 
 
@@ -111,9 +114,11 @@ class TrainConfig(Section):
     """Optimisation, cell sets and checkpoints (App. Training Details)."""
 
     max_steps: int = Field(default=20000, ge=1)
-    set_size: int = Field(default=256, ge=2, description="m, cells in a set")
-    sets_per_step: int = Field(default=8, ge=1, description="B, sets in an optimiser step over all ranks")
-    learning_rate: float = Field(default=2e-4, gt=0)
+    set_size: int = Field(default=256, le=10**5, ge=2, description="m, cells in a set")
+    sets_per_step: int = Field(
+        default=8, le=10**5, ge=1, description="B, sets in an optimiser step over all ranks"
+    )
+    learning_rate: float = Field(default=2e-4, le=10, gt=0)
     warmup_steps: int = Field(default=200, ge=0)
     plateau_fraction: float = Field(
         default=0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up"
@@ -139,7 +144,7 @@ class TrainConfig(Section):
     zero_control: bool = Field(default=False, description="marginal pretraining: the control stream is zero")
     valid_every: int = Field(default=2000, ge=1, description="steps between validations")
     valid_sets: int = Field(
-        default=32, ge=1, description="at most this many validation sets, fixed over the run"
+        default=32, le=10**6, ge=1, description="at most this many validation sets, fixed over the run"
     )
     checkpoint_every: int = Field(default=1000, ge=1, description="steps between resumable checkpoints")
     log_every: int = Field(default=50, ge=1)
@@ -206,7 +211,10 @@ class TrainConfig(Section):
         default=("tensorboard",), description="beside training.csv; wandb (offline) and mlflow are extras"
     )
     loader_threads: int = Field(
-        default=2, ge=1, description="threads that read and prepare cells; the result does not depend on them"
+        default=2,
+        le=1024,
+        ge=1,
+        description="threads that read and prepare cells; the result does not depend on them",
     )
 
 
@@ -214,16 +222,18 @@ class SampleConfig(Section):
     """The reverse process."""
 
     sampler: Literal["ddim", "ddpm"] = "ddim"
-    num_steps: int = Field(default=100, ge=1, description="K")
+    num_steps: int = Field(default=100, le=10**5, ge=1, description="K")
     start_level: int | None = Field(
         default=None,
         ge=1,
         description="the K levels are spread below this one; none: over all T (paper); released: K, the last K",
     )
     eta: float = Field(default=0.0, ge=0, le=1)
-    guidance: float = Field(default=0.0, ge=0, description="w, in noise space")
+    guidance: float = Field(default=0.0, le=1000, ge=0, description="w, in noise space")
     self_condition: bool = True
-    set_size: int | None = Field(default=None, ge=2, description="m when sampling; none: as trained")
+    set_size: int | None = Field(
+        default=None, le=10**5, ge=2, description="m when sampling; none: as trained"
+    )
     controls: Literal["shuffled", "balanced"] = Field(
         default="shuffled",
         description="control cells of a condition: drawn at random, or chosen so that they stand for all of them",
@@ -233,7 +243,7 @@ class SampleConfig(Section):
         description="zeros as predicted, or each gene's smallest values made zero until it is so as often as in the "
         "training cells, its mean over a set kept (models with model.gate measure from where on)",
     )
-    sets_per_batch: int = Field(default=8, ge=1)
+    sets_per_batch: int = Field(default=8, le=10**5, ge=1)
     ddpm_variance: Literal["posterior", "beta"] = Field(
         default="posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
     )
@@ -303,7 +313,9 @@ class EvaluateConfig(Section):
     max_cells: int = Field(
         default=2000, ge=2, description="cells a side in the distances between populations of a condition"
     )
-    bootstrap: int = Field(default=2000, ge=0, description="draws of perturbations for the intervals")
+    bootstrap: int = Field(
+        default=2000, le=10**6, ge=0, description="draws of perturbations for the intervals"
+    )
     embed_conditions: int = Field(default=6, ge=0, description="conditions in the embedding")
     embed_cells: int = Field(
         default=300, ge=2, description="cells of each kind and condition in the embedding"
@@ -332,7 +344,7 @@ class Config(Section):
         description="the reading of the method: in a recipe, its switches; here, the one that all switches agree with",
     )
     description: str = ""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     data: DataConfig = DataConfig()
     split: SplitConfig = SplitConfig()
     model: ModelConfig = ModelConfig()

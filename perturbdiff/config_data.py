@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+LARGEST_SEED = (1 << 32) - 1  # what every library takes
+LARGEST_NUMBER = 10**10
 
 
 class Section(BaseModel):
     """A part of the tree: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _within_reach(cls, value: Any) -> Any:
+        """Refuse numbers that nothing here is ever as large as; fields that cost memory have closer limits."""
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and abs(number) > LARGEST_NUMBER:
+                raise PydanticCustomError(
+                    "out_of_reach",
+                    "input should be between -{largest} and {largest}",
+                    {"largest": LARGEST_NUMBER},
+                )
+        return value
 
 
 class DataConfig(Section):
@@ -117,16 +134,16 @@ class SplitConfig(Section):
 class SimulateConfig(Section):
     """A simulated experiment with known effects; calibrated on real screens (docs/simulation.md)."""
 
-    cells: int = Field(default=8000, ge=1, description="cells in all")
-    genes: int = Field(default=900, ge=2, description="measured genes")
-    cell_types: int = Field(default=3, ge=1)
-    batches: int = Field(default=2, ge=1)
+    cells: int = Field(default=8000, le=10**9, ge=1, description="cells in all")
+    genes: int = Field(default=900, le=10**6, ge=2, description="measured genes")
+    cell_types: int = Field(default=3, le=10**4, ge=1)
+    batches: int = Field(default=2, le=10**4, ge=1)
     knockdowns: int = Field(
-        default=12, ge=0, description="perturbations named by the measured gene they knock down"
+        default=12, le=10**6, ge=0, description="perturbations named by the measured gene they knock down"
     )
-    drugs: int = Field(default=2, ge=0, description="drugs, each at every dose")
+    drugs: int = Field(default=2, le=10**6, ge=0, description="drugs, each at every dose")
     doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug, positive")
-    cytokines: int = Field(default=2, ge=0)
+    cytokines: int = Field(default=2, le=10**6, ge=0)
     control_fraction: float = Field(default=0.15, gt=0, lt=1, description="share of cells that are controls")
     size_spread: float = Field(default=0.6, ge=0, description="SD of the log size of conditions")
     tiny_fraction: float = Field(
@@ -147,11 +164,15 @@ class SimulateConfig(Section):
         default=0.5, ge=0, description="SD of a cell type's log expression about the mean"
     )
     batch_spread: float = Field(default=0.12, ge=0, description="SD of a batch's shift of log expression")
-    cell_programmes: int = Field(default=5, ge=0, description="activities that differ from cell to cell")
+    cell_programmes: int = Field(
+        default=5, le=10**4, ge=0, description="activities that differ from cell to cell"
+    )
     cell_spread: float = Field(
         default=0.3, ge=0, description="SD of the strongest activity's effect on its genes"
     )
-    programmes: int = Field(default=8, ge=1, description="response programmes that perturbations share")
+    programmes: int = Field(
+        default=8, le=10**4, ge=1, description="response programmes that perturbations share"
+    )
     programme_share: float = Field(
         default=0.12, gt=0, le=1, description="share of genes in a response programme"
     )
@@ -169,7 +190,7 @@ class SimulateConfig(Section):
         default=0.1, ge=0, lt=1, description="share of knock-down cells that do not respond"
     )
     wells: int = Field(
-        default=4, ge=1, description="sets (wells) of each condition, each with its latent factor"
+        default=4, le=10**4, ge=1, description="sets (wells) of each condition, each with its latent factor"
     )
     latent_strength: float = Field(
         default=0.25, ge=0, description="SD of the response's strength between sets"

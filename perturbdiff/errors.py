@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 EXIT_FAILURE = 1
@@ -14,8 +15,28 @@ EXIT_KILLED = 137
 INTERRUPTED = "interrupted: what was finished is kept; run the same command again to go on"
 
 
+# Control characters, line ends of Unicode, and what turns the direction of writing: they make a text look like another.
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Return a text with the characters that hide or reorder others written out by their codes; lines stay."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line, as it is seen: a message may quote labels and other libraries' words."""
+    return visible(re.sub(r"\s*[\r\n]+\s*", " ", text).strip())
+
+
 class UserError(Exception):
-    """The user can mend it: the message names the file, column or gene and says what to do. Exit code 2."""
+    """The user can mend it: the message names the file, column or gene and says what to do. Exit code 2.
+
+    It is one line, whatever it quotes.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class StoppedEarly(Exception):

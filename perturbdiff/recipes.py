@@ -9,7 +9,7 @@ A recipe is made of layers: the bases of a file, the file, the overrides. A laye
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perturbdiff import tags
+from perturbdiff import tags, untrusted
 from perturbdiff.config import Config
 from perturbdiff.errors import UserError, nearest
 from perturbdiff.variants import expand
 
 SOURCES = tags.SOURCES
 DEFAULT = "recommended"
+
+_SHOWN = 80  # characters of a value in a message
 
 
 def presets() -> list[str]:
@@ -60,10 +62,23 @@ def changed(config: Config, overrides: Iterable[str]) -> Config:
     for text in overrides:
         _set(changes, text)
     tree, _ = tags.untag(tags.merge(config.model_dump(mode="json"), expand(changes, "--set")))
+    return validated(tree, f"configuration {config.name}")
+
+
+def validated(tree: Mapping[str, Any], origin: str) -> Config:
+    """Return the configuration of a tree of plain values.
+
+    Raises
+    ------
+    UserError
+        Naming ``origin``, every unknown key and every value that is not allowed.
+    """
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"configuration {config.name}: {_explain(error)}") from None
+        raise UserError(f"{origin}: {_explain(error)}") from None
+    except RecursionError:
+        raise UserError(f"{origin}: its values are nested too deep") from None
 
 
 def load_with_sources(
@@ -75,11 +90,7 @@ def load_with_sources(
         _set(changes, text)
     tree = tags.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
     values, sources = tags.untag(tree)
-    origin = f"configuration {source or DEFAULT}"
-    try:
-        return Config.model_validate(values), sources
-    except ValidationError as error:
-        raise UserError(f"{origin}: {_explain(error)}") from None
+    return validated(values, f"configuration {source or DEFAULT}"), sources
 
 
 def describe(source: str | Path | None, overrides: Iterable[str] = ()) -> str:
@@ -105,10 +116,7 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if source in presets():
         text = (resources.files("perturbdiff") / "presets" / f"{source}.yaml").read_text()
     elif path.is_file():
-        try:
-            text = path.read_text()
-        except UnicodeDecodeError:
-            raise UserError(f"configuration {source}: is not a text file in UTF-8") from None
+        text = untrusted.read_text(path, "YAML", "configuration")
     else:
         raise UserError(
             f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
@@ -128,15 +136,14 @@ def _set(tree: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise UserError(f"--set {text!r}: write it as section.key=value, e.g. train.max_steps=500")
     *sections, last = key.strip().split(".")
+    if len(sections) > untrusted.DEEPEST:
+        raise UserError(f"--set {key[:_SHOWN]}…: no key has so many parts")
     node = tree
     for name in sections:
         node = node.setdefault(name, {})
         if not isinstance(node, dict):
             raise UserError(f"--set {text!r}: '{name}' is a value, not a section")
-    try:
-        node[last] = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise UserError(f"--set {text!r}: cannot read the value {raw!r}") from None
+    node[last] = untrusted.parse(raw, "YAML", f"--set {key.strip()}: the value")
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -157,6 +164,14 @@ def _explain(error: ValidationError) -> str:
             lines.append(f"unknown key '{key}'{nearest(key, keys())}")
         else:
             lines.append(
-                f"'{key}': {problem['msg'][0].lower()}{problem['msg'][1:]}, got {problem['input']!r}"
+                f"'{key}': {problem['msg'][0].lower()}{problem['msg'][1:]}, got {_short(problem['input'])}"
             )
     return "; ".join(dict.fromkeys(lines))
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number of too many digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

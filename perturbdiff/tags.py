@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from perturbdiff import untrusted
 from perturbdiff.errors import UserError, listing
 
 SOURCES = ("paper", "released", "ours")
@@ -19,19 +20,22 @@ class Tagged:
         self.value, self.source = value, source
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(untrusted.Loader):
     pass
 
 
 def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
+    def refuse(why: str) -> yaml.YAMLError:
+        return yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+
     if suffix not in SOURCES:
-        raise UserError(f"unknown tag '!{suffix}' in a configuration; sources are {listing(SOURCES)}")
+        raise refuse(f"unknown tag '!{suffix}', sources are {listing(SOURCES)}")
     if isinstance(node, yaml.SequenceNode):
         return Tagged(loader.construct_sequence(node, deep=True), suffix)
     if isinstance(node, yaml.ScalarNode):
         plain = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, node.value, (True, False)), node.value)
         return Tagged(loader.construct_object(plain, deep=True), suffix)
-    raise UserError(f"tag '!{suffix}' belongs on a value, not on a section")
+    raise refuse(f"tag '!{suffix}' belongs on a value, not on a section")
 
 
 _Loader.add_multi_constructor("!", _construct_tagged)
@@ -45,10 +49,7 @@ def read(text: str, origin: str) -> dict[str, Any]:
     UserError
         Naming ``origin``, if the text is not YAML, not a tree of sections, or has an unknown tag.
     """
-    try:
-        tree = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{origin} is not valid YAML: {error}") from None
+    tree = untrusted.parse(text, "YAML", origin, loader=_Loader)
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise UserError(f"{origin}: expected sections, found {type(tree).__name__}")

@@ -6,7 +6,6 @@ and ``is_control``, and return the part of every row.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
+from perturbdiff import files, untrusted
 from perturbdiff.config import SplitConfig
 from perturbdiff.data.controls import generator
 from perturbdiff.errors import UserError, listing, nearest
@@ -74,10 +73,7 @@ def read_toml(path: Path, names: Sequence[str]) -> Specification:
     UserError
         If the file is not TOML, has other sections or values, or does not tell which data set is meant.
     """
-    try:
-        tree = tomllib.loads(files.existing(path, "split specification").read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid TOML: {error}") from None
+    tree = untrusted.read(files.existing(path, "split specification"), "TOML")
     for key in tree:
         if key not in _SECTIONS:
             raise UserError(

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from perturbdiff import untrusted
 from perturbdiff.errors import UserError, listing, nearest
 
 Value = bool | int | float | str
@@ -190,7 +190,7 @@ def load(name: str) -> Tool:
 def _load(folder: Path, name: str) -> Tool:
     path, lock = folder / f"{name}.yaml", folder / f"{name}.lock"
     try:
-        facts = yaml.safe_load(path.read_text()) or {}
+        facts = untrusted.read(path, "YAML") or {}
         content = lock.read_text()
         return Tool(
             **facts,
@@ -203,7 +203,7 @@ def _load(folder: Path, name: str) -> Tool:
     except ValidationError as error:
         wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
         raise UserError(f"{path}: {'; '.join(wrong)}") from error
-    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from error
 
 

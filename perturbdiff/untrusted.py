@@ -1,0 +1,183 @@
+"""Texts from outside: YAML, TOML and JSON, read once in one way, whoever wrote them.
+
+A small text can ask for much: nesting that exhausts the stack, an alias that stands for a billion values, a key of
+fifty thousand parts. So the size is looked at before the file is read, aliases are refused, nesting is bounded, and
+a key that is given twice is an error instead of a silent choice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
+
+from perturbdiff.errors import UserError, one_line
+
+Form = Literal["YAML", "TOML", "JSON"]
+
+LARGEST: dict[Form, int] = {"YAML": 1 << 20, "TOML": 1 << 22, "JSON": 1 << 28}
+"""Bytes of a text: recipes are short, splits name many perturbations, vocabularies hold every label."""
+DEEPEST = 32
+"""Levels of sections, lists or parts of a key within each other."""
+_SHOWN = 160  # characters of what a parser says
+
+_TOML_TEXT = re.compile(
+    r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+)
+_TOML_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{DEEPEST},}}")
+
+
+def read_text(path: Path, form: Form, what: str = "") -> str:
+    """Return the text of a file; see `read`."""
+    origin = f"{what} {path}".strip()
+    try:
+        if path.stat().st_size > LARGEST[form]:
+            raise UserError(f"{origin}: is larger than {LARGEST[form] >> 20} MiB, which no such file is")
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{origin}: is not a text file in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{origin}: cannot be read ({error.strerror or type(error).__name__})") from None
+
+
+def read(path: Path, form: Form, what: str = "") -> Any:
+    """Return what a file says.
+
+    Parameters
+    ----------
+    path
+        The file.
+    form
+        What it is written in.
+    what
+        What it is called in messages, before its name.
+
+    Raises
+    ------
+    UserError
+        In one line, if it is missing, too large, no text in UTF-8, or as `parse`.
+    """
+    return parse(read_text(path, form, what), form, f"{what} {path}".strip())
+
+
+class Loader(yaml.SafeLoader):
+    """Reads YAML without aliases, keys given twice or deep nesting; a subclass may add tags."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse aliases and depth before anything is made of them."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise ComposerError(
+                None, None, f"the alias '*{event.anchor}'; write the value out instead", event.start_mark
+            )
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Refuse a key that is given twice."""
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ConstructorError(
+                        None, None, f"the key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def parse(text: str, form: Form, origin: str, *, loader: type[Loader] = Loader) -> Any:
+    """Return what a text says.
+
+    Parameters
+    ----------
+    text, form
+        The text, and what it is written in.
+    origin
+        What it is called in messages.
+    loader
+        For YAML with tags of its own.
+
+    Raises
+    ------
+    UserError
+        In one line, if it is too long, not well formed, names a key twice or nests too deep.
+    """
+    if len(text) > LARGEST[form]:
+        raise UserError(f"{origin}: is longer than {LARGEST[form] >> 20} MiB, which no such text is")
+    try:
+        if form == "YAML":
+            found = _yaml(text, loader)
+        else:
+            found = _toml(text) if form == "TOML" else json.loads(text, object_pairs_hook=_once)
+        _check_depth(found)
+    except RecursionError:
+        raise UserError(
+            f"{origin}: is nested more than {DEEPEST} levels deep, which no such file is"
+        ) from None
+    except (
+        ValueError
+    ) as error:  # the errors of JSON and TOML are ValueErrors, and so are those of endless numbers
+        raise UserError(f"{origin} is not valid {form}: {one_line(str(error))[:_SHOWN]}") from None
+    return found
+
+
+def _yaml(text: str, loader: type[Loader]) -> Any:
+    try:
+        return yaml.load(text, Loader=loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{error.problem or error.context}{where}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+    except (
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+    ) as error:  # values that the library trips over
+        raise ValueError(f"a value cannot be read ({type(error).__name__})") from None
+
+
+def _toml(text: str) -> Any:
+    bare = _TOML_TEXT.sub("s", text)  # so that what is counted is no text or comment
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", bare):
+        depth += 1 if bracket in "[{" else -1
+        if depth > DEEPEST:
+            raise RecursionError
+    if _TOML_KEY.search(bare):
+        raise RecursionError
+    return tomllib.loads(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice")
+    return found
+
+
+def _check_depth(found: Any) -> None:
+    """Refuse what is nested too deep, without recursion."""
+    level = [found]
+    for _ in range(DEEPEST):
+        containers = [value for value in level if isinstance(value, dict | list)]
+        if not containers:
+            return
+        level = [v for c in containers for v in (c.values() if isinstance(c, dict) else c)]
+    raise RecursionError
