@@ -88,7 +88,7 @@ def test_wrong_options(fake, options, said):
         ("title: Fake", "", "title: Field required"),
         ("title: Fake", "heading: Fake", "heading: Extra"),
         ("package: Fake_Tool", "package: other", "the lock has no other"),
-        ("title: Fake", "title: [", "while parsing"),
+        ("title: Fake", "title: [", "not valid YAML"),
         (DESCRIPTION, "- 1", "fake.yaml"),
     ],
 )
