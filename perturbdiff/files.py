@@ -161,7 +161,9 @@ def signature(path: Path) -> tuple[int, int]:
 
 
 def existing(path: Path, what: str) -> Path:
-    """Return ``path`` if it exists, else raise a `UserError` that names ``what`` it should be."""
+    """Return ``path`` if it is a file or a folder, else raise a `UserError` that names ``what`` it should be."""
     if not path.exists():
         raise UserError(f"{what} not found: {path}")
+    if not path.is_file() and not path.is_dir():  # a pipe would be waited for without end
+        raise UserError(f"{what} is neither a file nor a folder: {path}")
     return path

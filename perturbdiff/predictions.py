@@ -20,9 +20,11 @@ import zarr
 from scipy import sparse
 
 from perturbdiff import files
+from perturbdiff.data import opening
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.data.zarr_check import open_group
 from perturbdiff.errors import UserError, listing, nearest
 
 KIND = "predictions"
@@ -308,17 +310,17 @@ def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
         If it is not AnnData, declares another scale or lacks a column.
     """
     path = files.existing(Path(path), "predictions")
-    try:
-        if format_of(path) == ".h5ad":
+    kind = format_of(path)
+    opening.check(path)
+    with opening.explain_damage(path):
+        if kind == ".h5ad":
             adata = anndata.read_h5ad(path, backed="r" if backed else None)
         else:
             with warnings.catch_warnings():
                 warnings.filterwarnings(
                     "ignore", message=".*not recognized as a component of a Zarr hierarchy"
                 )
-                adata = anndata.io.read_zarr(path)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as AnnData ({' '.join(str(error).split())})") from None
+                adata = anndata.io.read_zarr(open_group(path))
     facts = adata.uns.get("perturbdiff", {})
     if facts.get("kind") != KIND:
         raise UserError(

@@ -150,13 +150,16 @@ def open_column(element: Any) -> Column:
     return PlainColumn(element)
 
 
+def num_entries(element: Any) -> int:
+    """Return the length of the column stored as ``element``."""
+    if hasattr(element, "keys"):
+        element = next(element[k] for k in ("codes", "values") if k in element)
+    return int(element.shape[0])
+
+
 def whole_column(element: Any) -> np.ndarray:
     """Return all values stored as ``element``, texts as str in an object array, NaN where missing."""
-    column = open_column(element)
-    first = (
-        next(element[k] for k in ("codes", "values") if k in element) if hasattr(element, "keys") else element
-    )
-    values = column.values(0, int(first.shape[0]))
+    values = open_column(element).values(0, num_entries(element))
     if values.dtype == object:
         values = np.array([v.decode() if isinstance(v, bytes) else v for v in values.tolist()], object)
     return values

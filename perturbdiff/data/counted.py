@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
-import zarr
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.store import Store
+from perturbdiff.data.zarr_check import open_group
 
 
 class CellSource(Protocol):
@@ -90,7 +90,7 @@ class _Cells:
 
     def columns(self) -> list[str]:
         first = sorted(self.path.glob("part-*.zarr"))[0]
-        group: Any = zarr.open_group(first, mode="r")["obs"]
+        group: Any = open_group(first)["obs"]
         return [str(name) for name in group.attrs["column-order"]]
 
     def column(self, name: str) -> pd.Series:

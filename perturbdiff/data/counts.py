@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,27 +20,10 @@ from perturbdiff.data.gene_joins import join_genes
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.obs_tables import JoinedTable, LabelTable, tables_for
+from perturbdiff.data.opening import explain_damage, open_root
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextlib.contextmanager
-def explain_damage(path: Path) -> Iterator[None]:
-    """Turn what h5py and zarr raise for an incomplete or damaged file into a `UserError`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, EOFError) as error:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            raise
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: cannot be read, it is damaged or incomplete ({reason}); copy or make the file again"
-        ) from error
 
 
 class _CheckedColumn:
@@ -79,13 +61,20 @@ class CountsFile:
     left_out
         Number of features that are not genes, by their type (10x files).
     config, scratch
-        As given: with ``path``, all that another process needs to open the file again.
+        As given: with ``path``, all that another process needs to open the file again; it says ``checked``, for the
+        file was looked at.
     """
 
     def __init__(
-        self, path: Path, config: DataConfig, scratch: Path, table: LabelTable | None = None
+        self,
+        path: Path,
+        config: DataConfig,
+        scratch: Path,
+        table: LabelTable | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
-        self.path, self.config, self.scratch = path, config, scratch
+        self.path, self.config, self.scratch, self._checked = path, config, scratch, checked
         self._stack = contextlib.ExitStack()
         try:
             with explain_damage(path):
@@ -100,22 +89,10 @@ class CountsFile:
             raise
 
     def _open(self) -> Any:
-        if not self.path.exists():
-            raise UserError(f"input not found: {self.path}")
-        if self.path.is_dir():
-            import zarr
-
-            try:
-                return zarr.open_group(self.path, mode="r")
-            except (FileNotFoundError, ValueError):
-                raise UserError(f"{self.path}: is not an AnnData Zarr store or h5ad file") from None
-        if self.path.stat().st_size == 0:
-            raise UserError(f"{self.path}: is empty (0 bytes); copy or make the file again")
-        with self.path.open("rb") as handle:
-            if handle.read(8) != b"\x89HDF\r\n\x1a\n":
-                raise UserError(f"{self.path}: is not an h5ad file (no HDF5 signature)")
-        # blocks are read onwards in large pieces: the library's cache of chunks would only copy them once more
-        return self._stack.enter_context(h5py.File(self.path, "r", rdcc_nbytes=0))
+        root = open_root(self.path, checked=self._checked)
+        if isinstance(root, h5py.File):
+            self._stack.callback(root.close)
+        return root
 
     def _check(self) -> None:
         if self.n_cells == 0 or not self.genes:

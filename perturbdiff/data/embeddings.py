@@ -18,6 +18,7 @@ import pandas as pd
 
 from perturbdiff import files
 from perturbdiff.data.doses import Agent, agents
+from perturbdiff.data.opening import read_npz
 from perturbdiff.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
@@ -297,8 +298,7 @@ def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
 
 def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names, vectors = archive["names"], archive["vectors"]
+        names, vectors = read_npz(path, ("names", "vectors"))
     except KeyError:
         raise UserError(f"{path}: needs the arrays 'names' and 'vectors'") from None
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:

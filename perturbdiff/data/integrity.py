@@ -66,15 +66,19 @@ def read_checksums(store: Path) -> dict[str, str] | None:
 
 
 def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
-    """Compare small files of a store with its checksums, if it has any; return all that are recorded.
+    """Compare the metadata and small files of a store with its checksums, if it has any; return all recorded ones.
 
     Raises
     ------
     UserError
-        If one was changed. A file that is missing is left to whoever reads it.
+        If one was changed, or metadata are missing. Another file that is missing is left to whoever reads it.
     """
     recorded = read_checksums(store) or {}
-    for name in names:
+    metadata = [name for name in recorded if name.endswith("/zarr.json")]
+    for name in metadata:
+        if not (store / name).is_file():
+            raise UserError(f"{store / name}: is missing; run preprocess again with --force")
+    for name in [*names, *metadata]:
         path = store / name
         if name in recorded and path.is_file() and files.sha256(path) != recorded[name]:
             raise UserError(
@@ -140,7 +144,8 @@ def _parsed(line: str) -> tuple[str, str]:
     if digest.startswith("\\"):
         digest = digest[1:]
         name = name.replace("\\\\", "\0").replace("\\n", "\n").replace("\\r", "\r").replace("\0", "\\")
-    if len(digest) != 64 or not gap or not name:
+    outside = name.startswith("/") or ".." in name.split("/")
+    if len(digest) != 64 or not gap or not name or outside:
         raise ValueError(line)
     return name, digest
 

@@ -13,6 +13,7 @@ import pandas as pd
 from perturbdiff.config import DataConfig
 from perturbdiff.data.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.data.counts import CountsFile, Inputs
+from perturbdiff.data.opening import plain_name
 from perturbdiff.data.schema import ALL, LABELS, RESERVED, dose_label, sort_conditions
 from perturbdiff.errors import UserError, listing, nearest
 
@@ -228,6 +229,8 @@ def extra_names(config: DataConfig) -> tuple[str, ...]:
     own = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
     own |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
     kept = tuple(name for name in config.extra_obs if own.get(name) != name)
+    for name in kept:
+        plain_name(name, "data.extra_obs:")
     taken = [name for name in kept if name in RESERVED]
     if taken:
         raise UserError(

@@ -10,8 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.columns import Column, open_column, whole_column
-from perturbdiff.data.matrices import CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns
+from perturbdiff.data.columns import Column, num_entries, open_column, whole_column
+from perturbdiff.data.matrices import (
+    CscMatrix,
+    CsrMatrix,
+    DenseMatrix,
+    RowMatrix,
+    SomeColumns,
+    check_pointers,
+)
 from perturbdiff.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
@@ -97,9 +104,7 @@ class _AnnData:
             raise UserError(f"{path}: has no raw; set data.layer to X or to layers/NAME")
         self._var = root["raw/var" if layer == "raw" else "var"]
         self._cells = _index(root["obs"])
-        self.n_cells = int(
-            (self._cells["codes"] if "codes" in _keys(self._cells) else _plain(self._cells)).shape[0]
-        )
+        self.n_cells = num_entries(self._cells)
 
     def gene_names(self, key: str | None) -> list[str]:
         index = str(self._var.attrs["_index"])
@@ -139,7 +144,10 @@ class _AnnData:
         return _columns(self._root["obs"])
 
     def obs_column(self, name: str) -> Column:
-        return open_column(self._root["obs"][name])
+        element = self._root["obs"][name]
+        if (length := num_entries(element)) != self.n_cells:
+            raise ValueError(f"obs column '{name}' has {length} entries for {self.n_cells} cells")
+        return open_column(element)
 
     def matrix(self, scratch: Path) -> RowMatrix:
         place = "raw/X" if self._layer == "raw" else self._layer
@@ -156,15 +164,14 @@ class _AnnData:
         if shape is None:
             raise UserError(f"{self._path}: {self._layer} is not a matrix")
         size = (int(shape[0]), int(shape[1]))
-        return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
+        by_columns = str(kind).startswith("csc")
+        matrix = CscMatrix(element, size, scratch) if by_columns else CsrMatrix(element, size)
+        check_pointers(matrix)
+        return matrix
 
 
 def _keys(element: Any) -> list[str]:
     return list(element.keys()) if hasattr(element, "keys") else []
-
-
-def _plain(element: Any) -> Any:
-    return element["values"] if hasattr(element, "keys") else element
 
 
 def _index(frame: Any) -> Any:
@@ -231,6 +238,7 @@ class _TenX:
         del scratch
         features, cells = (int(n) for n in self._group["shape"][:])
         matrix = CsrMatrix(self._group, (cells, features))
+        check_pointers(matrix)
         if self._is_gene is None or self._is_gene.all():
             return matrix
         return SomeColumns(matrix, self._is_gene)

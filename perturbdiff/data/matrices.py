@@ -129,8 +129,11 @@ class CsrMatrix:
         row, end = start, self.shape[0] if stop is None else stop
         while row < end:
             indptr = np.asarray(pointers[row : min(row + _POINTERS_PER_READ, end) + 1], np.int64)
-            if indptr[0] < 0 or (np.diff(indptr) < 0).any():
+            sizes = np.diff(indptr)
+            if indptr[0] < 0 or (sizes < 0).any():
                 raise ValueError("the sparse matrix has descending row pointers")
+            if (sizes > 2 * self.shape[1]).any():  # a block holds at least a row
+                raise ValueError("the sparse matrix has a row with more values than columns")
             a = 0
             while a < len(indptr) - 1:
                 b = max(a + 1, int(np.searchsorted(indptr, indptr[a] + limit, "right")) - 1)
@@ -138,6 +141,22 @@ class CsrMatrix:
                 yield _block(row + a, indptr[a : b + 1], indices[span], data[span], self.shape[1])
                 a = b
             row += len(indptr) - 1
+
+
+def check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
+    """Raise if a sparse matrix has more or fewer values than its pointers say, or than it has places for.
+
+    Raises
+    ------
+    ValueError
+        In words.
+    """
+    pointers = matrix.group["indptr"]
+    sizes = {int(matrix.group[name].shape[0]) for name in ("data", "indices")}
+    if pointers.shape[0] == 0 or sizes != {int(pointers[-1:][0])} or int(pointers[:1][0]):
+        raise ValueError("the sparse matrix has more or fewer values than its pointers say")
+    if matrix.num_values > 2 * matrix.shape[0] * matrix.shape[1]:
+        raise ValueError("the sparse matrix has more values than rows times columns")
 
 
 class SomeColumns:

@@ -198,7 +198,7 @@ def load(path: Path) -> dict[str, np.ndarray]:
 
 def _prepare(given: tuple[Path, DataConfig, Path]) -> None:
     """Convert what cannot be read by rows; see `CountsFile.prepare`."""
-    file = CountsFile(*given)
+    file = CountsFile(*given, checked=True)
     try:
         file.prepare()
     finally:
@@ -206,7 +206,7 @@ def _prepare(given: tuple[Path, DataConfig, Path]) -> None:
 
 
 def _run(task: _Task) -> None:
-    file = CountsFile(task.path, task.config, task.scratch / f"input-{task.piece.file:04d}")
+    file = CountsFile(task.path, task.config, task.scratch / f"input-{task.piece.file:04d}", checked=True)
     try:
         arrays = task.body(PieceReader(task, file), task.argument)
     finally:

@@ -6,11 +6,8 @@ time. What goes through a store once, or takes a small sample, reads these per w
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,7 @@ from scipy import sparse
 
 from perturbdiff.data import row_kernels
 from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.store import Store, value_factors
+from perturbdiff.data.store import Store, reading, value_factors
 from perturbdiff.errors import UserError
 
 _WINDOW = 65_536
@@ -169,23 +166,14 @@ class RowReader:
         return self._window[2], self._window[3]
 
     def _column(self, part: int, name: str, start: int, stop: int) -> np.ndarray:
-        with _explained(self._parts[part]):
+        with reading(self._parts[part]):
             if (part, name) not in self._columns:
                 self._columns[part, name] = zarr.open_array(self._parts[part] / name, mode="r")
             return np.asarray(self._columns[part, name][start:stop])
 
     def _matrix(self, part: int) -> tuple[ShardedReader, ShardedReader]:
         if part not in self._matrices:
-            with _explained(self._parts[part]):
+            with reading(self._parts[part]):
                 x = self._parts[part] / "X"
                 self._matrices[part] = ShardedReader(x / "indices"), ShardedReader(x / "data")
         return self._matrices[part]
-
-
-@contextlib.contextmanager
-def _explained(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{part}: is damaged ({reason}); run preprocess again with --force") from error

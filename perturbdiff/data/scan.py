@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ from perturbdiff.data.matrices import Block
 from perturbdiff.data.passes import DROPPED, Passes, PieceReader
 from perturbdiff.data.tally import Tally
 from perturbdiff.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 _LARGEST_LOG1P = 20.0
 
@@ -53,8 +56,8 @@ class Scan:
     left
         Cells of each condition that passed the filters.
     quality
-        Table ``cell_type, batch, cells_read, dropped_min_counts, dropped_min_genes, cells_kept, median_counts``
-        (over all genes) and ``median_genes`` (detected), the medians of kept cells.
+        Table ``cell_type, batch, cells_read, without_counts, dropped_min_counts, dropped_min_genes, cells_kept``,
+        ``median_counts`` (over all genes) and ``median_genes`` (detected), the medians of kept cells.
     median_depth
         Median depth of the cells that gene selection may look at and that have any counts, nan without any:
         the default target of scanpy's normalize_total.
@@ -115,7 +118,8 @@ class _Piece:
         num = reader.num_cells
         self._codes, self._depth, self._detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
         self._sums = GeneSums(given.num_groups, reader.num_genes)
-        self._dropped = {n: np.zeros(len(given.group), np.int64) for n in ("low_counts", "low_genes")}
+        kinds = ("low_counts", "low_genes", "no_counts")
+        self._dropped = {n: np.zeros(len(given.group), np.int64) for n in kinds}
         self._largest, self._whole = 0.0, True
         # for the fused loop: unused columns go to a slot of their own
         self._every = bool((reader.columns >= 0).all())
@@ -129,6 +133,19 @@ class _Piece:
         own = slice(block.start - first, block.stop - first)
         if not self._add_fused(block, own):
             self._add_slowly(block, own)
+        self._check_zeros(block, own)
+
+    def _check_zeros(self, block: Block, own: slice) -> None:
+        """Refuse a cell with values that are all zero: what a library cannot find in a file it reads as zeros."""
+        file = self._reader.file
+        for row in np.flatnonzero((np.diff(block.indptr) > 0) & (self._depth[own] == 0)).tolist():
+            first, stop = int(block.indptr[row]), int(block.indptr[row + 1])
+            if not block.data[first:stop].any():
+                name = file.cell_names(block.start + row, block.start + row + 1)[0]
+                raise UserError(
+                    f"{file.path}: cell '{name}' has {stop - first} stored values that are all zero; the file is "
+                    "damaged, or was written so: copy it again, or write it again after X.eliminate_zeros()"
+                )
 
     def _add_fused(self, block: Block, own: slice) -> bool:
         """Do all at once for whole float32 counts of usual size; return whether the block has such."""
@@ -168,7 +185,8 @@ class _Piece:
         known = codes >= 0
         shallow = known & (depth < self._config.min_counts)
         few = known & ~shallow & (detected < self._config.min_genes)
-        for name, which in (("low_counts", shallow), ("low_genes", few)):
+        empty = known & (depth == 0)
+        for name, which in (("low_counts", shallow), ("low_genes", few), ("no_counts", empty)):
             self._dropped[name] += np.bincount(codes[which], minlength=len(self._dropped[name]))
         codes[shallow | few] = DROPPED
 
@@ -186,13 +204,14 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
     sums = GeneSums(given.num_groups, len(passes.inputs.genes))
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     depths, genes, visible = Tally(), Tally(), Tally()
-    left, low_counts, low_genes = (np.zeros(num, np.int64) for _ in range(3))
+    left, low_counts, low_genes, no_counts = (np.zeros(num, np.int64) for _ in range(4))
     largest, whole = 0.0, True
     for found in passes.results("scan"):
         sums.add_arrays(found)
         largest, whole = max(largest, float(found["largest"])), whole and bool(found["whole"])
         low_counts += found["low_counts"]
         low_genes += found["low_genes"]
+        no_counts += found["no_counts"]
         kept = found["codes"] >= 0
         codes, depth = found["codes"][kept], found["depth"][kept].astype(np.float32)
         left += np.bincount(codes, minlength=num)
@@ -209,9 +228,15 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
         raise UserError(
             f"no cell passes data.min_counts={config.min_counts} and data.min_genes={config.min_genes}; lower them"
         )
+    if no_counts.any():
+        logger.warning(
+            "%d of %d cells have no counts at all; qc.csv tells where (without_counts)",
+            no_counts.sum(),
+            conditions["n_cells"].sum(),
+        )
     table = conditions[["cell_type", "batch"]].assign(
-        cells_read=conditions["n_cells"], dropped_min_counts=low_counts, dropped_min_genes=low_genes,
-        cells_kept=left,
+        cells_read=conditions["n_cells"], without_counts=no_counts, dropped_min_counts=low_counts,
+        dropped_min_genes=low_genes, cells_kept=left,
     )  # fmt: skip
     quality = table.groupby(["cell_type", "batch"], sort=False).sum().reset_index()
     medians = {

@@ -24,8 +24,9 @@ import numpy as np
 import zarr
 from numcodecs.blosc import decompress  # type: ignore[attr-defined]
 
-from perturbdiff.errors import UserError
+from perturbdiff.data.opening import explain_damage
 
+_AGAIN = "run preprocess again with --force"
 _OPEN_FILES = 128
 _ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that holds nothing but zeros
 _CHECKSUM_BYTES = 4
@@ -52,7 +53,13 @@ class ShardedReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        layout = json.loads((path / "zarr.json").read_text())
+        with explain_damage(path, _AGAIN):
+            self._open(json.loads((path / "zarr.json").read_text()))
+        self._files: OrderedDict[int, FileIO] = OrderedDict()
+        self._indices: dict[int, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    def _open(self, layout: dict[str, Any]) -> None:
         self.length, self.dtype = int(layout["shape"][0]), np.dtype(layout["data_type"])
         self._direct = _is_ours(layout)
         if self._direct:
@@ -61,11 +68,8 @@ class ShardedReader:
             self._shard_chunks = int(layout["chunk_grid"]["configuration"]["chunk_shape"][0]) // self.chunk
             self._summed = inner["codecs"][-1]["name"] == "crc32c"
         else:
-            self._array: Any = zarr.open_array(path, mode="r")
+            self._array: Any = zarr.open_array(self.path, mode="r")
             self.chunk = int(self._array.chunks[0])
-        self._files: OrderedDict[int, FileIO] = OrderedDict()
-        self._indices: dict[int, np.ndarray] = {}
-        self._lock = threading.Lock()
 
     @property
     def num_chunks(self) -> int:
@@ -82,7 +86,7 @@ class ShardedReader:
         UserError
             If a file of the array is missing or damaged.
         """
-        try:
+        with explain_damage(self.path, _AGAIN):
             if self._direct:
                 for first, last in self._runs(numbers):
                     self._decode_run(numbers[first], targets[first:last])
@@ -90,10 +94,6 @@ class ShardedReader:
             for number, target in zip(numbers, targets, strict=True):
                 values = self._array[number * self.chunk : (number + 1) * self.chunk]
                 target[: len(values)] = values
-        except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{self.path}: is damaged ({error}); run preprocess again with --force"
-            ) from error
 
     def read(self, start: int, stop: int, out: np.ndarray) -> None:
         """Write the elements ``start`` to ``stop`` into ``out``.
@@ -131,14 +131,14 @@ class ShardedReader:
     def _decode_run(self, number: int, targets: Sequence[np.ndarray]) -> None:
         """Decode chunks from ``number`` on, all of one shard: one read, unless they lie apart in the file."""
         shard, first = divmod(number, self._shard_chunks)
-        file, index = self._open(shard)
+        file, index = self._shard(shard)
         for place, source in enumerate(_packed(file, index[first : first + len(targets)])):
             if source is None:
                 targets[place][:] = 0
             else:
                 decompress(_checked(source) if self._summed else source, targets[place])
 
-    def _open(self, number: int) -> tuple[FileIO, np.ndarray]:
+    def _shard(self, number: int) -> tuple[FileIO, np.ndarray]:
         """Return a shard's open file and its index: offset and size of every chunk, uint64 [n, 2]."""
         with self._lock:
             file = self._files.pop(number, None)

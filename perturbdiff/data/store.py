@@ -20,8 +20,11 @@ import zarr
 from scipy import sparse
 
 from perturbdiff.data import integrity, row_kernels
+from perturbdiff.data.columns import num_entries
+from perturbdiff.data.opening import explain_damage, plain_name
 from perturbdiff.data.schema import FORMAT, condition_table
 from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
+from perturbdiff.data.zarr_check import check_part, open_group
 from perturbdiff.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
@@ -59,14 +62,9 @@ def dataset_of(store: Path) -> str:
     return _KEY.sub("", store.resolve().name)
 
 
-@contextlib.contextmanager
-def _reading(part: Path) -> Iterator[None]:
+def reading(part: Path) -> contextlib.AbstractContextManager[None]:
     """Turn what a missing or damaged file of a part raises into a `UserError`."""
-    try:
-        yield
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{part}: is damaged ({reason}); run preprocess again with --force") from error
+    return explain_damage(part, "run preprocess again with --force")
 
 
 class Store:
@@ -105,24 +103,38 @@ class Store:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         facts = self._facts()
-        self.n_cells, self.n_genes = int(facts["n_cells"]), int(facts["n_genes"])
-        self.n_values = int(facts["n_values"])
-        self.dtype = np.dtype(facts["dtype"])
-        self.target_sum = float("nan") if facts["target_sum"] is None else float(facts["target_sum"])
-        self.scale, self.control = float(facts["scale"]), str(facts["control"])
-        self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
-        small = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
-        metadata = [f"{part['name']}/zarr.json" for part in facts["parts"]]
-        self._recorded = integrity.confirm(self.path, [*small, *metadata])
+        with reading(self.path / "manifest.json"):
+            self.n_cells, self.n_genes = int(facts["n_cells"]), int(facts["n_genes"])
+            self.n_values = int(facts["n_values"])
+            self.dtype = np.dtype(facts["dtype"])
+            self.target_sum = float("nan") if facts["target_sum"] is None else float(facts["target_sum"])
+            self.scale, self.control = float(facts["scale"]), str(facts["control"])
+            self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
+            names = [plain_name(str(part["name"]), f"{self.path}: part") for part in facts["parts"]]
+            self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
+        self._parts = [self.path / name for name in names]
+        tables = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
+        for name in [*tables, *names]:
+            if (self.path / name).is_symlink():
+                raise UserError(f"{self.path / name}: is a link, which is not followed; copy the whole store")
+        self._recorded = integrity.confirm(self.path, tables)
         self.conditions = self._table("conditions")
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
         self.genes = [str(g) for g in self.var.index]
-        self._parts = [self.path / str(part["name"]) for part in facts["parts"]]
-        self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
         missing = [p.name for p in self._parts if not p.is_dir()]
         if missing:
             raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")
+        size = sum(check_part(path) for path in self._parts)
+        if (
+            not 0 <= self.n_cells <= size
+            or self._edges[-1] != self.n_cells
+            or (np.diff(self._edges) < 0).any()
+        ):
+            raise UserError(
+                f"{self.path}: the manifest tells of {self.n_cells} cells, which its parts do not hold; "
+                "run preprocess again with --force"
+            )
 
     def _facts(self) -> dict[str, Any]:
         if not self.path.exists():
@@ -182,7 +194,7 @@ class Store:
         """
         frames = []
         for path in self._parts:
-            with _reading(path):
+            with reading(path):
                 frames.append(self._part_obs(path, columns))
         return pd.concat(frames, ignore_index=True)
 
@@ -191,15 +203,16 @@ class Store:
         pieces = [np.empty(0, object)]
         for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
             if start < high and stop > low:
-                group = zarr.open_group(path, mode="r")["obs"]
-                index = str(group.attrs["_index"])
-                self.require(f"{path.name}/obs/{index}/")
-                names: Any = group[index]  # type: ignore[index]
-                pieces.append(np.asarray(names[max(start - low, 0) : min(stop, high) - low], object))
+                with reading(path):
+                    group = open_group(path)["obs"]
+                    index = str(group.attrs["_index"])
+                    self.require(f"{path.name}/obs/{index}/")
+                    names: Any = group[index]
+                    pieces.append(np.asarray(names[max(start - low, 0) : min(stop, high) - low], object))
         return np.concatenate(pieces)
 
     def _part_obs(self, path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
-        group: Any = zarr.open_group(path, mode="r")["obs"]
+        group: Any = open_group(path)["obs"]
         have = ["cell", *group.attrs["column-order"]]
         unknown = [c for c in columns or () if c not in have]
         if unknown:
@@ -209,6 +222,10 @@ class Store:
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
         for name in stored.values():
             self.require(f"{path.name}/obs/{name}/")
+        cells = int(np.diff(self._edges)[self._parts.index(path)])
+        for n, name in stored.items():
+            if (length := num_entries(group[name])) != cells:
+                raise ValueError(f"obs column '{n}' has {length} entries for {cells} cells")
         return pd.DataFrame({n: anndata.io.read_elem(group[name]) for n, name in stored.items()})
 
     def require(self, prefix: str) -> None:
@@ -226,8 +243,10 @@ class Store:
         """
         depth = np.empty(self.n_cells, np.float32)
         for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
-            with _reading(path):
+            with reading(path):
                 stored: Any = zarr.open_array(path / "obs" / "n_counts", mode="r")
+                if stored.shape != (high - low,):
+                    raise ValueError(f"{stored.shape} depths for {high - low} cells")
                 for start in range(int(low), int(high), _ROWS_PER_READ):
                     stop = min(int(high), start + _ROWS_PER_READ)
                     depth[start:stop] = stored[start - low : stop - low]
@@ -243,12 +262,12 @@ class Store:
 
     @cached_property
     def _pointers(self) -> RowPointers:
-        with _reading(self.path):
+        with reading(self.path):
             return RowPointers(self._parts, self._edges, self.n_values)
 
     @cached_property
     def _on_disk(self) -> RowsOnDisk:
-        with _reading(self.path):
+        with reading(self.path):
             return RowsOnDisk(self._parts, self._pointers, self.n_genes)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:

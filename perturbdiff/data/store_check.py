@@ -20,6 +20,7 @@ from perturbdiff.data.schema import LABELS, complete, sort_conditions
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.store import Store, value_factors
+from perturbdiff.data.zarr_check import open_group
 from perturbdiff.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
     """Check shapes, types, genes and facts of one part; nothing here grows with the number of cells."""
     path, problems = part.path, []
     try:
-        root: Any = zarr.open_group(path, mode="r")
+        root: Any = open_group(path)
         shape = [part.stop - part.start, store.n_genes]
         if list(root["X"].attrs["shape"]) != shape:
             problems.append(f"{path / 'X'}: has shape {list(root['X'].attrs['shape'])}, expected {shape}")
@@ -170,8 +171,8 @@ def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
 def _category_problems(part: _Part, first: _Part) -> list[str]:
     """Compare the columns and categories of a part's obs with those of the first part."""
     problems = []
-    own: Any = zarr.open_group(part.path / "obs", mode="r")
-    other: Any = zarr.open_group(first.path / "obs", mode="r")
+    own: Any = open_group(part.path / "obs")
+    other: Any = open_group(first.path / "obs")
     if own.attrs["column-order"] != other.attrs["column-order"]:
         problems.append(f"{part.path / 'obs'}: has other columns than {first.name}")
     for name, group in own.groups():
@@ -202,7 +203,7 @@ def check_cells(part: _Part) -> _Content:
 
 def _check_labels(store: Store, part: _Part, content: _Content) -> None:
     """Compare every cell's labels with its condition's, and read every other column once."""
-    obs: Any = zarr.open_group(part.path / "obs", mode="r")
+    obs: Any = open_group(part.path / "obs")
     rows, table = part.stop - part.start, store.conditions
     own = table[(table["stop"] > part.start) & (table["start"] < part.stop)]
     for label in LABELS:
@@ -333,7 +334,7 @@ def row_faults(
 
 def _check_opens(store: Store, part: _Part, content: _Content) -> None:
     """Open the part as any AnnData reader would, without loading its matrix."""
-    root: Any = zarr.open_group(part.path, mode="r")
+    root: Any = open_group(part.path)
     if anndata.io.sparse_dataset(root["X"]).shape[1] != store.n_genes:
         content.problems.append(f"{part.path / 'X'}: is not read by anndata as {store.n_genes} genes")
     for name in ("var", "uns", "layers", "obsm", "obsp", "varm", "varp"):

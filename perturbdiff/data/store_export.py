@@ -18,6 +18,7 @@ from perturbdiff.data import integrity
 from perturbdiff.data.store import Store
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 from perturbdiff.data.views import Scale, check_scale, facts, read_rows
+from perturbdiff.data.zarr_check import open_group
 from perturbdiff.errors import UserError, listing, nearest
 from perturbdiff.progress import track
 
@@ -208,7 +209,7 @@ class ObsReader:
         """Return a block of one part's obs; the last one asked for is kept."""
         if self._kept is None or self._kept[0] != (part, block):
             self._store.require(f"{self._parts[part].name}/obs/")
-            group: Any = zarr.open_group(self._parts[part] / "obs", mode="r")
+            group: Any = open_group(self._parts[part] / "obs")
             cut = slice(block * _ROWS, (block + 1) * _ROWS)
             columns = {name: self._column(group[name], name, cut) for name in group.attrs["column-order"]}
             names = pd.Index(np.asarray(group[group.attrs["_index"]][cut], object), dtype=object)

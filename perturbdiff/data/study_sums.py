@@ -156,7 +156,7 @@ def sum_again(task: SecondTask) -> None:
 def _opened(piece: StudyPiece) -> Iterator[CountsFile]:
     """Open the file of a piece; what its conversion to row order leaves is removed."""
     scratch = piece.result.with_suffix(".rows")
-    file = CountsFile(piece.path, piece.config, scratch)
+    file = CountsFile(piece.path, piece.config, scratch, checked=True)
     try:
         if file.n_cells != piece.n_cells:
             raise UserError(f"{piece.path}: was changed while it was read; run again")

@@ -9,14 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.data.columns import Column
-from perturbdiff.data.counts import explain_damage
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import CscMatrix, CsrMatrix, RowMatrix
+from perturbdiff.data.opening import explain_damage, open_root
 from perturbdiff.errors import UserError, listing, nearest
 from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.evaluation.disk_rows import DiskRows, as_csr, scattered, sorted_copy
@@ -27,7 +26,6 @@ HELD_VALUES = 1 << 21
 
 _CHUNK_CACHE = 1 << 22  # bytes; neighbouring conditions share a chunk
 _SCRATCH = "perturbdiff-"  # names of temporary folders
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 class AnnDataReader:
@@ -56,7 +54,7 @@ class AnnDataReader:
 
     def __init__(self, path: Path) -> None:
         self.path = existing(Path(path), "AnnData file")
-        self._root = _open(self.path)
+        self._root = open_root(self.path, cache=_CHUNK_CACHE)
         with explain_damage(self.path):
             if not ("obs" in self._root and "var" in self._root):
                 raise UserError(f"{path}: is not an AnnData file; it needs obs, var and X")
@@ -80,9 +78,6 @@ class AnnDataReader:
             )
         if self._matrix.shape != (shape := (self.num_cells, len(self.genes))):
             raise UserError(f"{self.path}: X has shape {self._matrix.shape}, obs and var say {shape}")
-        if isinstance(self._matrix, CsrMatrix | CscMatrix):
-            with explain_damage(self.path):
-                _check_pointers(self._matrix)
         if len(set(self.genes)) < len(self.genes):
             names, counts = np.unique(np.array(self.genes, object).astype(str), return_counts=True)
             raise UserError(
@@ -169,22 +164,6 @@ class AnnDataReader:
         return sums
 
 
-def _open(path: Path) -> Any:
-    """Open the file for reading rows here and there."""
-    if path.is_dir():
-        import zarr
-
-        try:
-            return zarr.open_group(path, mode="r")
-        except (FileNotFoundError, ValueError):
-            raise UserError(f"{path}: is neither an AnnData Zarr folder nor an h5ad file") from None
-    with path.open("rb") as handle:
-        if handle.read(len(_HDF5)) != _HDF5:
-            raise UserError(f"{path}: is not an h5ad file (no HDF5 signature)")
-    with explain_damage(path):
-        return h5py.File(path, "r", rdcc_nbytes=_CHUNK_CACHE)
-
-
 def _declared(root: Any) -> dict[str, Any]:
     """Return what ``uns["perturbdiff"]`` says, of the values that are plain."""
     group = root["uns"]["perturbdiff"] if "uns" in root and "perturbdiff" in root["uns"] else {}
@@ -197,14 +176,6 @@ def _declared(root: Any) -> dict[str, Any]:
         values = [v.decode() if isinstance(v, bytes) else v for v in np.atleast_1d(value).tolist()]
         found[str(name)] = values[0] if element.shape == () else values
     return found
-
-
-def _check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
-    """Raise if a part of a sparse matrix is gone: zarr reads a chunk whose file is not there as zeros."""
-    pointers = matrix.group["indptr"]
-    sizes = {int(matrix.group[name].shape[0]) for name in ("data", "indices")}
-    if sizes != {int(pointers[-1:][0])} or int(pointers[:1][0]):
-        raise ValueError("the sparse matrix has another number of values than its pointers say")
 
 
 def _whole(matrix: RowMatrix) -> Sparse:

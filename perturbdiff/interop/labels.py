@@ -119,7 +119,7 @@ def read_genes(path: Path) -> list[str]:
         if path.suffix == ".json":
             found = json.loads(path.read_text())
         elif path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False).tolist()
+            found = np.load(path, allow_pickle=False, mmap_mode="r").tolist()
         elif path.suffix in (".txt", ".csv", ".tsv"):
             found = [line.strip() for line in path.read_text().splitlines() if line.strip()]
         else:

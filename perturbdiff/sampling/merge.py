@@ -12,10 +12,10 @@ import anndata
 import h5py
 import numpy as np
 import pandas as pd
-import zarr
 from scipy import sparse
 
 from perturbdiff import provenance, shards
+from perturbdiff.data import opening
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import LABELS, NAMED, SOURCES, PredictionWriter, format_of
 from perturbdiff.progress import track
@@ -114,9 +114,7 @@ class _Cells:
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._readable():
-            root: Any = (
-                h5py.File(path, "r") if format_of(path) == ".h5ad" else zarr.open_group(path, mode="r")
-            )
+            root = opening.open_root(path)
             self._root, obs = root, root["obs"]
             self.facts: dict[str, Any] = dict(_element(root["uns"])["perturbdiff"])
             self.genes = [str(gene) for gene in _element(root["var"]).index]

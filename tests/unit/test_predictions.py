@@ -175,7 +175,7 @@ def test_unreadable_files_and_names(tmp_path):
     with pytest.raises(UserError, match="not found"):
         predictions.read_predictions(tmp_path / "no.h5ad")
     (tmp_path / "x.h5ad").write_text("no")
-    with pytest.raises(UserError, match="cannot be read as AnnData"):
+    with pytest.raises(UserError, match="is not an h5ad file"):
         predictions.read_predictions(tmp_path / "x.h5ad")
     with pytest.raises(UserError, match="one of these endings"):
         predictions.format_of(tmp_path / "x.csv")

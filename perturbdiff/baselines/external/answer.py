@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.data.opening import open_root
 from perturbdiff.errors import UserError
 from perturbdiff.evaluation.sides import HIGHEST
 
@@ -64,9 +65,9 @@ class Answer:
         if not path.is_file():
             raise UserError(f"{method} ended well but wrote no {path.name}")
         try:
-            self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise UserError(f"{method}: its {path.name} cannot be read ({error})") from None
+            self._file = open_root(path)
+        except UserError as error:
+            raise UserError(f"{method}: its predictions cannot be read: {error}") from None
         try:
             self._check()
         except BaseException:

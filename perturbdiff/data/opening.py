@@ -1,0 +1,149 @@
+"""The one door for files of others: h5ad and 10x h5, Zarr folders and npz, checked before any value is read."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.lib import format as npy
+
+from perturbdiff import files
+from perturbdiff.data.hdf5_check import check_hdf5
+from perturbdiff.data.zarr_check import check_zarr, open_group
+from perturbdiff.errors import UserError
+
+_DAMAGE = (
+    OSError, RuntimeError, KeyError, ValueError, EOFError, TypeError, AttributeError, IndexError, ArithmeticError,
+)  # fmt: skip
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LONGEST_NAME = 200  # bytes; a file system takes 255, and an ending or two are added
+_UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100
+
+
+@contextlib.contextmanager
+def explain_damage(path: Path, remedy: str = "copy or make the file again") -> Iterator[None]:
+    """Turn what h5py and zarr raise for an incomplete or damaged file into a `UserError`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except MemoryError as error:
+        raise UserError(
+            f"{path}: asks for more memory than there is; it is damaged, or needs a larger machine"
+        ) from error
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{path}: cannot be read, it is damaged or incomplete ({reason}); {remedy}"
+        ) from error
+
+
+def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
+    """Open an HDF5 file or a Zarr folder for reading.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+    cache
+        Bytes of HDF5's own cache of decoded chunks; blocks that are read onwards would only be copied once more.
+    checked
+        Whether the same run has checked it already, in another process.
+
+    Returns
+    -------
+    h5py.File or zarr.Group
+        The root.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, it is of another kind, damaged, or not safe to read.
+    """
+    if not checked:
+        check(path)
+    if path.is_dir():
+        try:
+            return open_group(path)
+        except (FileNotFoundError, ValueError):
+            raise UserError(f"{path}: is not an AnnData Zarr store or h5ad file") from None
+    with explain_damage(path):
+        return h5py.File(path, "r", rdcc_nbytes=cache)
+
+
+def check(path: Path) -> None:
+    """Refuse an HDF5 file or a Zarr folder that is not there, damaged in its structure, or not safe to read.
+
+    Raises
+    ------
+    UserError
+        In one line that names the file and the place in it.
+    """
+    if files.existing(path, "input").is_dir():
+        check_zarr(path)
+    else:
+        check_hdf5(path)
+
+
+def plain_name(name: str, what: str) -> str:
+    """Return a name that becomes the name of a file.
+
+    Raises
+    ------
+    UserError
+        If it would lead somewhere else, or no file can have it.
+    """
+    problem = ""
+    if not name or name in (".", ".."):
+        problem = "is no name of a file"
+    elif "/" in name or "\0" in name:
+        problem = "has a '/' or a zero byte"
+    elif len(name.encode(errors="surrogateescape")) > _LONGEST_NAME:
+        problem = f"is longer than {_LONGEST_NAME} bytes"
+    if problem:
+        raise UserError(f"{what} {name[:_LONGEST_NAME]!r} {problem}; rename it")
+    return name
+
+
+def read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Return arrays of an npz file, after a look at the sizes that it declares.
+
+    Raises
+    ------
+    UserError
+        If it unpacks to far more than it has bytes, or an array declares more than it holds.
+    KeyError
+        If one is not there.
+    ValueError, OSError, zipfile.BadZipFile
+        If the file is damaged or holds pickled objects.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        wanted = [members[name] for name in names]
+        most = max(_UNPACKED_AT_LEAST, _UNPACKED_TIMES * path.stat().st_size)
+        if sum(info.file_size for info in wanted) > most:
+            raise UserError(f"{path}: unpacks to more than {_UNPACKED_TIMES} times its size; write it again")
+        for info in wanted:
+            with archive.open(info) as handle:
+                shape, dtype = _header(handle)
+            if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
+                raise UserError(f"{path}: {info.filename} declares more values than it holds; write it again")
+    with np.load(path, allow_pickle=False) as found:
+        return [found[name] for name in names]
+
+
+def _header(handle: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Return shape and type of the array in an open ``.npy`` file."""
+    version = npy.read_magic(handle)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(handle)
+    return shape, dtype
