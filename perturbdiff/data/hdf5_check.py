@@ -3,7 +3,7 @@
 Such a file can name other files to read from (external links, external storage, virtual data sets), and the library
 fills what is not found with zeros without a word, runs into endless loops on some damaged files and crashes on
 others. So a child process, with limits on its time and memory, goes through the whole file first; it looks at
-structure alone, which takes milliseconds for most files.
+structure and texts alone, which takes milliseconds for most files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from h5py._objects import phil
 from perturbdiff.errors import UserError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SECONDS = 60  # of computing; waiting for a slow disk does not count
+_SECONDS = 4  # of computing; waiting for a slow disk does not count
+_BYTES_PER_SECOND = 20 << 20  # a large file has more texts and pieces
 _MEMORY = 2 << 30  # bytes beside what the parent holds
 _LARGEST_CHUNK = 2 << 30
 _MATRICES = ("X", "raw/X", "layers")
 _FREE = ("obsm", "obsp", "varm", "varp", "uns")  # never read whole
+_TEXTS_PER_READ = 1 << 16
 _VALUES = ("data", "indices")
 _MOST_TEXT = 4000
 
@@ -67,18 +69,17 @@ def _in_child(path: Path) -> str:
     finally:
         _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        endless = os.WTERMSIG(status) == signal.SIGXCPU
-        reason = (
-            f"reading its structure takes more than {_SECONDS} s"
-            if endless
-            else "the HDF5 library crashes on it"
-        )
-        return f"cannot be read, it is damaged or incomplete ({reason}); copy or make the file again"
+        if os.WTERMSIG(status) == signal.SIGXCPU:
+            return _damaged("the HDF5 library comes to no end with its structure")
+        return _damaged("the HDF5 library crashes on it")
+    if os.WEXITSTATUS(status):
+        return _damaged("its structure cannot be looked at")
     return said.decode(errors="replace")
 
 
 def _answer(path: Path, readable: int, writable: int) -> None:
     """Be the child: write what is wrong to the pipe, and end without a trace of the parent's state."""
+    code = 1
     try:
         os.close(readable)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU):
@@ -86,21 +87,22 @@ def _answer(path: Path, readable: int, writable: int) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):  # what a crashing library prints would be a second message
             os.dup2(nothing, stream)
-        _limit()
+        _limit(path.stat().st_size)
         try:
             fault = _Walk(path).fault()
         except Exception as error:  # noqa: BLE001  a damaged file raises anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            fault = f"cannot be read, it is damaged or incomplete ({reason}); copy or make the file again"
+            fault = _damaged(" ".join(str(error).split()) or type(error).__name__)
         os.write(writable, fault.encode(errors="replace")[:_MOST_TEXT])
+        code = 0
     finally:
-        os._exit(0)
+        os._exit(code)
 
 
-def _limit() -> None:
+def _limit(size: int) -> None:
     with open("/proc/self/statm", "rb") as handle:  # noqa: PTH123
         used = int(handle.read().split()[0]) * resource.getpagesize()
-    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: _SECONDS, resource.RLIMIT_AS: used + _MEMORY}
+    seconds = _SECONDS + size // _BYTES_PER_SECOND
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: used + _MEMORY}
     for kind, limit in wanted.items():
         _, hard = resource.getrlimit(kind)
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -156,6 +158,8 @@ class _Walk:
         matrix = place.startswith(_MATRICES) or place.rpartition("/")[2] in _VALUES
         if not matrix and not place.startswith(_FREE) and shape[0] > self._size:
             return f"'{place}' declares {shape[0]} entries, more than the file has bytes ({self._size})"
+        if _is_text(found.get_type()) and shape[0] <= self._size and (fault := self._texts(found, place)):
+            return fault
         if layout == h5d.CONTIGUOUS:
             return self._contiguous(found, place, math.prod(shape) * item)
         if layout == h5d.CHUNKED:
@@ -164,8 +168,17 @@ class _Walk:
 
     def _item(self, kind: Any) -> int:
         """Return the bytes that a value takes in the data set itself; texts of any length lie elsewhere."""
-        variable = kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
-        return 8 + self._file.id.get_create_plist().get_sizes()[0] if variable else kind.get_size()
+        return 8 + self._file.id.get_create_plist().get_sizes()[0] if _is_text(kind) else kind.get_size()
+
+    def _texts(self, found: Any, place: str) -> str:
+        """Read texts once: on a damaged heap, where they lie, the library can run without end."""
+        texts = h5py.Dataset(found)
+        try:
+            for start in range(0, len(texts), _TEXTS_PER_READ):
+                texts[start : start + _TEXTS_PER_READ]
+        except Exception as error:  # noqa: BLE001  a damaged file raises anything
+            return "" if place.startswith(_FREE) else _damaged(f"'{place}': {' '.join(str(error).split())}")
+        return ""
 
     def _contiguous(self, found: Any, place: str, size: int) -> str | None:
         if size == 0 or place.startswith(_FREE):
@@ -230,6 +243,11 @@ class _Holder:
 
     def __init__(self, found: Any) -> None:
         self.id = found
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether values have any length and lie apart from the data set."""
+    return kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
 
 
 def _shown(name: bytes) -> str:
