@@ -31,6 +31,7 @@ _LARGEST_CHUNK = 2 << 30
 _MATRICES = ("X", "raw/X", "layers")
 _FREE = ("obsm", "obsp", "varm", "varp", "uns")  # never read whole
 _TEXTS_PER_READ = 1 << 16
+_FEW_TEXTS = 4096
 _NEIGHBOURS = 16  # texts that lie in one piece of the heap, which is read as a whole
 _VALUES = ("data", "indices")
 _MOST_TEXT = 4000
@@ -174,7 +175,7 @@ class _Walk:
     def _texts(self, found: Any, place: str) -> str:
         """Read texts once: on a damaged heap, where they lie, the library can run without end."""
         texts = h5py.Dataset(found)
-        step = 1 if len(texts) <= _TEXTS_PER_READ else _NEIGHBOURS
+        step = 1 if len(texts) <= _FEW_TEXTS else _NEIGHBOURS
         try:
             for start in range(0, len(texts), _TEXTS_PER_READ):
                 texts[start : start + _TEXTS_PER_READ : step]
