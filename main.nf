@@ -10,6 +10,7 @@ include { checkTools; imageOf; toolImages } from './modules/plan/installed'
 include { imageRecord     } from './modules/plan/image'
 include { planOf          } from './modules/plan/experiment'
 include { compares        } from './modules/plan/comparison'
+include { checkPublishing } from './modules/plan/publishing'
 include { readRows        } from './modules/plan/samplesheet'
 include { logName; writeRecord } from './modules/plan/record'
 include { isModel         } from './modules/plan/models'
@@ -33,19 +34,19 @@ include { TRAIN      } from './modules/local/train'
 def readPlan() {
     def checkpoints = file(params.ckpt_dir, glob: false).toAbsolutePath()
     def study   = studyOf(params.experiment)
-    def sheet   = study ? study.sheet : file(params.input, checkIfExists: true)
+    def sheet   = study ? study.sheet : file(params.input, checkIfExists: true, glob: false)
     def choices = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)['$defs'].runs.properties.baselines['x-choices']
     def chosen  = settle(params, study, choices)
     def names   = chosen.baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
     def unknown = names.findAll { name -> !(name in choices) }
     if (unknown) { error("--baselines: unknown ${unknown.join(', ')}; built in: ${choices.join(', ')}, or none") }
-    def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"))
+    def rows = readRows(sheet, file("${projectDir}/assets/schema_input.json"), params.container != null)
     // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
     def evaluation = [alpha: params.alpha, context_column: params.context_column].findAll { _key, value -> value != null }
     def figures = study?.figures ?: []
     if (study) { log.info "perturbdiff: experiment ${study.name}: ${study.title}; ${costOf(study)}" }
     return planOf(rows, sheet.parent, [seed: params.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]) +
-        [checkpoints: checkpoints, chosen: chosen, figures: figures, compares: study || compares(rows)]
+        [checkpoints: checkpoints, chosen: chosen, figures: figures, sheet: sheet, compares: study || compares(rows)]
 }
 
 // everything that can be known to be wrong is told before the first task; then what tasks write to is made
@@ -54,6 +55,7 @@ def prepare(plan) {
     def tools  = plan.externals.findAll { one -> one.kind == 'tool' }.collect { one -> one.name }.unique().sort()
     if (!workflow.stubRun) { checkTools(tools, params) }   // a task that only says that it would run needs none
     if (config.process.executor == 'slurm' && params.check_slurm) { askSlurm(params, config.process, config.executor) }
+    checkPublishing(params, workflow, plan.sheet, plan)
     // a container can only bind what exists
     [plan.checkpoints, file("${params.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
     def name = params.container ? "${params.container}".toString() : null
@@ -244,7 +246,7 @@ workflow SCORE {
 }
 
 workflow {
-    checkParameters(params, file("${projectDir}/nextflow_schema.json"))
+    checkParameters(params, file("${projectDir}/nextflow_schema.json"), workflow)
     checkSite(params, workflow.profile.split(',') as List, workflow.workDir)
     plan = readPlan()
     prepare(plan)
@@ -266,8 +268,7 @@ workflow {
         metrics.map { _found, missing -> tuple(plan.expected, missing) },
         plan.compares ? plan.design : [],
         plan.figures ? file("${projectDir}/assets/paper_results.csv") : [],
-        [title: plan.chosen.title, against: plan.chosen.against, figures: plan.figures.join(',')].findAll { _name, value -> value }
-            .collect { name, value -> "--${name} '${value.replace("'", "’")}'" }.join(' '),
+        [title: plan.chosen.title, against: plan.chosen.against, figures: plan.figures.join(',')].findAll { _name, value -> value },
     )
     DATA.out.versions.mix(FIT.out.versions, SCORE.out.versions, REPORT.out.versions)
         .map { found -> found.text }.unique()

@@ -19,6 +19,7 @@ process BASELINE {
 
     stub:
     """
-    touch ${meta.id}.h5ad ${meta.id}.h5ad.manifest.json ${meta.id}.h5ad.run.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}.h5ad.manifest.json
+    touch ${meta.id}.h5ad ${meta.id}.h5ad.run.json versions.yml
     """
 }

@@ -24,6 +24,7 @@ process CEILING {
     stub:
     """
     mkdir ${meta.id}
+    echo '{"stage": "stub", "files": {"metrics.parquet": {}, "aggregate.csv": {}}}' > ${meta.id}/manifest.json
     touch ${meta.id}/metrics.parquet ${meta.id}/aggregate.csv versions.yml
     """
 }

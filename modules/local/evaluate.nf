@@ -26,6 +26,7 @@ process EVALUATE {
     stub:
     """
     mkdir ${meta.id}
+    echo '{"stage": "stub", "files": {"metrics.parquet": {}, "aggregate.csv": {}}}' > ${meta.id}/manifest.json
     touch ${meta.id}/metrics.parquet ${meta.id}/aggregate.csv versions.yml
     """
 }

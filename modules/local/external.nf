@@ -1,3 +1,5 @@
+include { quoted } from '../plan/characters'
+
 // A method of others (docs/baselines.md), or a user's own script that speaks the same protocol (docs/adapters.md).
 process EXTERNAL {
     tag   "${meta.id}"
@@ -6,7 +8,7 @@ process EXTERNAL {
     container { meta.image }   // main.nf knows it; comes before the image of all other tasks in conf/apptainer.config
 
     input:
-    tuple val(meta), path(store), path(split), path(script), val(recipe)
+    tuple val(meta), path(store), path(split), path(script, stageAs: 'script/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.h5ad"), emit: predictions
@@ -15,7 +17,7 @@ process EXTERNAL {
 
     script:
     def args = task.ext.args ?: ''
-    def own  = (script ? "--script ${script}" : '') + (meta.python ? " --python '${meta.python}'" : '')
+    def own  = (script ? "--script ${script}" : '') + (meta.python ? " --python ${quoted(meta.python)}" : '')
     // threads: those of the job, by the environment, so that another number of CPUs keeps -resume
     """
     cat > recipe.yaml <<'END'
@@ -27,6 +29,7 @@ process EXTERNAL {
 
     stub:
     """
-    touch ${meta.id}.h5ad ${meta.id}.h5ad.manifest.json ${meta.id}.h5ad.run.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}.h5ad.manifest.json
+    touch ${meta.id}.h5ad ${meta.id}.h5ad.run.json versions.yml
     """
 }

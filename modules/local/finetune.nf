@@ -1,3 +1,5 @@
+include { quoted } from '../plan/characters'
+
 process FINETUNE {
     tag   "${meta.id}"
     label 'process_gpu'
@@ -20,13 +22,14 @@ process FINETUNE {
     ${recipe}
     END
     key=\$(pd-digest ${init} ${store} ${split} ${tables})
-    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
+    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints ${quoted(checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 
     stub:
     """
     mkdir ${meta.id}
-    touch ${meta.id}/manifest.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}/manifest.json
+    touch versions.yml
     """
 }

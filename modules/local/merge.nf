@@ -20,7 +20,7 @@ process MERGE {
 
     stub:
     """
-    if [ -d ${[parts].flatten()[0]} ]; then cp -RL ${[parts].flatten()[0]} ${meta.id}; else touch ${meta.id} ${meta.id}.manifest.json ${meta.id}.run.json; fi
+    if [ -d ${[parts].flatten()[0]} ]; then cp -RL ${[parts].flatten()[0]} ${meta.id}; else cp ${[records].flatten().find { record -> "${record}".endsWith('.manifest.json') }} ${meta.id}.manifest.json; touch ${meta.id} ${meta.id}.run.json; fi
     touch versions.yml
     """
 }

@@ -4,7 +4,7 @@ process PREPROCESS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes), val(recipe), val(seed)
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes, stageAs: 'genes/*'), val(recipe), val(seed)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: store
@@ -24,6 +24,7 @@ process PREPROCESS {
     stub:
     """
     mkdir ${meta.id}
-    touch ${meta.id}/manifest.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}/manifest.json
+    touch versions.yml
     """
 }

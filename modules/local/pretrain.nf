@@ -1,3 +1,5 @@
+include { quoted } from '../plan/characters'
+
 process PRETRAIN {
     tag   "${meta.id}"
     label 'process_gpu'
@@ -21,13 +23,14 @@ process PRETRAIN {
     ${recipe}
     END
     key=\$(pd-digest ${stores} ${heldStores} ${heldSplits} ${tables})
-    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${semantic} ${held} --seed ${meta.seed} --checkpoints '${checkpoints}'-\$key ${args}
+    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${semantic} ${held} --seed ${meta.seed} --checkpoints ${quoted(checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 
     stub:
     """
     mkdir ${meta.id}
-    touch ${meta.id}/manifest.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}/manifest.json
+    touch versions.yml
     """
 }

@@ -6,7 +6,7 @@ process SAMPLE {
     array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
 
     input:
-    tuple val(meta), path(bundle), path(store), path(split), val(recipe)
+    tuple val(meta), path(bundle, stageAs: 'bundle/*'), path(store), path(split), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.h5ad"),        emit: predictions
@@ -28,6 +28,7 @@ process SAMPLE {
 
     stub:
     """
-    touch ${meta.id}.h5ad ${meta.id}.h5ad.manifest.json ${meta.id}.h5ad.run.json versions.yml
+    echo '{"stage": "stub"}' > ${meta.id}.h5ad.manifest.json
+    touch ${meta.id}.h5ad ${meta.id}.h5ad.run.json versions.yml
     """
 }

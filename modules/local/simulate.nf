@@ -9,6 +9,7 @@ process SIMULATE {
     output:
     tuple val(meta), path("${meta.id}/counts.h5ad"),    emit: counts
     tuple val(meta), path("${meta.id}/effects.parquet"), emit: truth
+    path "${meta.id}/*.json",                           emit: records
     path 'versions.yml',                                emit: versions
 
     script:
@@ -23,6 +24,7 @@ process SIMULATE {
     stub:
     """
     mkdir ${meta.id}
+    echo '{"stage": "stub", "files": {"counts.h5ad": {}, "effects.parquet": {}}}' > ${meta.id}/manifest.json
     touch ${meta.id}/counts.h5ad ${meta.id}/effects.parquet versions.yml
     """
 }

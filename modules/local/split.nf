@@ -4,7 +4,7 @@ process SPLIT {
     label 'cpu'
 
     input:
-    tuple val(meta), path(source), path(toml), val(recipe), val(seed)
+    tuple val(meta), path(source, stageAs: 'source/*'), path(toml, stageAs: 'toml/*'), val(recipe), val(seed)
 
     output:
     tuple val(meta), path("${meta.id}.parquet"), emit: split
@@ -23,6 +23,7 @@ process SPLIT {
 
     stub:
     """
+    echo '{"stage": "stub"}' > ${meta.id}.parquet.manifest.json
     touch ${meta.id}.parquet ${meta.id}.parquet.counts.csv versions.yml
     """
 }

@@ -21,6 +21,7 @@ process STATS {
     stub:
     """
     mkdir ${meta.id}.stats
+    echo '{"stage": "stub", "files": {"summary.json": {}}}' > ${meta.id}.stats/manifest.json
     touch ${meta.id}.stats/summary.json versions.yml
     """
 }

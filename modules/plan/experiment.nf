@@ -81,7 +81,7 @@ def runOf(given, rows, folder, options) {
     def settings = settingsOf(row, row.dataset, folder)
     def folderOf = row.init ? locate(row.init, folder) : null
     def sampling = row.mode == 'sample' && !isBound(row, rows) ? [sample: borrowedSampling(row, rows, folder)] : settings
-    return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Integer, unit: unit, stores: stores,
+    return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Long, unit: unit, stores: stores,
             init: row.init ?: null, bundle: folderOf && folderOf.exists() && !rows.any { other -> other.id == row.init } ? folderOf : null, transfer: row.transfer ?: 'keep',
             step: row.step ? row.step as Integer : null, arm: row.arm ?: '', level: row.level ?: '', collection: row.collection ?: '',
             kinds: tablesOf(row).keySet() as List, tables: tablesOf(row).values().collect { name -> locate(name, folder) },

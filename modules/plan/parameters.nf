@@ -1,4 +1,6 @@
-// Parameters checked against nextflow_schema.json without a plugin: names, types, limits; all errors at once.
+// Parameters checked against nextflow_schema.json without a plugin: names, types, limits, characters; all errors at once.
+
+include { pathProblems; projectProblems; shown } from './characters'
 
 def camelCase(name) {
     return name.replaceAll(/-([a-z0-9])/) { m -> m[1].toUpperCase() }   // Nextflow adds fooBar for --foo-bar
@@ -21,8 +23,11 @@ def problemsOf(name, spec, value) {
     if (spec.minimum != null && value < spec.minimum) { problems << "--${name}: must be at least ${spec.minimum}, got ${value}" }
     if (spec.exclusiveMinimum != null && value <= spec.exclusiveMinimum) { problems << "--${name}: must be above ${spec.exclusiveMinimum}, got ${value}" }
     if (spec.exclusiveMaximum != null && value >= spec.exclusiveMaximum) { problems << "--${name}: must be below ${spec.exclusiveMaximum}, got ${value}" }
-    if (spec.pattern && value && !(value ==~ spec.pattern)) { problems << "--${name}: '${value}' does not fit ${spec.pattern}" }
-    if (spec.format == 'file-path' && spec.exists && value && !file(value).exists()) { problems << "--${name}: no such file '${value}'" }
+    if (spec.format in ['file-path', 'directory-path']) { problems += pathProblems("--${name}", value) }
+    else if (value instanceof CharSequence && value =~ /\p{Cntrl}/) { problems << "--${name}: '${value}' has a line break or another control character: take it out" }
+    else if (spec.pattern && value && !(value ==~ spec.pattern)) { problems << "--${name}: '${value}' ${spec['x-allowed'] ? "holds other signs than ${spec['x-allowed']}" : "does not fit ${spec.pattern}"}" }
+    if (spec.maximum != null && value > spec.maximum) { problems << "--${name}: must be at most ${spec.maximum}, got ${value}" }
+    if (spec.format == 'file-path' && spec.exists && value && !problems && !file(value, glob: false).exists()) { problems << "--${name}: no such file '${value}'" }
     return problems
 }
 
@@ -38,7 +43,8 @@ def sourceProblems(given) {
     return given.input || given.experiment ? [] : ['--input is required: a samplesheet; or --experiment NAME']
 }
 
-def checkParameters(given, schemaFile) {
+// metadata: the `workflow` of main.nf, for the folders that nobody gives
+def checkParameters(given, schemaFile, metadata) {
     def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
     def groups = schema['$defs'].values()
     def known  = groups.inject([:]) { all, group -> all + group.properties }
@@ -50,5 +56,6 @@ def checkParameters(given, schemaFile) {
         .collect { name -> "--${name} is required".toString() }
     errors += known.findAll { name, _spec -> given[name] != null && !(given[name] == '') }
         .collectMany { name, spec -> problemsOf(name, spec, given[name]) }
-    if (errors) { error("the parameters do not fit (see docs/workflow.md):\n  " + errors.unique().join('\n  ')) }
+    errors += pathProblems('-work-dir', metadata.workDir) + pathProblems('the folder that Nextflow was started in,', metadata.launchDir) + projectProblems(metadata.projectDir)
+    if (errors) { error("the parameters do not fit (see docs/workflow.md):\n  " + errors.collect { problem -> shown(problem) }.unique().join('\n  ')) }
 }

@@ -1,5 +1,6 @@
 // The samplesheet: rows read and checked before any task starts; all errors in one message.
 
+include { pathProblems; shown                         } from './characters'
 include { comparisonProblems                          } from './comparison'
 include { isSimulated; locate; tablesOf              } from './inputs'
 include { expand; overlay; parseOverrides; readPreset } from './recipes'
@@ -16,8 +17,18 @@ def formProblems(row, schema) {
     rules.properties.findAll { name, _rule -> row[name] }.each { name, rule ->
         if (rule['enum'] && !(row[name] in rule['enum'])) { problems << "unknown ${name} '${row[name]}'; one of ${rule['enum'].join(', ')}" }
         if (rule.pattern && !(row[name] ==~ rule.pattern)) { problems << "${name} '${row[name]}' does not fit ${rule.pattern}" }
+        else if (rule['x-maximum'] && (row[name] as BigInteger) > rule['x-maximum']) { problems << "${name} ${row[name]} is too large; at most ${rule['x-maximum']}" }
     }
     return problems
+}
+
+// names that a task would not be given as they are; every cell that becomes one
+def nameProblems(row, contained) {
+    def cells = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'script'] }.collect { name, value -> [name, value] } +
+        (row.input ?: '').split(/[|;]/).collect { name -> ['input', name.trim()] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
+    def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
+    return broken.collect { name -> "${name} '${row[name]}' has a line break or another control character: take it out" } +
+        cells.findAll { name, _value -> !(name in broken) }.collectMany { name, value -> pathProblems(name, value, contained) }
 }
 
 def scriptProblems(row, folder) {
@@ -95,7 +106,8 @@ def initProblems(row, rows, folder) {
     return ["unknown init '${row.init}'; pretrain rows: ${known.join(', ') ?: 'none'}"]
 }
 
-def readRows(sheet, schemaFile) {
+// contained: whether tasks run in containers
+def readRows(sheet, schemaFile, contained = false) {
     def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
     def rows   = sheet.splitCsv(header: true, strip: true, quote: '"')
     if (!rows) { error("samplesheet ${sheet.name}: no rows") }
@@ -104,13 +116,13 @@ def readRows(sheet, schemaFile) {
     errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }.collect { name -> "column '${name}' is missing".toString() }
     if (!errors) {
         rows.eachWithIndex { row, i ->
-            def problems = formProblems(row, schema) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) +
+            def problems = formProblems(row, schema) + nameProblems(row, contained) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) +
                 initProblems(row, rows, sheet.parent) + sampleProblems(row, rows, sheet.parent) + comparisonProblems(row)
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
             if (row.id in schema.items.properties.mode['enum'] + ['ceiling', 'real'] && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
             errors += problems.collect { problem -> "line ${i + 2} (${row.id ?: 'no id'}): ${problem}".toString() }
         }
     }
-    if (errors) { error("samplesheet ${sheet.name}:\n  " + errors.join('\n  ')) }
+    if (errors) { error("samplesheet ${shown(sheet.name)}:\n  " + errors.collect { problem -> shown(problem) }.join('\n  ')) }
     return rows
 }

@@ -38,6 +38,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert count["REPORT"] == 1
     assert {p.name for p in ran.outdir.iterdir()} == {
         *("logs", "metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
+        "report.html.manifest.json",
         *("report_figures", "report_mqc", "report_tables"),
         *("splits", "statistics", "stores"),
     }
@@ -49,7 +50,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
         "zero",
         "blind",
     }
-    records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").iterdir()}
+    records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").glob("[!.]*")}
     assert records == {"trace", "timeline", "report", "dag", "run", "design.csv", "versions.yml"}
     again = nextflow.run(
         "-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "control,linear", "-resume"
@@ -276,7 +277,7 @@ def test_slurm_settings_reach_the_jobs(nextflow):
         "queueSize = 100",
         "--gres=gpu:${params.num_gpus}",
         "task.exitStatus in [75,",
-        "PD_END_TIME: task.time",
+        "export PD_END_TIME=${task.time",
         "runOptions = '--no-home --bind",
         "CUDA_VISIBLE_DEVICES",
         "failOnIgnore = true",

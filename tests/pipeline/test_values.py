@@ -1,0 +1,163 @@
+"""What people write in sheets, parameters and names of folders: it is refused, or arrives as it was; it never runs."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+COLUMNS = "id,dataset,input,preset,mode,init,overrides,split,genes,embeddings,script,python,arm,seed"
+ATTACKS = ("a${A=$(touch canary)}${A@P}.x", "$(touch canary).x", "a{b,c}.x", "*.x", "[a].x", "a?.x")
+FAKE = """#!{python}
+# Stands in for the program: keeps its arguments, makes what it is asked for.
+import json, os, pathlib, sys
+given = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(given) + "\\n")
+if "--out" in given:
+    out = pathlib.Path(given[given.index("--out") + 1])
+    folder = given[0] not in ("split", "sample", "baseline", "report") and out.suffix != ".h5ad"
+    if folder:
+        out.mkdir()
+    else:
+        out.touch()
+    for kind in ("manifest", "run"):
+        (out / f"{{kind}}.json" if folder else pathlib.Path(f"{{out}}.{{kind}}.json")).write_text('{{"stage": "fake"}}')
+    if given[0] == "split":
+        pathlib.Path(f"{{out}}.counts.csv").touch()
+    if given[0] == "report":
+        for part in ("figures", "mqc", "tables"):
+            pathlib.Path("report_" + part).mkdir()
+print("0.0")
+"""
+
+
+def row(**cells: str) -> str:
+    """One line of a sheet with all columns, every cell in quotes."""
+    usual = {"dataset": "kang", "input": "kang.h5ad", "preset": "tiny", "mode": "train"} | cells
+    return ",".join('"{}"'.format(usual.get(name, "").replace('"', '""')) for name in COLUMNS.split(","))
+
+
+def canaries(folder: Path) -> list[Path]:
+    return list(folder.rglob("*canary"))
+
+
+def test_a_sheet_cannot_run_commands(nextflow, tmp_path):
+    # a file of each name is there: it is the name that is refused
+    for name in (*ATTACKS, "kang.h5ad"):
+        (tmp_path / name).touch()
+    for name in ATTACKS:
+        (tmp_path / f"{name}.bundle").mkdir()
+        (tmp_path / f"{name}.bundle" / "manifest.json").touch()
+    rows, expected = [], []
+    for i, name in enumerate(ATTACKS):
+        columns = {
+            "input": {"input": name},
+            "split": {"split": name},
+            "genes": {"genes": name},
+            "embeddings": {"embeddings": f"perturbation={name}"},
+            "init": {"init": f"{name}.bundle", "mode": "finetune"},
+            "script": {"script": name, "mode": "script"},
+        }
+        for column, cells in columns.items():
+            rows.append(row(id=f"{column}-{i}", **cells))
+            expected.append(f"line {len(rows) + 1} ({column}-{i}): {column} '{name}")
+    others = {
+        "id": "$(touch canary)",
+        "dataset": "$(touch canary)",
+        "python": "$(touch canary)",
+        "arm": "'; touch canary; '",
+        "seed": "12345678901234567890",
+        "preset": "$(touch canary)",
+        "overrides": "$(touch canary)",
+    }
+    rows += [row(**({"id": f"other-{column}"} | {column: value})) for column, value in others.items()]
+    (tmp_path / "sheet.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
+    ran = nextflow.run("--input", "sheet.csv")
+    assert ran.code != 0
+    for message in expected:
+        assert message in ran.output
+    for column in others:
+        assert f"{column} '" in ran.output or "seed 12345678901234567890 is too large" in ran.output
+    assert ran.output.count("a path must not hold $ * ? [ ] { }") == len(expected)
+    assert not canaries(tmp_path)
+    assert not (ran.outdir / "logs").exists()
+
+
+def test_parameters_cannot_run_commands(nextflow, tmp_path):
+    (tmp_path / "kang.h5ad").touch()
+    (tmp_path / "sheet.csv").write_text("\n".join([COLUMNS, row(id="a")]) + "\n")
+    command = "x\ntouch canary\n"
+    given = dict.fromkeys(
+        ("ckpt_dir", "bind", "container", "baseline_images", "slurm_account", "cpu_queue", "gpu_queue",
+         "cpu_options", "gpu_options", "gpu_container_options", "scratch", "title", "against"), command,
+    )  # fmt: skip
+    (tmp_path / "given.json").write_text(json.dumps(given))
+    ran = nextflow.run("--input", "sheet.csv", "-params-file", "given.json")
+    assert ran.code != 0
+    for name in given:
+        assert f"--{name} 'x\\u000atouch canary\\u000a'" in ran.output.replace(f"--{name}:", f"--{name}"), name
+    options = {"slurm_account": "a b", "gpu_queue": "$(touch canary)", "cpu_options": "`touch canary`"}
+    options |= {"gpu_container_options": "--nv; touch canary", "scratch": "${A@P}", "report_stamp": "../../x"}
+    options |= {"container": "docker://x$(touch canary)", "bind": "'; touch canary; '", "data_seed": "5000000000"}
+    options |= {"ckpt_dir": "a{b,c}"}
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    ran = nextflow.run("--input", "sheet.csv", *words)
+    for name in options:
+        assert f"--{name}" in ran.output, ran.output
+    assert not canaries(tmp_path)
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Put a program in place of ours, and return a function that gives the arguments of its calls."""
+    log = tmp_path / "calls.txt"
+    program = tmp_path / "bin" / "perturbdiff"
+    program.parent.mkdir()
+    program.write_text(FAKE.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))  # its folder comes first in PATH
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
+    odd = "it's odd & (so) |<>`touch canary`; é 中 \\ !#%~"
+    folder = tmp_path / f'{odd} "quoted"'
+    folder.mkdir()
+    plain = odd.replace(";", "").replace("|", "")  # which separate inputs
+    for name in (f"{plain}.h5ad", f"{odd} split.toml", f"-{odd}.txt", f"{plain}.npz", f"~{odd}.py", "recipe.yaml"):
+        (folder / name).write_text("mine")
+    rows = [
+        row(id="model", input=f"{plain}.h5ad", split=f"{odd} split.toml", genes=f"-{odd}.txt",
+            embeddings=f"perturbation={plain}.npz"),
+        row(id="own", input=f"{plain}.h5ad", mode="script", script=f"~{odd}.py", python="my python é"),
+        row(id="same", input=f"{plain}.h5ad", mode="script", script="recipe.yaml", genes="recipe.yaml"),
+    ]  # fmt: skip
+    (folder / "sheet.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
+    title = "It's $(touch canary) \"so\" `touch canary` \\ {a,b} * é"
+    nextflow = nextflow_in(folder)
+    out = "o'; touch canary; '"
+    given = ("--input", "sheet.csv", "--baselines", "none", "--ceiling", "false", f"--title={title}")
+    ran = nextflow.run(*given, "--outdir", out, "--ckpt_dir", "c'; touch canary; '")
+    assert ran.code == 0, ran.output
+    calls = {call[0]: call for call in fake() if call[0] not in ("baseline", "preprocess")}
+    assert calls["report"][calls["report"].index("--title=" + title)]
+    (logs,) = (calls["report"][i + 1] for i, word in enumerate(calls["report"]) if word == "--logs")
+    assert Path(logs) == folder / out / "logs"
+    assert f"perturbation=tables1/{plain}.npz" in calls["train"]
+    (kept,) = (calls["train"][i + 1] for i, word in enumerate(calls["train"]) if word == "--checkpoints")
+    assert kept.startswith(str(folder / "c'; touch canary; '" / "model-"))
+    assert any(f"toml/{odd} split.toml" in call for call in fake() if call[0] == "split")
+    made = [call for call in fake() if call[0] == "preprocess"]
+    assert {call[call.index("--genes") + 1] for call in made if "--genes" in call} == {
+        f"genes/-{odd}.txt", "genes/recipe.yaml",
+    }  # fmt: skip
+    assert {call[1] for call in made} == {f"input1/{plain}.h5ad"}
+    scripts = [call for call in fake() if call[0] == "baseline"]
+    assert {call[call.index("--script") + 1] for call in scripts} == {f"script/~{odd}.py", "script/recipe.yaml"}
+    assert ["my python é"] == [call[call.index("--python") + 1] for call in scripts if "--python" in call]
+    assert not canaries(tmp_path)
+    assert (folder / "recipe.yaml").read_text() == "mine"
+    assert (folder / out / "report.html").is_file()
+    assert os.listdir(folder / out / "models") == ["model"]  # noqa: PTH208
