@@ -54,7 +54,11 @@ def test_what_others_put_into_outdir_stays_as_it_is(nextflow, tmp_path):
     assert again.code == 0, again.output
     assert {name: contents(out)[name].decode() for name in others} == others
 
-    put = {"models/m/notes.txt": "mine", "metrics/m.metrics/own.csv": "mine", "report_figures/own.svg": "mine"}
+    put = {
+        "models/m/notes.txt": "mine",
+        "metrics/m.metrics/own.csv": "mine",
+        "report_figures/own.svg": "mine",
+    }
     for name, text in put.items():
         (out / name).write_text(text)
     with (out / "pipeline_info" / ".lock").open("r+") as lock:

@@ -97,10 +97,16 @@ def test_parameters_cannot_run_commands(nextflow, tmp_path):
     ran = nextflow.run("--input", "sheet.csv", "-params-file", "given.json")
     assert ran.code != 0
     for name in given:
-        assert f"--{name} 'x\\u000atouch canary\\u000a'" in ran.output.replace(f"--{name}:", f"--{name}"), name
+        assert f"--{name} 'x\\u000atouch canary\\u000a'" in ran.output.replace(f"--{name}:", f"--{name}"), (
+            name
+        )
     options = {"slurm_account": "a b", "gpu_queue": "$(touch canary)", "cpu_options": "`touch canary`"}
     options |= {"gpu_container_options": "--nv; touch canary", "scratch": "${A@P}", "report_stamp": "../../x"}
-    options |= {"container": "docker://x$(touch canary)", "bind": "'; touch canary; '", "data_seed": "5000000000"}
+    options |= {
+        "container": "docker://x$(touch canary)",
+        "bind": "'; touch canary; '",
+        "data_seed": "5000000000",
+    }
     options |= {"ckpt_dir": "a{b,c}"}
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     ran = nextflow.run("--input", "sheet.csv", *words)
@@ -126,7 +132,14 @@ def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
     folder = tmp_path / f'{odd} "quoted"'
     folder.mkdir()
     plain = odd.replace(";", "").replace("|", "")  # which separate inputs
-    for name in (f"{plain}.h5ad", f"{odd} split.toml", f"-{odd}.txt", f"{plain}.npz", f"~{odd}.py", "recipe.yaml"):
+    for name in (
+        f"{plain}.h5ad",
+        f"{odd} split.toml",
+        f"-{odd}.txt",
+        f"{plain}.npz",
+        f"~{odd}.py",
+        "recipe.yaml",
+    ):
         (folder / name).write_text("mine")
     rows = [
         row(id="model", input=f"{plain}.h5ad", split=f"{odd} split.toml", genes=f"-{odd}.txt",
@@ -135,7 +148,7 @@ def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
         row(id="same", input=f"{plain}.h5ad", mode="script", script="recipe.yaml", genes="recipe.yaml"),
     ]  # fmt: skip
     (folder / "sheet.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
-    title = "It's $(touch canary) \"so\" `touch canary` \\ {a,b} * é"
+    title = 'It\'s $(touch canary) "so" `touch canary` \\ {a,b} * é'
     nextflow = nextflow_in(folder)
     out = "o'; touch canary; '"
     given = ("--input", "sheet.csv", "--baselines", "none", "--ceiling", "false", f"--title={title}")
@@ -155,8 +168,11 @@ def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
     }  # fmt: skip
     assert {call[1] for call in made} == {f"input1/{plain}.h5ad"}
     scripts = [call for call in fake() if call[0] == "baseline"]
-    assert {call[call.index("--script") + 1] for call in scripts} == {f"script/~{odd}.py", "script/recipe.yaml"}
-    assert ["my python é"] == [call[call.index("--python") + 1] for call in scripts if "--python" in call]
+    assert {call[call.index("--script") + 1] for call in scripts} == {
+        f"script/~{odd}.py",
+        "script/recipe.yaml",
+    }
+    assert [call[call.index("--python") + 1] for call in scripts if "--python" in call] == ["my python é"]
     assert not canaries(tmp_path)
     assert (folder / "recipe.yaml").read_text() == "mine"
     assert (folder / out / "report.html").is_file()
