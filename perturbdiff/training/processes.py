@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from perturbdiff.data.crew import end_with
+from perturbdiff.data.local_workers import end_with
 from perturbdiff.data.shared_memory import Node
 from perturbdiff.errors import EXIT_FAILURE, StoppedEarly, UserError
 
