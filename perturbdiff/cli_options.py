@@ -72,7 +72,12 @@ Jobs = Annotated[
 ]
 Scheduler = Annotated[
     str | None,
-    typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use a running dask cluster's workers instead."),
+    typer.Option(
+        "--dask-scheduler",
+        metavar="ADDRESS",
+        help="Use a running dask cluster's workers instead. Whoever reaches that scheduler can run code as you, "
+        "unless it asks for TLS (tls://HOST:PORT, docs/scale.md).",
+    ),
 ]
 MemoryLimit = Annotated[
     str | None,

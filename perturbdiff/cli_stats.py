@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli_options import LARGEST_SEED, Force, Out
+from perturbdiff.cli_options import LARGEST_SEED, Force, Out, Scheduler
 
 
 def stats(
@@ -29,9 +29,7 @@ def stats(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Processes; they change no number.")
     ] = 1,
-    scheduler: Annotated[
-        str | None, typer.Option("--dask-scheduler", metavar="ADDRESS", help="Use the workers of this one.")
-    ] = None,
+    scheduler: Scheduler = None,
     force: Force = False,
 ) -> None:
     """Describe a store in tables and figures.

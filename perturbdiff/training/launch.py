@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING
 
 from perturbdiff.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from perturbdiff.files import remove
-from perturbdiff.training.processes import LAUNCHER, START_SECONDS
+from perturbdiff.training.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -87,7 +87,8 @@ def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> d
     }
     given = {**env, **dict.fromkeys(THREADS, each)}
     if place.nodes == 1 and sys.platform == "linux":
-        given.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host's name resolves to
+        for backend in ("GLOO", "NCCL"):  # whatever the host's name resolves to; nobody from outside gets in
+            given.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
     given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else advice about DDP that does not apply
     return given | {name: str(value) for name, value in own.items()}
 
@@ -105,11 +106,14 @@ class Ranks:
 
     def __init__(self, place: Place, run: str, command: Sequence[str]) -> None:
         self._temporary: Path | None = None
+        self._handle: int | None = None
         self._first = place.node * place.processes
+        meeting = {} if place.nodes > 1 else {MEETING: self._meeting()}
         self._logs: dict[int, tuple[Path, int]] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         for local in range(place.processes):
-            env, rank = environment(place, local, run, os.environ), self._first + local
+            env = environment(place, local, run, os.environ) | meeting
+            rank = self._first + local
             output: IO[bytes] | None = None
             if rank:
                 output = self._log(rank, env.pop("PD_LOG", ""))
@@ -120,6 +124,17 @@ class Ranks:
             if output is not None:
                 output.close()
 
+    def _meeting(self) -> str:
+        """Return the path of a file by which the processes find each other."""
+        if hasattr(os, "memfd_create"):  # without a name: nothing of it stays, and only this user can open it
+            self._handle = os.memfd_create("perturbdiff-meeting")
+            return f"/proc/{os.getpid()}/fd/{self._handle}"
+        return str(self._folder() / "meeting")
+
+    def _folder(self) -> Path:
+        self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="perturbdiff-ranks-"))
+        return self._temporary
+
     def _log(self, rank: int, log: str) -> IO[bytes]:
         """Open the file of a process: beside the run's log, else in a temporary folder."""
         if log:
@@ -128,8 +143,7 @@ class Ranks:
                 handle = path.open("ab")
                 self._logs[rank] = path, handle.tell()
                 return handle
-        self._temporary = self._temporary or Path(tempfile.mkdtemp(prefix="perturbdiff-ranks-"))
-        path = self._temporary / f"rank{rank}.log"
+        path = self._folder() / f"rank{rank}.log"
         self._logs[rank] = path, 0
         return path.open("wb")
 
@@ -171,6 +185,8 @@ class Ranks:
 
     def close(self) -> None:
         """Remove the temporary files."""
+        if self._handle is not None:
+            os.close(self._handle)
         if self._temporary is not None:
             remove(self._temporary)
 
@@ -181,30 +197,32 @@ class Nodes:
     Parameters
     ----------
     store
-        Of the first node's launcher.
+        Of the first node's launcher; None on one node.
     place
         Of this one.
     """
 
-    def __init__(self, store: Store, place: Place) -> None:
-        from torch.distributed.distributed_c10d import PrefixStore
-
-        self._store, self._place = PrefixStore("launch", store), place
+    def __init__(self, store: Store | None, place: Place) -> None:
+        self._store, self._place = store, place
 
     def name(self) -> str:
         """Return the run's name, made by the first node."""
+        run = uuid.uuid4().hex
+        if self._store is None:
+            return run
         if self._place.node == 0:
-            self._store.set("run", uuid.uuid4().hex)
+            self._store.set("run", run)
         return self._store.get("run").decode()
 
     def failed(self) -> None:
         """Tell that a process of this node failed."""
-        with suppress(RuntimeError):
-            self._store.set("failed", "1")
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._store.set("failed", "1")
 
     def other_failed(self) -> bool:
         """Return whether another node told so, or the first one is gone."""
-        if self._place.nodes == 1:
+        if self._store is None:
             return False
         try:
             return self._store.check(["failed"])
@@ -213,6 +231,8 @@ class Nodes:
 
     def gather(self, codes: dict[int, int]) -> dict[int, int]:
         """Return the exit codes of all nodes' processes; a node that does not answer was killed."""
+        if self._store is None:
+            return codes
         names = [f"codes {node}" for node in range(self._place.nodes)]
         found = dict(codes)
         try:
@@ -224,17 +244,17 @@ class Nodes:
                     found[node * self._place.processes] = -signal.SIGKILL
                 else:
                     found |= {int(r): code for r, code in json.loads(self._store.get(name)).items()}
-            self._leave()
+            self._leave(self._store)
         except RuntimeError:
             found[0] = -signal.SIGKILL
         return found
 
-    def _leave(self) -> None:
+    def _leave(self, store: Store) -> None:
         """Let the first node, which holds what is told, leave last: nearly together, as srun kills who is left."""
-        left, end = self._store.add("left", 1), time.monotonic() + GRACE
+        left, end = store.add("left", 1), time.monotonic() + GRACE
         while self._place.node == 0 and left < self._place.nodes and time.monotonic() < end:
             time.sleep(_PAUSE / 10)
-            left = self._store.add("left", 0)
+            left = store.add("left", 0)
 
 
 def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
@@ -301,19 +321,21 @@ def _heard() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _store(place: Place) -> tuple[Store, Place]:
-    """Return what launchers and processes meet by, and the place with its port."""
+def _store(place: Place) -> tuple[Store | None, Place]:
+    """Return what launchers and processes of several nodes meet by, and the place with its port."""
+    if place.nodes == 1:
+        return None, place
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed.distributed_c10d import PrefixStore
 
-    first = place.node == 0
     store = TCPStore(
         place.address,
         place.port,
-        is_master=first,
+        is_master=place.node == 0,
         wait_for_workers=False,
         timeout=timedelta(seconds=START_SECONDS),
     )
-    return store, Place(place.processes, place.nodes, place.node, place.address, store.port)
+    return PrefixStore(meeting_name("launch"), store), replace(place, port=store.port)
 
 
 def _report(ranks: Ranks, rank: int, code: int) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import logging
 import os
 import platform
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -26,9 +28,16 @@ logger = logging.getLogger(__name__)
 LAUNCHER = "PD_LAUNCHER"
 """Variable with the number of the process that started this one and must not be outlived."""
 
+MEETING = "PD_MEETING"
+"""Variable with the file by which one node's processes find each other: nobody listens, only we can open it."""
+
+TOKEN = "PD_TOKEN"
+"""Variable with a word that the processes of several nodes share; it begins every name by which they meet."""
+
 START_SECONDS = 1800.0
 """Seconds to wait until the processes of all nodes have started."""
 
+_PAUSE = 0.05
 _COUNT = itertools.count()  # of what was agreed on: the same in all processes
 
 
@@ -105,7 +114,7 @@ class Processes:
         }
 
     def meet(self, device: Literal["cpu", "cuda"]) -> None:
-        """Wait until all processes have started and check that they can work together.
+        """Wait until all processes have started, check that they can work together, and make their group.
 
         Raises
         ------
@@ -127,6 +136,21 @@ class Processes:
                     f"process {self.rank} on {mine['host']} computes on {device}, process {other} on "
                     f"{theirs['host']} on {theirs['device']}; leave that node out or give --device cpu"
                 )
+        self._join(device)
+
+    def _join(self, device: Literal["cpu", "cuda"]) -> None:
+        """Make PyTorch's group of all processes; Lightning would meet by a port that anybody can speak to."""
+        import torch.distributed as torch_group
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        torch_group.init_process_group(
+            "nccl" if device == "cuda" else "gloo",
+            store=PrefixStore("group", self._store()),
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        if device == "cuda":
+            atexit.register(_leave_group)
 
     def first(self, name: str, work: Callable[[], Any]) -> Any:
         """Return what ``work`` returns in the first process, which alone does it; the others wait, however long.
@@ -169,37 +193,52 @@ class Processes:
 
     def _store(self) -> Store:
         """Return what the processes tell each other by, before there is a process group."""
-        from torch.distributed import DistError
         from torch.distributed.distributed_c10d import PrefixStore
-        from torch.distributed.rendezvous import rendezvous
 
         if not self._met:
-            where = self.environment()
-            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
-            wait = timedelta(seconds=START_SECONDS)
-            try:
-                store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
-            except DistError as error:
-                raise UserError(
-                    f"process {self.rank} on {platform.node()} does not reach the first one at "
-                    f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
-                ) from None
-            self._met.append(PrefixStore("perturbdiff", store))
+            self._met.append(PrefixStore(meeting_name("perturbdiff"), self._meeting()))
         return self._met[0]
 
-    def _get(self, key: str) -> bytes:
-        from torch.distributed import DistStoreError
+    def _meeting(self) -> Store:
+        from torch.distributed import DistError, FileStore  # pyright: ignore[reportPrivateImportUsage]
+        from torch.distributed.rendezvous import rendezvous
 
+        if MEETING in os.environ:
+            return FileStore(os.environ[MEETING], -1)
+        where = self.environment()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
+        wait = timedelta(seconds=START_SECONDS)
+        try:
+            store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
+        except DistError as error:
+            raise UserError(
+                f"process {self.rank} on {platform.node()} does not reach the first one at "
+                f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
+            ) from None
+        return store
+
+    def _get(self, key: str) -> bytes:
         store = self._store()
-        while True:
-            try:
-                store.wait([key], timedelta(seconds=10))
-                return store.get(key)
-            except DistStoreError:  # not yet: who died is the launcher's matter
-                continue
-            except RuntimeError:
-                logger.info("the launcher or the first process ended")
-                raise SystemExit(EXIT_FAILURE) from None
+        try:
+            while not store.check([key]):  # who died is the launcher's matter
+                time.sleep(_PAUSE)
+            return store.get(key)
+        except RuntimeError:
+            logger.info("the launcher or the first process ended")
+            raise SystemExit(EXIT_FAILURE) from None
+
+
+def meeting_name(what: str) -> str:
+    """Return the name by which processes meet for ``what``: who does not know the secret does not guess it."""
+    return f"{what} {os.environ.get(TOKEN, '')}"
+
+
+def _leave_group() -> None:
+    import torch.distributed as torch_group
+
+    if torch_group.is_initialized():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        torch_group.destroy_process_group()
 
 
 def lost(error: BaseException) -> bool:
