@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -292,19 +293,23 @@ def _cpu_seconds() -> float:
 
 
 def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
+    """Return what is recorded beside a shared output: no host, job, user or folder, which the log (PD_LOG) tells."""
     return {
         "stage": name,
-        "command": " ".join(sys.argv),
-        "host": platform.node(),
+        "command": " ".join(map(_without_folders, sys.argv)),
         "cpus": len(os.sched_getaffinity(0)),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(started)),
         "wall_seconds": round(time.time() - started, 3),
         "cpu_seconds": round(_cpu_seconds() - cpu, 3),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "code": code(),
         "image": image(),
     }
+
+
+def _without_folders(argument: str) -> str:
+    """Return an argument with the paths in it reduced to names."""
+    return re.sub(r"[^\s=,:'\"\[\]{}]*/(?=[^/\s])", "", argument)
 
 
 @functools.cache
@@ -325,9 +330,9 @@ def code() -> dict[str, Any]:
 
 
 def image() -> dict[str, str | None] | None:
-    """Return the container image that this runs in: its file and, if the workflow told, its digest; else None."""
+    """Return the container image that this runs in: its name and, if the workflow told, its digest; else None."""
     path, digest = (os.environ.get(name) or None for name in ("APPTAINER_CONTAINER", "PD_IMAGE_ID"))
-    return {"path": path, "id": digest} if path else None
+    return {"name": Path(path).name, "id": digest} if path else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

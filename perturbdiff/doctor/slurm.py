@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
-
 from perturbdiff.doctor import job
-from perturbdiff.doctor.findings import Check, ask
+from perturbdiff.doctor.findings import Check, ask, user_name
 
 _MANY = 25
 
@@ -43,7 +41,7 @@ def _partition(fields: list[str]) -> Check:
 def accounts() -> Check:
     """Accounts that may be charged, where the site keeps accounts."""
     fields = "format=account%60,partition%60,qos%120"
-    user = f"user={getpass.getuser()}"
+    user = f"user={user_name()}"
     said = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, fields, alone=True)
     if said is None:
         return Check(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor.findings import Check, ask
+from perturbdiff.doctor.findings import Check, ask, user_name
 
 _MIN_NEXTFLOW = (24, 10)
 _MIN_APPTAINER = (1, 2)
@@ -94,7 +93,7 @@ def _namespaces() -> bool:
 
 def _building() -> Check:
     """Say whether an image can be built here as this user."""
-    name, user = "building images", getpass.getuser()
+    name, user = "building images", user_name()
     if os.geteuid() == 0:
         return Check(name, "ok", "as root")
     marks = (f"{user}:", f"{os.getuid()}:")

@@ -156,7 +156,7 @@ def test_an_output_names_image_and_commit_and_caches_stay_in_tmp(inside, mine, i
     done = inside(*command, options=options)
     assert done.returncode == 0, done.stderr
     record = json.loads((mine / "raw" / "run.json").read_text())
-    assert record["image"] == {"path": str(image), "id": "sha256:0123"}
+    assert record["image"] == {"name": image.name, "id": "sha256:0123"}
     assert record["code"]["commit"] == labels["org.opencontainers.image.revision"]
     assert record["code"]["dirty"] is (labels["org.perturbdiff.dirty"] == "true")
     assert record["code"]["lock_sha256"] == labels["org.perturbdiff.lock.sha256"]

@@ -122,7 +122,7 @@ class Watched:
 
 def opened(folder, processes):
     """Yield the paths that can be opened."""
-    paths = [f"/proc/{process}/{name}" for process in processes for name in ("environ", "mem", "maps")]
+    paths = [f"/proc/{process}/{name}" for process in processes for name in ("environ", "mem")]
     folders = [f"/proc/{process}/fd" for process in processes]
     for top in ("/dev/shm", folder):
         for at, names, files in os.walk(top):

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
@@ -80,6 +81,26 @@ def test_manifest_determines_the_result_and_run_tells_the_circumstances(tmp_path
     assert record["peak_memory_mib"] > 0
 
 
+def test_what_is_shared_names_neither_host_nor_job_nor_folders(tmp_path, monkeypatch):
+    words = [
+        "/home/alice/bin/perturbdiff",
+        "train",
+        "../alice/store",
+        "--set",
+        "split.file=~/alice/s.parquet",
+    ]
+    monkeypatch.setattr(
+        "sys.argv", [*words, "--embedding", "gene=/home/alice/g.npz", "--out", "/home/alice/"]
+    )
+    for name in ("SLURM_JOB_ID", "USER", "MARKER"):
+        monkeypatch.setenv(name, "alice-4711")
+    monkeypatch.setattr(platform, "node", lambda: "alice-node")
+    run(tmp_path, "a.txt")
+    text = (tmp_path / "a.txt.run.json").read_text() + (tmp_path / "a.txt.manifest.json").read_text()
+    assert "alice" not in text.replace("alice/", "")
+    assert "/" not in json.loads((tmp_path / "a.txt.run.json").read_text())["command"]
+
+
 def test_missing_input_is_named(tmp_path):
     with pytest.raises(UserError, match="input 'source' not found"):
         with provenance.stage("demo", tmp_path / "o", config={}, inputs={"source": tmp_path / "nothing"}):
@@ -120,11 +141,11 @@ def test_image_and_code_are_told_in_run_and_never_in_the_manifest(tmp_path, monk
     monkeypatch.setattr(provenance, "code", lambda: {"commit": "f" * 40, "dirty": False})
     run(tmp_path, "a.txt", force=True)
     record = json.loads((tmp_path / "a.txt.run.json").read_text())
-    assert record["image"] == {"path": "/there/x.sif", "id": "sha256:" + "0" * 64}
+    assert record["image"] == {"name": "x.sif", "id": "sha256:" + "0" * 64}
     assert record["code"] == {"commit": "f" * 40, "dirty": False}
     assert (tmp_path / "a.txt.manifest.json").read_bytes() == outside
     monkeypatch.setenv("PD_IMAGE_ID", "")
-    assert provenance.image() == {"path": "/there/x.sif", "id": None}
+    assert provenance.image() == {"name": "x.sif", "id": None}
 
 
 @pytest.fixture
