@@ -309,7 +309,7 @@ def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
 
 def _without_folders(argument: str) -> str:
     """Return an argument with the paths in it reduced to names."""
-    return re.sub(r"[^\s=,:'\"\[\]{}]*/(?=[^/\s])", "", argument)
+    return re.sub(r"[^\s=,:'\"\[\]{}]*/(?=[^/\s])", "", argument).rstrip("/")
 
 
 @functools.cache

@@ -24,7 +24,7 @@ COMMANDS = """
 import sys
 from perturbdiff import cli
 from perturbdiff.data import expression_pass, gene_vocabulary, passes, statistics
-passes.VALUES_PER_PIECE = gene_vocabulary.VALUES_PER_PIECE = 2000
+passes.VALUES_PER_PIECE = gene_vocabulary.VALUES_PER_PIECE = 1000
 expression_pass.ROWS_PER_TASK = 100
 statistics.SMALL_STORE = 0
 if __name__ == "__main__":
@@ -68,12 +68,12 @@ def listening(processes):
     found = set()
     for process in processes:
         try:
-            handles = os.listdir(f"/proc/{process}/fd")
+            handles = list(Path(f"/proc/{process}/fd").iterdir())
         except OSError:
             continue
         for handle in handles:
             try:
-                found.add(sockets.get(os.readlink(f"/proc/{process}/fd/{handle}")))
+                found.add(sockets.get(str(handle.readlink())))
             except OSError:
                 continue
     return found - {None}
@@ -106,7 +106,7 @@ class Watched:
         reading, writing = os.pipe()
         if child := os.fork():
             os.close(writing)
-            with open(reading) as answer:
+            with os.fdopen(reading) as answer:
                 found = set(answer.read().splitlines())
             assert os.waitpid(child, 0)[1] == 0
             return found
@@ -114,7 +114,7 @@ class Watched:
             os.setgroups([])
             os.setgid(NOBODY)
             os.setuid(NOBODY)
-            with open(writing, "w") as answer:
+            with os.fdopen(writing, "w") as answer:
                 answer.write("\n".join(opened(folder, processes)))
         finally:
             os._exit(0 if os.getuid() == NOBODY else 1)
@@ -126,14 +126,14 @@ def opened(folder, processes):
     folders = [f"/proc/{process}/fd" for process in processes]
     for top in ("/dev/shm", folder):
         for at, names, files in os.walk(top):
-            paths += [os.path.join(at, name) for name in files]
-            folders += [os.path.join(at, name) for name in names]
+            paths += [f"{at}/{name}" for name in files]
+            folders += [f"{at}/{name}" for name in names]
     for path in [*paths, *folders]:
         try:
             if path in folders:
-                os.listdir(path)
+                list(Path(path).iterdir())
             else:
-                with open(path, "rb") as file:
+                with Path(path).open("rb") as file:
                     file.read(1)
             yield path
         except OSError:

@@ -287,7 +287,7 @@ def test_what_images_need_to_be_built_and_run(only, tmp_path, monkeypatch):
     monkeypatch.setattr(tools, "_ETC", etc)
     monkeypatch.setattr(tools, "_FUSE", tmp_path / "fuse")
     monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(tools.getpass, "getuser", lambda: "ada")
+    monkeypatch.setattr(tools, "user_name", lambda: "ada")
     program(
         only,
         "apptainer",
