@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,23 +11,27 @@ from typing import Any
 
 import pandas as pd
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturbdiff import files
-from perturbdiff.config import Config
+from perturbdiff import files, provenance, recipes, tabular, untrusted
+from perturbdiff.config import Config, ModelConfig
 from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import UserError
+from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Denoiser
 
 FORMAT = 1
 TABLES = "embeddings"
+STEPS = "steps"
+"""Folder of a bundle, and of the checkpoints, that holds a bundle for each kept step."""
 SAME_DEPTH = 0.01
 """Depths that cells are scaled to count as one if they differ by no more than this share."""
 
+_TABLE_FILES: dict[SemanticKind, str] = {kind: f"{TABLES}/{kind}.npz" for kind in SEMANTIC_KINDS}
+_SEEN = ("dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role")
+_NOT_NEGATIVE = ("unit", "gate_threshold", "maximum", "zero_level")
 _FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json")
 
 
@@ -79,7 +84,7 @@ class Bundle:
         (folder / "genes.json").write_text(json.dumps(self.genes, indent=0, ensure_ascii=False) + "\n")
         self.vocabulary.to_json(folder / "vocabulary.json")
         self.seen.to_parquet(folder / "seen.parquet", index=False)
-        self.curve.to_csv(folder / "training.csv", index=False, float_format="%.6g")
+        tabular.write_csv(self.curve, folder / "training.csv", float_format="%.6g")
         for kind, table in self.tables.items():
             (folder / TABLES).mkdir(exist_ok=True)
             (folder / TABLES / f"{kind}.npz").write_bytes(table.to_npz())
@@ -94,23 +99,21 @@ class Bundle:
         UserError
             If files are missing, damaged or do not fit together.
         """
-        record, config = _record(folder)
-        try:
-            genes = [str(gene) for gene in json.loads((folder / "genes.json").read_text())]
-            weights = load_file(folder / "model.safetensors")
-        except (ValueError, TypeError, SafetensorError) as error:
-            raise _damaged(folder, error) from None
+        record, config, whole = _record(folder)
+        genes = _names(folder / "genes.json")
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
-        weights.setdefault("zero_level", torch.zeros(len(genes)))  # a bundle of an earlier version has none
+        weights = _weights(folder / "model.safetensors", config, genes, vocabulary)
         doses = weights.get("covariate_encoder.dose.vectors", torch.empty(0))
         model = build_model(config, genes, vocabulary, semantic=frozen_widths(weights), num_doses=len(doses))
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
-            raise UserError(
-                f"{folder}: weights and config.json do not fit together ({str(error).splitlines()[0]})"
-            ) from None
-        seen, curve = folder / "seen.parquet", folder / "training.csv"
+            raise _unfit(folder, str(error).splitlines()[-1].strip()) from None
+        optional = {name: folder / name for name in ("seen.parquet", "training.csv", *_TABLE_FILES.values())}
+        there = {name for name, path in optional.items() if path.is_file()}
+        if whole is not None and (foreign := sorted(there - whole)):
+            raise UserError(f"{folder / foreign[0]}: was put into the bundle after it was made; take it out")
+        again = "copy the bundle again or train anew"
         return cls(
             model.to(device).eval(),
             config,
@@ -118,9 +121,13 @@ class Bundle:
             vocabulary,
             record["target_sum"],
             record["training"],
-            pd.read_parquet(seen) if seen.is_file() else pd.DataFrame(),
-            pd.read_csv(curve) if curve.is_file() else pd.DataFrame(),
-            _tables(folder / TABLES),
+            _seen(optional["seen.parquet"], again) if "seen.parquet" in there else pd.DataFrame(),
+            tabular.read_csv(optional["training.csv"], again) if "training.csv" in there else pd.DataFrame(),
+            {
+                kind: EmbeddingTable.read(folder / name)
+                for kind, name in _TABLE_FILES.items()
+                if name in there
+            },
         )
 
 
@@ -135,17 +142,35 @@ def recipe_of(folder: Path) -> Config:
     return _record(folder)[1]
 
 
-def _record(folder: Path) -> tuple[dict[str, Any], Config]:
+def _record(folder: Path) -> tuple[dict[str, Any], Config, set[str] | None]:
+    """Return what a bundle says of itself, its recipe, and the files that are as they were made, if that is known."""
     missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
     if missing:
         raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
+    whole = _verified(folder)
+    record = untrusted.read(folder / "config.json", "JSON")
     try:
-        record = json.loads((folder / "config.json").read_text())
         if record["format"] > FORMAT:
             raise UserError(f"{folder}: bundle format {record['format']} is newer than this version reads")
-        return record, Config.model_validate(record["config"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        depth, facts = record["target_sum"], record["training"]
+        if not (depth is None or (isinstance(depth, int | float) and 0 < depth < math.inf)):
+            raise UserError(f"{folder}/config.json: target_sum is {depth!r}, not a depth above zero")
+        if not isinstance(facts, dict):
+            raise TypeError("training")
+        config = record["config"]
+    except (KeyError, TypeError) as error:
         raise _damaged(folder, error) from None
+    return record, recipes.validated(config, f"{folder}/config.json"), whole
+
+
+def _verified(folder: Path) -> set[str] | None:
+    """Compare a bundle with its manifest; of a step that was kept within a bundle that bundle's manifest tells."""
+    place = folder.resolve()
+    outer = place.parent.parent
+    own, outers = (provenance.beside(folder, "manifest").is_file() for folder in (place, outer))
+    if place.parent.name == STEPS and outers and not own:
+        return provenance.verify(outer, below=f"{STEPS}/{place.name}")
+    return provenance.verify(folder, leave=(STEPS,))
 
 
 def _damaged(folder: Path, error: Exception) -> UserError:
@@ -155,12 +180,91 @@ def _damaged(folder: Path, error: Exception) -> UserError:
     )
 
 
-def _tables(folder: Path) -> dict[SemanticKind, EmbeddingTable]:
-    found: dict[SemanticKind, EmbeddingTable] = {}
-    for kind in SEMANTIC_KINDS:
-        if (folder / f"{kind}.npz").is_file():
-            found[kind] = EmbeddingTable.read(folder / f"{kind}.npz")
+def _unfit(folder: Path, why: str) -> UserError:
+    return UserError(f"{folder}: weights and config.json do not fit together ({why})")
+
+
+def _names(path: Path) -> list[str]:
+    found = untrusted.read(path, "JSON")
+    if not isinstance(found, list) or not found or not all(isinstance(gene, str) for gene in found):
+        raise UserError(f"{path}: is not a list of gene names; copy the bundle again")
     return found
+
+
+def _seen(path: Path, remedy: str) -> pd.DataFrame:
+    found = tabular.read_parquet(path, remedy)
+    if lacking := [name for name in _SEEN if name not in found]:
+        raise UserError(f"{path}: no column {listing(lacking)}; {remedy}")
+    return found
+
+
+def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabulary) -> dict[str, Tensor]:
+    """Return a bundle's tensors once all that the network is built from was found to agree with them.
+
+    The network is built of what config.json says, so numbers that no tensor bears out must not get so far.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            header = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            shapes = {name: tuple(part.get_shape()) for name, part in header.items()}
+            types = {name: part.get_dtype() for name, part in header.items()}
+        if other := next((name for name, kind in types.items() if kind != "F32"), None):
+            raise UserError(f"{path}: '{other}' holds numbers of type {types[other]}, not F32 (32 bits)")
+        _check_shapes(path.parent, shapes, config.model, len(genes), vocabulary)
+        weights = load_file(path)
+    except (ValueError, TypeError, SafetensorError, OSError) as error:
+        raise _damaged(path.parent, error) from None
+    weights.setdefault("zero_level", torch.zeros(len(genes)))  # a bundle of an earlier version has none
+    for name, tensor in weights.items():
+        # values of models that were trained elsewhere have no known maximum
+        finite = torch.isfinite(tensor) if name != "maximum" else ~torch.isnan(tensor)
+        if not finite.all():
+            raise UserError(f"{path}: '{name}' holds values that are not finite; copy the bundle again")
+        if name in _NOT_NEGATIVE and (tensor < 0).any():
+            raise UserError(f"{path}: '{name}' holds negative values; copy the bundle again")
+    if not weights.get("unit", torch.ones(())) > 0:
+        raise UserError(
+            f"{path}: 'unit' is {float(weights['unit']):g}, not above zero; copy the bundle again"
+        )
+    return weights
+
+
+def _check_shapes(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    model: ModelConfig,
+    genes: int,
+    vocabulary: Vocabulary,
+) -> None:
+    """Refuse numbers of a recipe that the tensors do not bear out."""
+    width, inner = model.width, model.projection_width or genes
+    tables = "covariate_encoder.tables"
+    wanted: dict[str, tuple[int, ...]] = {
+        "output_layer.weight": (genes, width),
+        "blocks.0.attention.qkv.weight": (6 * width, 2 * width),
+        "blocks.0.attention.query_norm.weight": (2 * width // model.heads,),
+        "blocks.0.mlp.expand.weight": (model.mlp_ratio * width, width),
+    }
+    if model.covariate_projection == "genes":
+        wanted["covariate_projection.weight"] = (width, inner)
+    for kind in model.covariates:
+        size = vocabulary.size(kind)
+        if frozen := shapes.get(f"{tables}.{kind}.vectors"):
+            wanted[f"{tables}.{kind}.vectors"] = (size, frozen[-1])
+            wanted[f"{tables}.{kind}.project.weight"] = (model.covariate_width, frozen[-1])
+        else:
+            wanted[f"{tables}.{kind}.weight"] = (size, model.covariate_width)
+    for name, shape in wanted.items():
+        if shapes.get(name) != shape:
+            found = f"is {list(shapes[name])}" if name in shapes else "is missing"
+            raise _unfit(folder, f"'{name}' {found}, config.json asks for {list(shape)}")
+    for what, number, name in (
+        ("blocks", model.depth, "blocks."),
+        ("input layers", len(vocabulary.datasets), "input_layers.layers."),
+    ):
+        there = len({key.removeprefix(name).split(".")[0] for key in shapes if key.startswith(name)})
+        if there != number:
+            raise _unfit(folder, f"{there} {what}, config.json asks for {number}")
 
 
 def write_weights(model: Denoiser, path: Path) -> None:
@@ -181,7 +285,7 @@ def frozen_widths(weights: Mapping[str, Tensor]) -> dict[str, int]:
     places = {kind: f"covariate_encoder.tables.{kind}.vectors" for kind in kinds} | {
         "gene": "gene_table.vectors"
     }
-    return {kind: weights[name].shape[1] for kind, name in places.items() if name in weights}
+    return {kind: weights[name].shape[-1] for kind, name in places.items() if name in weights}
 
 
 def build_model(

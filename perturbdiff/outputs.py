@@ -7,16 +7,18 @@ output's place belongs to somebody: it is named and nothing is touched.
 from __future__ import annotations
 
 import errno
+import functools
+import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files
+from perturbdiff import files, untrusted
 from perturbdiff.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,7 @@ RECORDS = ("manifest", "run")
 UNFINISHED = "unfinished"
 """Entry of the manifest of a file that is about to be replaced."""
 
+_SEAL = "sha256"
 _DEAR_STAGES = ("pretrain", "train", "finetune")
 _DEAR_SECONDS = 60.0
 
@@ -348,38 +351,93 @@ def _swap(made: Path, target: Path, partial: Path) -> None:
         ) from None
 
 
-def verify(out: Path, *, manifest: Mapping[str, Any] | None = None) -> None:
-    """Compare every file of an output with its manifest.
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with its own SHA-256, by which `check_record` sees that it was changed."""
+    return {**record, _SEAL: _digest(record)}
 
-    Parameters
-    ----------
-    out
-        A file or folder that a stage wrote.
-    manifest
-        Its manifest; by default it is read.
+
+def _digest(record: Mapping[str, Any]) -> str:
+    plain = {key: value for key, value in record.items() if key != _SEAL}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_record(path: Path) -> dict[str, Any] | None:
+    """Return a manifest or run record that is as it was written; None if it is not there, or of an earlier version.
 
     Raises
     ------
     UserError
-        If there is no manifest that lists files, or a file is missing or not what it was.
+        If it cannot be read or was changed.
     """
-    manifest = read_manifest(out) if manifest is None else manifest
+    if not path.is_file():
+        return None
+    found = untrusted.read(path, "JSON")
+    if not isinstance(found, dict) or UNFINISHED in found:
+        raise UserError(f"{path}: tells of nothing finished; copy it again or make it again")
+    if _SEAL not in found and "files" not in found:
+        return None
+    if found.get(_SEAL) != _digest(found):
+        raise UserError(f"{path}: was changed since it was made; copy it again or make it again")
+    return found
+
+
+def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[str] | None:
+    """Compare an output that is read with its manifest, file by file.
+
+    What an earlier version made lists no files: it is taken, and a folder of that kind is warned of. A file mostly
+    travels without its manifest, so that nothing is said of one that has none.
+
+    Parameters
+    ----------
+    out
+        A file or folder that a stage wrote, or a link to one.
+    below
+        Folder of ``out`` that alone is read; all of it by default.
+    leave
+        Files and folders directly in ``out`` that are not read.
+
+    Returns
+    -------
+    set of str or None
+        The files that are as they were made, by path below ``out`` and ``below``; None if it cannot be told.
+
+    Raises
+    ------
+    UserError
+        If a file is missing or not what it was, or the manifest cannot be read or was changed.
+    """
+    manifest = check_record(beside(out, "manifest"))
+    if manifest is not None:
+        check_record(beside(out, "run"))
     listed = (manifest or {}).get("files")
     if not isinstance(listed, dict) or not listed:
-        raise UserError(f"{out}: has no manifest that lists its files; make it again")
-    names = {name for name, _ in _files(out)}
+        if out.is_dir():
+            _warn_unlisted(out.resolve(), out)
+        return None
+    place, prefix = out.resolve(), f"{below}/" if below else ""
+    found = set()
     for name, entry in listed.items():
-        if out.is_file() and name != ".":
-            continue  # companions are looked at by who wrote them
-        path = out if name == "." else out / name
-        if name not in names:
-            raise UserError(f"{path}: is missing; copy {out.name} again or make it again")
-        if (
-            not isinstance(entry, dict)
-            or path.stat().st_size != entry.get("size")
-            or files.sha256(path) != entry.get("sha256")
-        ):
-            raise UserError(f"{path}: was changed since it was made; copy {out.name} again or make it again")
+        if (out.is_file() and name != ".") or not name.startswith(prefix) or name.split("/")[0] in leave:
+            continue  # companions of a file are looked at by who wrote them
+        path = place if name == "." else place / name
+        if ".." in Path(name).parts or Path(name).is_absolute() or not isinstance(entry, dict):
+            raise UserError(f"{beside(out, 'manifest')}: '{name}' is no name of a file in it")
+        if not path.is_file():
+            raise UserError(f"{out / name}: is missing; copy {out.name} again or make it again")
+        if path.stat().st_size != entry.get("size") or files.sha256(path) != entry.get("sha256"):
+            shown = out if name == "." else out / name
+            raise UserError(f"{shown}: was changed since it was made; copy {out.name} again or make it again")
+        found.add(name.removeprefix(prefix))
+    return found
+
+
+@functools.cache
+def _warn_unlisted(place: Path, out: Path) -> None:
+    """Say once of each place that nothing tells whether it is as it was made."""
+    logger.warning(
+        "%s: its manifest lists no files (it was made by an earlier version, or copied without it), so it cannot be "
+        "told whether it was changed", out,
+    )  # fmt: skip
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -69,6 +69,10 @@ def as_json(record: Mapping[str, Any]) -> str:
     return json.dumps(record, indent=2, sort_keys=True, default=str) + "\n"
 
 
+def _sealed(record: Mapping[str, Any]) -> str:
+    return as_json(outputs.sealed(json.loads(as_json(record))))
+
+
 @dataclass
 class Stage:
     """One run of one stage, as the body of a `stage` block sees it.
@@ -195,8 +199,8 @@ def stage(
         fixed, shaped = run.files()
         record = {**run.notes, **_circumstances(name, started, cpu)} | ({"files": shaped} if shaped else {})
         records = {
-            "manifest": as_json({**base, "results": run.results, "files": fixed}),
-            "run": as_json(record),
+            "manifest": _sealed({**base, "results": run.results, "files": fixed}),
+            "run": _sealed(record),
         }
         if other := lock.taken_by():
             raise UserError(

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff import files
+from perturbdiff import files, untrusted
 from perturbdiff.data.kernels import kernel
 from perturbdiff.errors import UserError, listing, nearest
 
@@ -147,15 +147,21 @@ class Vocabulary:
         UserError
             If the file is missing, not ours or of a newer format.
         """
+        record = untrusted.read(files.existing(path, "vocabulary"), "JSON")
         try:
-            record = json.loads(files.existing(path, "vocabulary").read_text())
-            labels = {kind: tuple(str(label) for label in record[kind]) for kind in KINDS}
-            version, control = int(record["format"]), str(record["control"])
-        except (ValueError, KeyError, TypeError) as error:
+            labels = {kind: _labels(record[kind]) for kind in KINDS}
+            version, control = int(record["format"]), _labels([record["control"]])[0]
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(f"{path}: not a vocabulary of this package ({error})") from None
         if version > FORMAT:
             raise UserError(f"{path}: format {version} is newer than this version reads; update perturbdiff")
         return cls(**labels, control=control)
+
+
+def _labels(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
+        raise TypeError("labels must be a list of texts")
+    return tuple(found)
 
 
 class GeneMap:

@@ -12,15 +12,12 @@ from typing import Any
 import lightning.pytorch as pl
 
 from perturbdiff import files
-from perturbdiff.bundle import Bundle, write_weights
+from perturbdiff.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder
 from perturbdiff.training.loggers import NOTES
 from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.validation import Averaging, averaged
-
-STEPS = "steps"
-"""Folder of a bundle, and of the checkpoints, that holds a bundle for each kept step."""
 
 
 class Keeping(pl.Callback):

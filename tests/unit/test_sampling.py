@@ -148,6 +148,7 @@ def changed_bundle(trained, tmp_path, file, change):
     shutil.copytree(trained / "bundle", bundle)
     record = json.loads((bundle / file).read_text())
     (bundle / file).write_text(json.dumps(change(record)))
+    (bundle / "manifest.json").unlink()  # it would tell that the file was changed
     return bundle
 
 
@@ -185,6 +186,7 @@ def test_refuses_what_is_not_a_bundle(trained, tmp_path):
     bundle = tmp_path / "bundle"
     shutil.copytree(trained / "bundle", bundle)
     (bundle / "model.safetensors").write_bytes(b"nothing")
+    (bundle / "manifest.json").unlink()  # it would tell that the file was changed
     with pytest.raises(UserError, match="cannot be read"):
         from_bundle(bundle, trained, tmp_path)
 
