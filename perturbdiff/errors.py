@@ -29,20 +29,6 @@ def one_line(text: str) -> str:
     return visible(re.sub(r"\s*[\r\n]+\s*", " ", text).strip())
 
 
-# Control characters, line ends of Unicode, and what turns the direction of writing: they make a text look like another.
-_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
-
-
-def visible(text: str) -> str:
-    """Return a text with the characters that hide or reorder others written out by their codes; lines stay."""
-    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def one_line(text: str) -> str:
-    """Return a text in one line, as it is seen: a message may quote labels and other libraries' words."""
-    return visible(re.sub(r"\s*[\r\n]+\s*", " ", text).strip())
-
-
 class UserError(Exception):
     """The user can mend it: the message names the file, column or gene and says what to do. Exit code 2.
 
@@ -75,8 +61,13 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f", did you mean '{close[0]}'?" if close else ""
 
 
+def _label(text: str) -> str:
+    """Return a label as it is shown among others, its line ends written out."""
+    return visible(re.sub(r"[\t\r\n]", lambda found: repr(found[0])[1:-1], text))
+
+
 def listing(names: Iterable[str], limit: int = 8) -> str:
     """Return ``names`` comma-separated, cut after ``limit`` with a count of the rest."""
-    items = [str(n) for n in names]
+    items = [_label(str(n)) for n in names]
     rest = f", … ({len(items) - limit} more)" if len(items) > limit else ""
     return ", ".join(items[:limit]) + rest

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from perturbdiff.errors import visible
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -26,7 +28,16 @@ LOG_FILE = "PD_LOG"
 """Environment variable: file to which the log is appended."""
 
 _TIME = "%Y-%m-%d %H:%M:%S"
-_PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
+
+
+class _Formatter(logging.Formatter):
+    """Writes out what a label may hold to hide or reorder what stands beside it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+_PLAIN = _Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
 
 
 def set_up_logging(verbosity: int) -> None:
@@ -39,7 +50,7 @@ def set_up_logging(verbosity: int) -> None:
         from rich.logging import RichHandler
 
         handler: logging.Handler = RichHandler(show_path=False, rich_tracebacks=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
+        handler.setFormatter(_Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_PLAIN)

@@ -79,6 +79,7 @@ def _record(part: Path, command: str, is_part: Callable[[Path, Mapping[str, Any]
     if manifest is None or "shard" not in manifest.get("config", {}) or not is_part(part, manifest):
         lies = "" if manifest or part.is_dir() else " (its manifest.json must lie beside it)"
         raise UserError(f"{part}: is not a part that 'perturbdiff {command} … --shard I/N' wrote{lies}")
+    provenance.verify(part)
     return manifest
 
 

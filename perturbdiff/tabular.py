@@ -52,8 +52,8 @@ def write_csv(table: pd.DataFrame, path: Path, **options: Any) -> None:
     safe.to_csv(path, index=False, **options)
 
 
-def read_csv(path: Path, remedy: str, *, ours: bool = True, **options: Any) -> pd.DataFrame:
-    """Read a table.
+def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
+    """Read a table; its texts are what they were before `write_csv`.
 
     Parameters
     ----------
@@ -61,8 +61,6 @@ def read_csv(path: Path, remedy: str, *, ours: bool = True, **options: Any) -> p
         The file.
     remedy
         What to do if it is no table, at the end of the message.
-    ours
-        Whether `write_csv` wrote it; what others wrote is taken as it stands.
     options
         pandas'.
 
@@ -75,8 +73,6 @@ def read_csv(path: Path, remedy: str, *, ours: bool = True, **options: Any) -> p
         found = pd.read_csv(path, **options)
     except _UNREADABLE as error:
         raise unreadable(path, error, remedy) from None
-    if not ours:
-        return found
     found.columns = pd.Index([restored(name) for name in found.columns], dtype=object)
     for place, dtype in enumerate(found.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance
+from perturbdiff import provenance, tabular
 from perturbdiff.config import DataConfig
 from perturbdiff.data.aligned_file import write_aligned
 from perturbdiff.data.counted import CellSource, open_cells
@@ -96,7 +96,7 @@ def align_genes(
         if not run.skip:
             with open_cells(source, config, run.scratch / _ROWS) as cells:
                 found, summary = _report(cells, wanted)
-            found.to_csv(run.path / "alignment.csv", index=False)
+            tabular.write_csv(found, run.path / "alignment.csv")
             (run.path / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             run.results |= summary
     if write is not None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, provenance
+from perturbdiff import files, provenance, tabular
 from perturbdiff.config import DataConfig
 from perturbdiff.data import integrity, passes, spill
 from perturbdiff.data.counts import Inputs
@@ -224,8 +224,8 @@ class _Preprocessing:
         scan = scan_cells(passes, conditions, look)
         if targets is not None:
             scan, table = apply_knockdown(passes, conditions, look, scan, targets)
-            table.to_csv(self.folder / "knockdown.csv", index=False)
-        scan.quality.to_csv(self.folder / "qc.csv", index=False)
+            tabular.write_csv(table, self.folder / "knockdown.csv")
+        tabular.write_csv(scan.quality, self.folder / "qc.csv")
         layout = self._lay_out(passes, conditions, scan, look, genes, seed)
         segments = spill.scatter(passes, layout.scatter)
         self._check_unchanged()

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, provenance
+from perturbdiff import files, provenance, tabular
 from perturbdiff.config import Config
 from perturbdiff.data.labels import conditions_of
 from perturbdiff.data.pseudobulk import group_means
@@ -78,7 +78,7 @@ def make_split(
         counts = count(table)
         logger.info("split of %s:\n%s", source, counts.to_string(index=False))
         table[[*KEYS, "part", "n_cells"]].to_parquet(stage.path, index=False)
-        counts.to_csv(stage.companions["counts"], index=False)
+        tabular.write_csv(counts, stage.companions["counts"])
         stage.results |= {"held_out": held_out, "counts": counts.to_dict(orient="records")}
     return out
 
@@ -230,10 +230,7 @@ def read_split(path: Path) -> pd.DataFrame:
         If it is not a split, or a condition is in it twice.
     """
     path = files.existing(Path(path), "split")
-    try:
-        table = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a split file ({error}); make one with 'perturbdiff split'") from None
+    table = tabular.read_parquet(path, "make a split with 'perturbdiff split'")
     missing = [c for c in (*KEYS, "part") if c not in table]
     if missing:
         raise UserError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance
+from perturbdiff import provenance, tabular
 from perturbdiff.data import distance_tables
 from perturbdiff.data.crew import Crew
 from perturbdiff.data.expression_pass import (
@@ -129,7 +129,7 @@ def _write(folder: Path, tables: Mapping[str, pd.DataFrame], summary: Mapping[st
     for name, table in tables.items():
         # eight digits: what a sum in another order would change is not shown
         precision = "%.8g" if name.startswith("distance") else None
-        table.to_csv(folder / f"{name}.csv", index=False, float_format=precision)
+        tabular.write_csv(table, folder / f"{name}.csv", float_format=precision)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
 

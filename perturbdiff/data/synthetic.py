@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from perturbdiff import provenance
+from perturbdiff import provenance, tabular
 from perturbdiff.config import SimulateConfig
 from perturbdiff.data.synthetic_counts import Counts, draw_counts, draw_escapes
 from perturbdiff.data.synthetic_effects import Truth, draw_truth
@@ -70,7 +70,7 @@ def simulate(
         values = write_counts(run.path / "counts.h5ad", blocks, truth, plan, mean=mean, seed=seed)
         _write_effects(run.path / "effects.parquet", config, truth)
         table = condition_table(truth, plan)
-        table.to_csv(run.path / "conditions.csv", index=False)
+        tabular.write_csv(table, run.path / "conditions.csv")
         sizes = table["n_cells"]
         run.results |= {
             "cells": int(sizes.sum()),

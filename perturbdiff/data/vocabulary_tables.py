@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perturbdiff import tabular
 from perturbdiff.data.composites import Corpus
 from perturbdiff.data.gene_lists import FILE_NAME, GeneSet
 from perturbdiff.errors import UserError, listing
@@ -67,10 +68,9 @@ def write_tables(
     hvgs = pd.concat(tables, ignore_index=True)
     hvgs.insert(0, "composite", hvgs.pop("composite"))
     hvgs.to_parquet(folder / "hvgs.parquet", index=False)
-    _study_table(corpus, merged, chosen).to_csv(folder / "composites.csv", index=False)
-    _coverage(corpus, merged, added, covered, genes, chosen).to_csv(
-        folder / "coverage.csv", index=False, float_format="%.8g"
-    )
+    tabular.write_csv(_study_table(corpus, merged, chosen), folder / "composites.csv")
+    coverage = _coverage(corpus, merged, added, covered, genes, chosen)
+    tabular.write_csv(coverage, folder / "coverage.csv", float_format="%.8g")
     logger.info("%d genes: %d of %d composites, %d only added", len(genes), len(chosen), len(merged),
                 len(genes) - len(chosen))  # fmt: skip
     facts = [

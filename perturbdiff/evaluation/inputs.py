@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from perturbdiff import provenance
 from perturbdiff.config import EvaluateConfig
 from perturbdiff.errors import UserError, nearest
 from perturbdiff.evaluation.anndata_reader import AnnDataReader
@@ -60,6 +61,8 @@ def open_predictions(path: Path, config: EvaluateConfig, *, own: bool = True) ->
     UserError
         If the file is no AnnData, its scale or control is not known, a column is missing or a label is empty.
     """
+    if provenance.beside(existing(path, "predictions"), "manifest").is_file():
+        provenance.verify(path)
     reader = AnnDataReader(path)
     control, scale = _control(reader, config), _scale(reader, config)
     if control is None:

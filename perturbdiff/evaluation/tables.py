@@ -18,8 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perturbdiff import provenance
+from perturbdiff import provenance, tabular, untrusted
 from perturbdiff.config import EvaluateConfig
+from perturbdiff.errors import UserError
 from perturbdiff.evaluation.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.findings import findings
 from perturbdiff.evaluation.metrics import Comparison
@@ -78,8 +79,16 @@ class Tables:
     def load(cls, folder: Path) -> Tables:
         """Read a part."""
         paths = {name: folder / f"{name}.parquet" for name in _FRAMES}
-        frames = {name: pd.read_parquet(path) for name, path in paths.items() if path.is_file()}
-        return cls(**frames, **json.loads((folder / PART).read_text()))
+        frames = {
+            name: tabular.read_parquet(path, "make this part again")
+            for name, path in paths.items()
+            if path.is_file()
+        }
+        record = untrusted.read(folder / PART, "JSON")
+        try:
+            return cls(**frames, facts=dict(record["facts"]), findings=list(record["findings"]))
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{folder / PART}: is no record of a part; make this part again") from None
 
     @classmethod
     def joined(cls, parts: Sequence[Tables]) -> Tables:
@@ -153,10 +162,10 @@ def write_folder(
     }
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     if len(metrics) <= _CSV_ROWS:
-        metrics.to_csv(folder / "metrics.csv", index=False)
-    means.to_csv(folder / "aggregate.csv", index=False)
-    conditions.to_csv(folder / "conditions.csv", index=False)
-    pd.DataFrame(tables.collapse, columns=pd.Index(COLLAPSE)).to_csv(folder / "collapse.csv", index=False)
+        tabular.write_csv(metrics, folder / "metrics.csv")
+    tabular.write_csv(means, folder / "aggregate.csv")
+    tabular.write_csv(conditions, folder / "conditions.csv")
+    tabular.write_csv(pd.DataFrame(tables.collapse, columns=pd.Index(COLLAPSE)), folder / "collapse.csv")
     tables.points.to_parquet(folder / "embedding.parquet", index=False)
     summary = _plain(summary)
     (folder / "summary.json").write_text(provenance.as_json(summary))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from perturbdiff import files
+from perturbdiff import files, untrusted
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.errors import UserError, listing, nearest
 from perturbdiff.interop.pickles import read_pickle
@@ -17,6 +17,7 @@ from perturbdiff.interop.pickles import read_pickle
 CONTROLS = ("PBS", "[('DMSO_TF', 0.0, 'uM')]", "non-targeting", "control")
 """What the released data sets call their unperturbed cells."""
 
+_LARGEST_LIST = 1 << 26  # bytes
 _DICTIONARIES = {"perturbation": "pert_dict", "cell_type": "cell_type_dict", "batch": "batch_dict"}
 
 
@@ -30,7 +31,8 @@ def ordered(settings: Mapping[str, Any], kind: str, source: str = "checkpoint") 
     """
     name = _DICTIONARIES[kind]
     codes = settings.get(name) or {}
-    if not isinstance(codes, Mapping) or sorted(codes.values()) != list(range(len(codes))):
+    numbers: list[Any] = list(codes.values()) if isinstance(codes, Mapping) else [None]
+    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise UserError(f"{source}: its dictionary '{name}' does not number labels from 0")
     return tuple(str(label) for label, _ in sorted(codes.items(), key=lambda item: item[1]))
 
@@ -114,10 +116,11 @@ def read_genes(path: Path) -> list[str]:
     UserError
         If it is none of these, or a name occurs twice.
     """
-    files.existing(path, "gene list")
+    if files.existing(path, "gene list").stat().st_size > _LARGEST_LIST:
+        raise UserError(f"{path}: larger than any list of genes")
     try:
         if path.suffix == ".json":
-            found = json.loads(path.read_text())
+            found = untrusted.read(path, "JSON")
         elif path.suffix == ".npy":
             found = np.load(path, allow_pickle=False, mmap_mode="r").tolist()
         elif path.suffix in (".txt", ".csv", ".tsv"):
@@ -130,7 +133,7 @@ def read_genes(path: Path) -> list[str]:
         found = sorted(str(gene) for gene in found)
     if not isinstance(found, list) or not all(isinstance(gene, str) for gene in found):
         raise UserError(f"{path}: expected a list of gene names")
-    twice = sorted({gene for gene in found if found.count(gene) > 1}) if len(set(found)) < len(found) else []
+    twice = sorted(gene for gene, number in Counter(found).items() if number > 1)
     if twice:
         raise UserError(f"{path}: genes occur twice: {listing(twice)}")
     return found

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import collections
 import io
+import itertools
+import math
 import pickle
+import pickletools
+import re
 import struct
 import types
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +35,19 @@ _DAMAGED = (
 )  # fmt: skip
 
 
+_NESTED = "it is nested deeper or holds more than weights and settings do"
+_LARGEST_PICKLE = 1 << 26  # bytes; settings and dictionaries of labels have a few megabytes
+_MOST_STEPS = 4_000_000
+_DEEPEST = 64
+_MOST_VALUES = 20_000_000  # counted each time that something is named again
+
+
 class Refused(Exception):
     """A pickle named something outside the table."""
+
+
+class _TooMuch(Exception):
+    """A pickle asks for more than weights and settings need."""
 
 
 class _Inert:
@@ -59,18 +74,34 @@ class _Dtype(_Inert):
 
 
 def plain(value: Any) -> Any:
-    """Return a value with stand-ins replaced by what they hold."""
+    """Return a value with stand-ins replaced by what they hold.
+
+    Raises
+    ------
+    UserError
+        If it is nested too deep or too large: a list can hold itself.
+    """
+    try:
+        return _plain(value, 0, itertools.count())
+    except (_TooMuch, TypeError) as error:
+        raise UserError(f"what the pickle holds cannot be read: {error}") from None
+
+
+def _plain(value: Any, depth: int, counted: Iterator[int]) -> Any:
+    if depth > _DEEPEST or next(counted) > _MOST_VALUES:
+        raise _TooMuch(_NESTED)
+    depth += 1
     state = getattr(value, "state", None)
     if isinstance(value, _Container):
-        return plain(state.get("_content")) if isinstance(state, dict) else None
+        return _plain(state.get("_content"), depth, counted) if isinstance(state, dict) else None
     if isinstance(value, _Node):
-        return plain(state.get("_val")) if isinstance(state, dict) else None
+        return _plain(state.get("_val"), depth, counted) if isinstance(state, dict) else None
     if isinstance(value, _Inert):
         return None
     if isinstance(value, dict):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {_plain(key, depth, counted): _plain(item, depth, counted) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [_plain(item, depth, counted) for item in value]
     if isinstance(value, str | int | float | bool | set | Tensor) or value is None:
         return value
     return None
@@ -95,6 +126,7 @@ def read_torch(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: a TorchScript program, not weights; it is not run")
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise UserError(f"{path}: compressed afterwards; read it with torch and save it again")
+        _check_archive(path, entries)
         # weights_only refuses these files for the settings beside the weights, and nothing in torch reads them
         # without that. What runs is only what `_table` holds: inert stand-ins, no name of the file's choosing.
         content = torch.load(
@@ -102,6 +134,8 @@ def read_torch(path: Path) -> dict[str, Any]:
         )
     except Refused as error:
         raise _refusal(path, error) from None
+    except _TooMuch as error:
+        raise UserError(f"{path}: refused, {error}") from None
     except _DAMAGED as error:
         raise UserError(f"{path}: damaged or not a checkpoint ({type(error).__name__})") from None
     if not isinstance(content, dict):
@@ -117,12 +151,105 @@ def read_pickle(path: Path) -> Any:
     UserError
         As `read_torch`.
     """
+    if files.existing(path, "file").stat().st_size > _LARGEST_PICKLE:
+        raise UserError(f"{path}: larger than any list of genes")
     try:
-        return plain(_unpickler()(io.BytesIO(files.existing(path, "file").read_bytes())).load())
+        return plain(_unpickler()(io.BytesIO(path.read_bytes())).load())
     except Refused as error:
         raise _refusal(path, error) from None
+    except _TooMuch as error:
+        raise UserError(f"{path}: refused, {error}") from None
     except _DAMAGED as error:
         raise UserError(f"{path}: damaged or not a pickle ({type(error).__name__})") from None
+
+
+def _check_archive(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Refuse an archive whose entries lie about their place or size."""
+    names = [entry.filename for entry in entries]
+    if len(set(names)) < len(names):
+        raise UserError(f"{path}: refused, two entries of one name")
+    for name in names:
+        if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or "\0" in name:
+            raise UserError(f"{path}: refused, an entry names a place outside the archive: {name[:80]!r}")
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise UserError(f"{path}: refused, its entries are said to be larger than the file")
+    for entry in entries:
+        if entry.filename.endswith(".pkl") and entry.file_size > _LARGEST_PICKLE:
+            raise UserError(f"{path}: refused, its settings are larger than any that are known")
+
+
+def check_steps(data: bytes) -> None:
+    """Refuse a pickle that would exhaust the stack or the memory, without running it.
+
+    Every step is followed with what it takes from the stack: how deep a value is nested, and how many values it
+    holds, counting again what is named again. Python itself follows a tuple that is a key to its end, however deep.
+
+    Raises
+    ------
+    _TooMuch
+        If it nests too deep, holds too much, takes too many steps or numbers its memory wildly.
+    ValueError
+        If it is no pickle.
+    """
+    if len(data) > _LARGEST_PICKLE:
+        raise _TooMuch(_NESTED)
+    stack: list[list[int] | None] = []  # of each value its depth and number of values; None: a mark
+    memory: dict[int, list[int]] = {}
+    for steps, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+        name = opcode.name
+        if steps > _MOST_STEPS:
+            raise _TooMuch(_NESTED)
+        if name == "MARK":
+            stack.append(None)
+        elif name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            place = len(memory) if name == "MEMOIZE" else int(argument)  # pyright: ignore[reportArgumentType]
+            if place > steps:
+                raise _TooMuch("it numbers what it remembers by more than it has")
+            memory[place] = _top(stack)
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            if argument not in memory:
+                raise ValueError("a value that was never remembered")
+            stack.append(memory[argument])
+        elif name == "POP":
+            stack.pop()
+        else:
+            _take(stack, opcode)
+
+
+def _take(stack: list[list[int] | None], opcode: pickletools.OpcodeInfo) -> None:
+    """Do to the stack what a step does: what it takes becomes part of what it gives."""
+    needed = len([kind for kind in opcode.stack_before if kind.name not in ("mark", "stackslice")])
+    taken: list[list[int]] = []
+    if pickletools.markobject in opcode.stack_before:
+        while (value := stack.pop()) is not None:
+            taken.append(value)
+        needed = opcode.stack_before.index(pickletools.markobject)
+    for _ in range(needed):
+        taken.append(_top(stack))
+        stack.pop()
+    if not opcode.stack_after:
+        return
+    if opcode.name == "DUP":
+        stack += [taken[0], taken[0]]
+        return
+    depth = 1 + max((value[0] for value in taken), default=0)
+    number = 1 + sum(value[1] for value in taken)
+    if depth > _DEEPEST or number > _MOST_VALUES:
+        raise _TooMuch(_NESTED)
+    grown = opcode.name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
+    if grown and taken:  # the container is the one that was there, also where it is remembered
+        container = taken[-1]
+        container[0] = max(container[0], 1 + max((value[0] for value in taken[:-1]), default=0))
+        container[1] = number
+        stack.append(container)
+    else:
+        stack.append([depth, number])
+
+
+def _top(stack: list[list[int] | None]) -> list[int]:
+    if not stack or stack[-1] is None:
+        raise ValueError("nothing there to take")
+    return stack[-1]
 
 
 def _refusal(path: Path, error: Refused) -> UserError:
@@ -140,6 +267,11 @@ def _unpickler() -> type[pickle.Unpickler]:
     table = _table()
 
     class Unpickler(pickle.Unpickler):
+        def __init__(self, file: Any, **options: Any) -> None:
+            data = file.read()
+            check_steps(data)  # here, so that what is read is what was looked at
+            super().__init__(io.BytesIO(data), **options)
+
         def find_class(self, module_name: str, global_name: str) -> Any:
             found = table.get(f"{module_name.replace('__builtin__', 'builtins')}.{global_name}")
             if found is None:
@@ -167,6 +299,8 @@ def _table() -> dict[str, Callable[..., Any]]:
     def tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
         if not isinstance(storage, torch.storage.TypedStorage):
             raise TypeError("storage")
+        if math.prod(map(int, size)) > len(storage):
+            raise ValueError("a tensor of more values than are stored")
         empty = torch.empty(0, dtype=storage.dtype)
         return empty.set_(storage._untyped_storage, int(offset), tuple(size), tuple(stride))
 

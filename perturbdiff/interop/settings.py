@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from perturbdiff.config import Config
 from perturbdiff.errors import UserError
 from perturbdiff.interop.weights import Layout
 
+_LARGEST = 1e12
 NORMALISATION = 10.0
 """The released data path divides log1p values by this."""
 
@@ -53,7 +55,12 @@ class Stored:
     @property
     def dropped_controls(self) -> float:
         """How often the control stream was zero in training."""
-        return _number(self.model, "p_drop_control", 0.0)
+        found = _number(self.model, "p_drop_control", 0.0)
+        if not 0 <= found <= 1:
+            raise UserError(
+                f"{self.source}: its setting p_drop_control is {found:g}, not a share from 0 to 1"
+            )
+        return found
 
     @property
     def told(self) -> bool:
@@ -67,7 +74,11 @@ def _names(value: Any) -> list[str]:
 
 def _number(section: Mapping[str, Any], key: str, default: float) -> float:
     value = section.get(key, default)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return default
+    if not math.isfinite(value) or abs(value) > _LARGEST:
+        raise UserError(f"the checkpoint's setting {key} is {value:g}, which cannot be")
+    return float(value)
 
 
 def recipe_of(layout: Layout, stored: Stored, *, name: str = "imported") -> Config:
@@ -121,7 +132,8 @@ def recipe_of(layout: Layout, stored: Stored, *, name: str = "imported") -> Conf
     tree = base.model_dump()
     for section, values in sections.items():
         tree[section] |= values
-    return Config.model_validate(tree | {"name": name, "description": "Imported from the released code."})
+    about = {"name": name, "description": "Imported from the released code."}
+    return recipes.validated(tree | about, f"{stored.source}: its settings")
 
 
 def _loss(stored: Stored) -> dict[str, Any]:

@@ -106,6 +106,10 @@ class _Taker:
         if wrong:
             expected = tuple("any" if want is None else want for want in shape)
             raise UserError(f"{self.source}: '{name}' has shape {tuple(tensor.shape)}, expected {expected}")
+        if not tensor.numel():
+            raise UserError(f"{self.source}: '{name}' holds no values")
+        if tensor.is_complex() or not torch.isfinite(tensor).all():
+            raise UserError(f"{self.source}: '{name}' holds values that are not finite real numbers")
         self.taken.add(name)
         return tensor
 
@@ -223,6 +227,10 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
     if layout.num_doses:
         state["covariate_encoder.dose.vectors"] = take("cov_encoder.dose_encoder.weight", None, width)
         dose = take("cov_encoder.dose_indices", sizes["perturbation"]).long()
+        if not 0 <= int(dose.min()) <= int(dose.max()) < layout.num_doses:
+            raise UserError(
+                f"{take.source}: 'cov_encoder.dose_indices' names doses that it has no vectors of"
+            )
         told = torch.nn.functional.one_hot(dose, layout.num_doses).float()
         state["covariate_encoder.dose.weights"] = _with_zero_row(told)
     parts = len(layout.covariates) + bool(layout.num_doses)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import listing
+from perturbdiff.errors import UserError, listing
 from perturbdiff.report.logs import reason
 from perturbdiff.report.results import Run
 from perturbdiff.report.text_tables import read_texts
@@ -81,7 +81,7 @@ def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
     ----------
     path
         CSV with the columns dataset, method, kind and log. ``log`` names files, ``;`` between them, in the order
-        of the stages that a method needs.
+        of the stages that a method needs; names alone, and a link that leads out of its folder is not followed.
     folders
         Where the logs are looked for besides the table's own folder.
 
@@ -95,9 +95,15 @@ def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
     table = read_texts(path, "expected methods", _COLUMNS, _COLUMNS)
     logs = {}
     for name in dict.fromkeys(n for log in table["log"] for n in _names(log)):
-        places = [folder / name for folder in (*folders, path.parent)]  # an absolute name is itself
-        if (file := next((place for place in places if place.is_file()), None)) is not None:
-            logs[name] = file
+        if Path(name).name != name or name == "..":
+            raise UserError(
+                f"{path}: log '{name}' is no name of a file; give names alone, and their folders with --logs"
+            )
+        for folder in (*folders, path.parent):
+            file = folder / name
+            if file.is_file() and file.resolve().parent == folder.resolve():
+                logs[name] = file
+                break
     return Expected(pd.DataFrame(table[list(_COLUMNS)]), logs)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.errors import UserError
+from perturbdiff import tabular
 from perturbdiff.report import data_plots, tables
 from perturbdiff.report.results import read_json, unique_names
 from perturbdiff.report.svg import Plot
@@ -129,10 +129,13 @@ class _Tables:
         if not path.is_file():
             return None
         labels = ("cell_type", "batch", "group_a", "group_b", "perturbation", "interval_over")
-        try:
-            table = pd.read_csv(path, dtype=dict.fromkeys(labels, str), keep_default_na=False, na_values=[""])
-        except ValueError as error:
-            raise UserError(f"{path} is not a table ({error}); run perturbdiff stats again") from None
+        table = tabular.read_csv(
+            path,
+            "run perturbdiff stats again",
+            dtype=dict.fromkeys(labels, str),
+            keep_default_na=False,
+            na_values=[""],
+        )
         found = table.fillna({c: "" for c in labels if c in table})
         return found if len(found) else None
 

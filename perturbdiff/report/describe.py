@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from perturbdiff import tabular
 from perturbdiff.errors import UserError
 from perturbdiff.report import tables
 from perturbdiff.report.results import read_json, unique_names
@@ -31,12 +32,7 @@ def read_splits(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """
     found = {}
     for name, path in zip(unique_names(paths), paths, strict=True):
-        try:
-            table = pd.read_parquet(path)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path} is not a split ({error}); give a file written by 'perturbdiff split'"
-            ) from None
+        table = tabular.read_parquet(path, "give a split, as 'perturbdiff split' writes it")
         if "part" not in table:
             raise UserError(f"{path}: no column 'part'; give a file written by 'perturbdiff split'")
         found[name.removesuffix(".parquet")] = table

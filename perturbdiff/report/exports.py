@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from perturbdiff import tabular
 from perturbdiff.report import seeds
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.columns import metric_columns
@@ -34,19 +35,19 @@ def write_tables(folder: Path, runs: Sequence[Run], absent: Sequence[Absent], tr
         columns = metric_columns(of)
         frames.append(seeds.frame(lines, columns))
         texts.append(f"**{dataset}**\n\n{seeds.markdown(lines, terminal_columns(columns))}")
-    pd.concat(frames, ignore_index=True).to_csv(folder / "over_seeds.csv", index=False)
+    tabular.write_csv(pd.concat(frames, ignore_index=True), folder / "over_seeds.csv")
     (folder / "over_seeds.md").write_text("\n".join(texts), encoding="utf-8")
     rows = [(one.dataset, one.method, one.kind, one.why, ";".join(one.logs)) for one in absent]
     names = pd.Index(["dataset", "method", "kind", "reason", "log"])
-    pd.DataFrame(rows, columns=names).to_csv(folder / "failed.csv", index=False)
+    tabular.write_csv(pd.DataFrame(rows, columns=names), folder / "failed.csv")
     shown = trained or Table(("Method",), ())
-    _frame(shown).to_csv(folder / "trained.csv", index=False)
+    tabular.write_csv(_frame(shown), folder / "trained.csv")
     (folder / "trained.md").write_text(_markdown(shown), encoding="utf-8")
 
 
 def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
     """Write ``arms`` into an existing folder: every metric as CSV, the main ones as Markdown, a table per group."""
-    estimates.frame(groups).to_csv(folder / "arms.csv", index=False)
+    tabular.write_csv(estimates.frame(groups), folder / "arms.csv")
     (folder / "arms.md").write_text(arm_tables.markdown(groups), encoding="utf-8")
 
 

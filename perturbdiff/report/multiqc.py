@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from perturbdiff.errors import visible
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.columns import ENERGY, Column, metric_columns, named
 from perturbdiff.report.overview import Overview, key_metrics
@@ -51,8 +53,17 @@ def write_multiqc(
     if energy is not None:
         contents["energy_distance"] = _boxes(runs, energy, several=several)
     for name, content in contents.items():
-        text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_escaped(content), indent=1, ensure_ascii=False, allow_nan=False)
         (folder / f"perturbdiff_{name}_mqc.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _escaped(value: Any) -> Any:
+    """Return content whose texts are no HTML, as which MultiQC would show them."""
+    if isinstance(value, dict):
+        return {html.escape(visible(key)): _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return html.escape(visible(value)) if isinstance(value, str) else value
 
 
 def sample(run: Run, *, several: bool) -> str:

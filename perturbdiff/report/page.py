@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 import yaml
 
-from perturbdiff import __version__, files, provenance
-from perturbdiff.errors import UserError, listing
+from perturbdiff import __version__, files, outputs, provenance, tabular
+from perturbdiff.errors import UserError, listing, visible
 from perturbdiff.report import plots, seeds, tables
 from perturbdiff.report.absent import Absent, read_expected
 from perturbdiff.report.chapters import Chapter, chapter
@@ -92,6 +91,10 @@ def write_report(
         If an input is not what it should be, or ``against`` was run on no data set.
     """
     found = read_runs(runs)
+    for path in (*bundles, *statistics, *splits):
+        provenance.verify(files.existing(Path(path), "input"))
+    for path in record_files(records):
+        outputs.check_record(path)
     asked = ask(found, design, shown, published)
     _check(found, against, asked.arms)
     absent = read_expected(expected, logs).missing(found)
@@ -254,10 +257,7 @@ def _curves(index: int, name: str, bundle: Path) -> list[Plot]:
     path = bundle / "training.csv"
     if not path.is_file():
         return []
-    try:
-        table = pd.read_csv(path)
-    except ValueError as error:
-        raise UserError(f"{path} is not a table ({error}); train again or leave this bundle out") from None
+    table = tabular.read_csv(path, "train again or leave this bundle out")
     if not {"step", "split"} <= set(table.columns):
         raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
     terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
@@ -302,7 +302,7 @@ def _render(page: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(page_color=page_color, slug=slug, plain=_plain, along=_along)
-    return environment.get_template("report.html.j2").render(page=page).lstrip()
+    return visible(environment.get_template("report.html.j2").render(page=page).lstrip())
 
 
 def _plain(value: float | str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -12,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance
+from perturbdiff import provenance, tabular, untrusted
 from perturbdiff.errors import UserError, listing
 
 Kind = Literal["model", "baseline", "ceiling"]
@@ -41,6 +40,7 @@ _COLUMNS = (
     "n_cells",
     "definition",
 )
+_AGAIN = "copy it again or run evaluate again"
 _KEYS = ["scope", "perturbation"]
 _LABELS = ("cell_type", "batch", "perturbation")
 _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
@@ -112,10 +112,7 @@ class Run:
         path = self.path / f"{name}.parquet"
         if not path.is_file():
             return None
-        try:
-            return pd.read_parquet(path, filters=[("scope_kind", "==", kind)] if kind else None)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path} cannot be read ({error}); run evaluate again") from None
+        return tabular.read_parquet(path, _AGAIN, filters=[("scope_kind", "==", kind)] if kind else None)
 
     def values(self, metric: str) -> pd.Series:
         """Return one metric per condition, indexed by (scope, perturbation), at the finest scope scored.
@@ -165,7 +162,8 @@ class Run:
         path = self.path / "collapse.csv"
         if not path.is_file():
             return None
-        table = pd.read_csv(path, dtype={"scope_kind": str, "scope": str, "verdict": str})
+        texts = dict.fromkeys(("scope_kind", "scope", "verdict"), str)
+        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
         return table if {"scope_kind", "real", "predicted", "ratio", "verdict"} <= set(table) else None
 
     @cached_property
@@ -174,7 +172,8 @@ class Run:
         path = self.path / "conditions.csv"
         if not path.is_file():
             return None
-        table = pd.read_csv(path, dtype=dict.fromkeys(_LABELS, str), keep_default_na=False, na_values=[""])
+        texts = dict.fromkeys(_LABELS, str)
+        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
         return table if set(_LABELS) <= set(table) else None
 
     @cached_property
@@ -242,15 +241,13 @@ def _read_run(path: Path) -> Run:
     for name in ("metrics.parquet", "aggregate.csv"):
         if not (path / name).is_file():
             raise UserError(f"{path}: no {name}; is it a folder written by 'perturbdiff evaluate'?")
-    try:
-        metrics = pd.read_parquet(path / "metrics.parquet")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}/metrics.parquet cannot be read ({error}); run evaluate again") from None
+    provenance.verify(path)
+    metrics = tabular.read_parquet(path / "metrics.parquet", _AGAIN)
     if lacking := [c for c in _COLUMNS if c not in metrics]:
         raise UserError(f"{path}/metrics.parquet: no column {listing(lacking)}; run evaluate again")
     for column in ("scope_kind", "scope", "perturbation", "metric"):
         metrics[column] = metrics[column].astype(str).astype("category")
-    aggregate = pd.read_csv(path / "aggregate.csv", dtype={"scope": "string"}, keep_default_na=False)
+    aggregate = tabular.read_csv(path / "aggregate.csv", _AGAIN, dtype={"scope": str}, keep_default_na=False)
     if lacking := [c for c in _MEANS if c not in aggregate]:
         raise UserError(f"{path}/aggregate.csv: no column {listing(lacking)}; run evaluate again")
     aggregate["nanmean"] = pd.to_numeric(aggregate["nanmean"], errors="coerce")
@@ -267,12 +264,19 @@ def _first(table: pd.DataFrame, column: str) -> str | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's record, empty if it is missing or holds something else."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    """Return a JSON file's record, empty if it is missing.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, or holds something else.
+    """
+    if not path.is_file():
         return {}
-    return found if isinstance(found, dict) else {}
+    found = untrusted.read(path, "JSON")
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: holds no record; copy it again or make it again")
+    return found
 
 
 def _kind(method: str, summary: dict[str, Any]) -> Kind:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from perturbdiff.errors import one_line
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.columns import Column
 from perturbdiff.report.families import Family, families, stem
@@ -144,10 +145,15 @@ def markdown(found: Sequence[Line], columns: Sequence[Column]) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; a bar within a field does not end it."""
+    """Return a table in Markdown; what a label holds ends no field and is no HTML."""
     ruled = [heads, ["---"] * len(heads), *rows]
-    fields = [" | ".join(field.replace("|", "\\|") for field in row) for row in ruled]
+    fields = [" | ".join(_field(field) for field in row) for row in ruled]
     return "".join(f"| {line} |\n" for line in fields)
+
+
+def _field(text: str) -> str:
+    """Return a text that ends neither its field nor its line, and that no reader takes for HTML."""
+    return one_line(text).replace("|", "\\|").replace("<", "&lt;")
 
 
 def frame(found: Sequence[Line], columns: Sequence[Column]) -> pd.DataFrame:

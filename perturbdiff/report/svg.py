@@ -19,6 +19,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from perturbdiff import tabular
+from perturbdiff.errors import visible
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -106,7 +109,7 @@ def export(plots: Iterable[Plot], folder: Path) -> None:
     for plot in plots:
         (folder / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
         (folder / f"{plot.name}.png").write_bytes(plot.png)
-        plot.data.to_csv(folder / f"{plot.name}.csv", index=False)
+        tabular.write_csv(plot.data, folder / f"{plot.name}.csv")
 
 
 def looks(
@@ -169,7 +172,7 @@ def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _short_font, text)
     text = re.sub(r"\n\s*", "\n", text)
-    text = _compact(text)
+    text = visible(_compact(text))
     return Plot(name, title, _inline(text, name, title), text, image(figure), data)
 
 

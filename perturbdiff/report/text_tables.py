@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from perturbdiff import tabular
 from perturbdiff.errors import UserError, listing
 from perturbdiff.files import existing
 
@@ -26,10 +27,8 @@ def read_texts(path: Path, what: str, columns: Sequence[str], needed: Sequence[s
     UserError
         If it is missing, is no table or lacks a column.
     """
-    try:
-        table = pd.read_csv(existing(path, what), dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a table ({error}); give a CSV of {', '.join(columns)}") from None
+    remedy = f"give a CSV of {', '.join(columns)}"
+    table = tabular.read_csv(existing(path, what), remedy, dtype=str, keep_default_na=False)
     if lacking := [c for c in needed if c not in table]:
         raise UserError(f"{path}: no column {listing(lacking)}; it needs {', '.join(needed)}")
     return table

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from perturbdiff import tabular
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 from perturbdiff.predictions import LABELS
@@ -34,10 +35,9 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     UserError
         If it cannot be read, lacks a column, or a number is not what it must be.
     """
-    try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as a CSV table ({error})") from None
+    table = tabular.read_csv(
+        path, "give a CSV of cell_type, batch, perturbation", dtype=str, keep_default_na=False
+    )
     for name in LABELS:
         only = store.conditions[name].unique()
         if name not in table and list(only) == ["all"]:

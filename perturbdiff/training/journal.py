@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 import pandas as pd
 from torch import Tensor
 
+from perturbdiff import tabular
 from perturbdiff.data.loader import Batch
 from perturbdiff.errors import UserError
 from perturbdiff.training.loggers import Curves
@@ -108,4 +109,4 @@ class Journal(pl.Callback):
 
     def write(self, path: Path) -> None:
         """Write the table as CSV."""
-        self.table().to_csv(path, index=False, float_format="%.6g")
+        tabular.write_csv(self.table(), path, float_format="%.6g")

@@ -89,7 +89,7 @@ def write_task(
     rows = _rows(task.conditions, np.flatnonzero(task.train | task.is_control))
     maxima = _write_cells(folder / TRAIN, task, rows)
     queries = _queries(task, sizes, rows)
-    queries.to_csv(folder / QUERIES, index=False)
+    queries.to_csv(folder / QUERIES, index=False)  # for programs in any language: labels exactly as they are
     facts = {
         "contract": CONTRACT,
         "method": method,

@@ -46,8 +46,11 @@
         put(`${name} defined`, cells.map((c) => c.querySelector(".count")?.textContent ?? ""));
       }
     });
-    const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-    return [heads, ...lines].map((line) => line.map(quoted).join(",")).join("\r\n") + "\r\n";
+    // as perturbdiff.tabular: no spreadsheet is to take a text for a formula
+    const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
+    const neutral = (text) => (/^'*[=+\-@\t\r\n]/.test(text) && !number.test(text) ? `'${text}` : text);
+    const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    return [heads, ...lines].map((line) => line.map((field) => quoted(neutral(field))).join(",")).join("\r\n") + "\r\n";
   };
   const download = (name, text) => {
     const link = document.createElement("a");

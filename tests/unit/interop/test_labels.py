@@ -75,7 +75,7 @@ def test_gene_lists(tmp_path):
     [
         ("a.json", b'{"a": 1}', "expected a list"),
         ("a.json", b"[1, 2]", "expected a list"),
-        ("a.json", b"[", "cannot be read"),
+        ("a.json", b"[", "not valid JSON"),
         ("a.npy", b"x", "cannot be read"),
         ("a.txt", b"A\nB\nA\n", "occur twice: A"),
         ("a.pkl", b"x", "damaged"),

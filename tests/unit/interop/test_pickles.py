@@ -151,5 +151,5 @@ def test_recursion_ends(tmp_path):
         path.write_bytes(pickle.dumps(nested))
     finally:
         sys.setrecursionlimit(1000)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="nested"):
         read_pickle(path)
