@@ -1,0 +1,202 @@
+"""Commands in processes of their own that start at once: forked from one that has imported everything."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HEAVY = (
+    "perturbdiff.cli",
+    "perturbdiff.data.preprocess",
+    "perturbdiff.data.splits",
+    "perturbdiff.data.statistics",
+    "perturbdiff.data.store_check",
+    "perturbdiff.data.store_export",
+    "perturbdiff.data.gene_vocabulary",
+    "perturbdiff.evaluation.run",
+    "perturbdiff.evaluation.merge",
+    "perturbdiff.report.page",
+    "perturbdiff.report.data_figures",
+    "perturbdiff.sampling",
+    "perturbdiff.sampling.merge",
+    "perturbdiff.training.run",
+    "anndata",
+    "h5py",
+    "lightning",
+    "pyarrow.parquet",
+    "scanpy",
+    "sklearn.decomposition",
+    "zarr",
+)
+"""What commands import late."""
+
+MEMORY = 6 << 30
+"""Bytes that a command may ask for beyond what is loaded: what asks for more shall fail, not the machine."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes
+    ----------
+    code
+        Exit code; None if a signal ended it.
+    signal
+        The signal's number, 0 without one.
+    hung
+        Whether it was ended because it took longer than it may.
+    left
+        Whether processes that it started outlived it.
+    seconds
+        Wall time.
+    """
+
+    code: int | None
+    signal: int
+    hung: bool
+    left: bool
+    out: str
+    err: str
+    seconds: float
+
+
+def import_all() -> None:
+    """Import what commands need, so that a forked process need not."""
+    for name in HEAVY:
+        importlib.import_module(name)
+
+
+def command(
+    arguments: Sequence[object],
+    *,
+    folder: Path,
+    limit: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    send: tuple[int, float] | None = None,
+) -> Ended:
+    """Run ``perturbdiff …`` in a forked process.
+
+    Parameters
+    ----------
+    arguments
+        The command line without the program's name.
+    folder
+        Made anew; ``folder/tmp`` becomes TMPDIR, the texts go to ``folder/out`` and ``folder/err``.
+    limit
+        Seconds after which it counts as hung.
+    environment
+        Variables to set besides.
+    send
+        A signal's number, and after how many seconds the process gets it.
+    """
+
+    def run() -> int:
+        from perturbdiff import cli
+
+        sys.argv = ["perturbdiff", *map(str, arguments)]
+        try:
+            cli.main()
+        except SystemExit as stop:
+            return int(stop.code or 0)
+        return 0
+
+    return forked(run, folder=folder, limit=limit, environment=environment, send=send)
+
+
+def forked(
+    work: Callable[[], int],
+    *,
+    folder: Path,
+    limit: float = 120.0,
+    environment: Mapping[str, str] | None = None,
+    send: tuple[int, float] | None = None,
+) -> Ended:
+    """Run a function that returns an exit code in a forked process; see `command`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "tmp").mkdir(parents=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _be_child(work, folder, environment or {})
+    status, hung = _wait(child, began, limit, send)
+    seconds = time.monotonic() - began
+    left = _kill_group(child)
+    return Ended(
+        os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
+        hung,
+        left,
+        (folder / "out").read_text(errors="replace"),
+        (folder / "err").read_text(errors="replace"),
+        seconds,
+    )
+
+
+def _be_child(work: Callable[[], int], folder: Path, environment: Mapping[str, str]) -> None:
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stream, number in (("out", 1), ("err", 2)):
+            handle = os.open(folder / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: PTH123, SIM115
+        os.environ.update({"TMPDIR": str(folder / "tmp"), **environment})
+        tempfile.tempdir = None
+        loaded = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        resource.setrlimit(resource.RLIMIT_AS, (loaded + MEMORY, loaded + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        code = work()
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # noqa: SLF001
+        atexit._run_exitfuncs()  # noqa: SLF001
+    except BaseException:  # noqa: BLE001 - it is judged by what it says
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
+def _wait(child: int, began: float, limit: float, send: tuple[int, float] | None) -> tuple[int, bool]:
+    pause = 0.002
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status, False
+        spent = time.monotonic() - began
+        if send is not None and spent >= send[1]:
+            os.kill(child, send[0])
+            send = None
+        if spent > limit:
+            os.killpg(child, signal.SIGKILL)
+            return os.waitpid(child, 0)[1], True
+        time.sleep(min(pause, max(0.0, send[1] - spent)) if send else pause)
+        pause = min(pause * 1.2, 0.05)
+
+
+def _kill_group(group: int) -> bool:
+    """End what is left of a process group; return whether anything lived on for more than a moment."""
+    for _ in range(40):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+    return True
