@@ -1,11 +1,12 @@
 # make demo    environment, Nextflow, a simulated screen through the whole workflow, report.html
 # make test    linters and all tests that need no cluster
+# make fuzz    damages 1,000 inputs and disturbs every command by 20 signals of each kind; prints what came of it
 # make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
 # make test-tools    installs CPA, STATE, CellFlow and Squidiff and trains each on a small store
 # make sif     the Apptainer image
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test test-hpc test-tools sif lock lock-tools clean
+.PHONY: demo env env-dev nextflow lint test fuzz test-hpc test-tools sif lock lock-tools clean
 
 VENV := .venv
 RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -40,6 +41,10 @@ test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
 	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile
+
+fuzz: env-dev
+	$(RUN) PYTHONPATH=tests python -m security.fuzz --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) --kept < /dev/null
+	$(RUN) PYTHONPATH=tests python -m fault.kills --each $(or $(EACH),20) < /dev/null
 
 test-hpc: env-dev
 	@tests/hpc/cluster up && tests/hpc/image || echo 'no cluster or no image: the tests that need them are skipped'

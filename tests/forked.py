@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HEAVY = (
+    "perturbdiff.__main__",
     "perturbdiff.cli",
     "perturbdiff.data.preprocess",
     "perturbdiff.data.splits",
@@ -104,13 +105,16 @@ def command(
     """
 
     def run() -> int:
-        from perturbdiff import cli
+        from perturbdiff.__main__ import main
 
         sys.argv = ["perturbdiff", *map(str, arguments)]
         try:
-            cli.main()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            main()
         except SystemExit as stop:
             return int(stop.code or 0)
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         return 0
 
     return forked(run, folder=folder, limit=limit, environment=environment, send=send)
@@ -130,9 +134,11 @@ def forked(
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the command itself can answer
     child = os.fork()
     if child == 0:
         _be_child(work, folder, environment or {})
+    signal.pthread_sigmask(signal.SIG_SETMASK, former)
     status, hung = _wait(child, began, limit, send)
     seconds = time.monotonic() - began
     left = _kill_group(child)

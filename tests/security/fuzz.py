@@ -20,6 +20,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -75,15 +76,19 @@ class Fuzzer:
         self.folder, self.good = folder, folder / "good"
         self._right: dict[tuple[str, int], dict[str, str]] = {}
 
-    def prepare(self, kinds: set[str]) -> None:
+    def prepare(self, kinds: set[str], processes: int) -> None:
         """Make the inputs and the right results of what will be tried."""
         make(self.good, self.folder / "making")
-        for kind in sorted(kinds):
-            for number in range(len(KINDS[kind].commands)):
-                ended, content = self._run(kind, number, lambda _: None, self.folder / "first")
-                if ended.code != 0 or ended.left:
-                    raise RuntimeError(f"{kind}: the sound input fails: {ended.err}")
-                self._right[kind, number] = content
+        wanted = [(kind, number) for kind in sorted(kinds) for number in range(len(KINDS[kind].commands))]
+
+        def result(n: int, place: Path) -> dict[str, str]:
+            ended, content = self._run(*wanted[n], lambda _: None, place)
+            if ended.code != 0 or ended.left:
+                raise RuntimeError(f"{wanted[n]}: the sound input fails: {ended.err}")
+            return content
+
+        results = in_processes(result, len(wanted), processes, self.folder)
+        self._right = {wanted[n]: content for n, content in results}
 
     def try_number(self, kind: str, number: int, seed: int, place: Path) -> Verdict:
         """Try mutation ``number`` of a kind."""
@@ -177,13 +182,14 @@ def cannot_be_seen(kind: Kind, mutation: Mutation, good: Path, bad: Path) -> boo
     """Return whether no program could tell: another value of an input without checksums is another valid input.
 
     That is so for tables and recipes of the user's, for values of a raw h5ad or Zarr that were changed where they are
-    stored, and for values that were replaced by others of the same form.
+    stored, and for values that were replaced by others of the same form. ``run.json`` tells of times and memory, which
+    a report shows and which no checksum covers.
     """
-    if kind.free:
+    file = mutation.file
+    if kind.free or file.name.endswith("run.json"):
         return True
     if kind.checked:
         return False
-    file = mutation.file
     if file.suffix in (".h5ad", ".h5"):
         if mutation.way == "format":
             return mutation.text.split(": ")[1].split(" ")[0] in ("fill", "type", "text")
@@ -248,7 +254,9 @@ def contents(out: Path) -> dict[str, str]:
             continue
         if path.name.endswith("manifest.json") or path.name in ("checksums.json", "SHA256SUMS"):
             record = json.loads(path.read_text()) if path.suffix == ".json" else {}
-            found[name] = _masked(json.dumps({k: v for k, v in record.items() if k not in ("inputs", "files")}))
+            found[name] = _masked(
+                json.dumps({k: v for k, v in record.items() if k not in ("inputs", "files")})
+            )
         elif path.suffix == ".h5ad":
             found[name] = _h5_content(path)
         elif path.suffix in (".html", ".json", ".txt", ".csv", ".md"):
@@ -288,27 +296,33 @@ def plan(runs: int, only: set[str] | None = None) -> list[tuple[str, int]]:
 
 
 def in_processes(
-    work: Callable[[int, Path], Verdict], number: int, processes: int, folder: Path
-) -> list[Verdict]:
-    """Return ``work`` of 0 to ``number`` - 1, done by forked processes: they have no threads that could hold a lock."""
+    work: Callable[[int, Path], dict[str, Any]], number: int, processes: int, folder: Path
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return n and ``work`` of n for 0 to ``number`` - 1, in no order.
+
+    It is done by forked processes, each with a place of its own: this one must have no threads that hold a lock.
+    """
     children = []
     for k in range(processes):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                with (folder / f"verdicts-{k}").open("w") as handle:
+                with (folder / f"done-{k}").open("w") as handle:
                     for n in range(k, number, processes):
-                        handle.write(json.dumps(asdict(work(n, folder / f"at-{k}"))) + "\n")
+                        handle.write(json.dumps([n, work(n, folder / f"at-{k}")]) + "\n")
                         handle.flush()
                 code = 0
+            except Exception:  # noqa: BLE001 - the parent fails too
+                traceback.print_exc()
             finally:
+                sys.stderr.flush()
                 os._exit(code)
         children.append(child)
     if any([os.waitpid(child, 0)[1] for child in children]):
         raise RuntimeError("a process of the fuzzer ended early")
-    lines = [line for k in range(processes) for line in (folder / f"verdicts-{k}").read_text().splitlines()]
-    return [Verdict(**json.loads(line)) for line in lines]
+    lines = [line for k in range(processes) for line in (folder / f"done-{k}").read_text().splitlines()]
+    return [(n, value) for n, value in map(json.loads, lines)]
 
 
 def table(verdicts: list[Verdict]) -> str:
@@ -322,7 +336,9 @@ def table(verdicts: list[Verdict]) -> str:
             seconds = f"{sum(v.seconds for v in mine):.0f}"
             lines.append([name, str(len(mine)), *(str(counts[o] or "·") for o in shown), seconds])
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(f"{word:>{width}}" for word, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(
+        "  ".join(f"{word:>{width}}" for word, width in zip(line, widths, strict=True)) for line in lines
+    )
 
 
 def main() -> None:
@@ -334,7 +350,7 @@ def main() -> None:
     parser.add_argument("--only", metavar="KIND:N", help="one mutation; its files and texts are kept")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="file for every verdict")
-    parser.add_argument("--kept", action="store_true", help="the damage that once led to something else instead")
+    parser.add_argument("--kept", action="store_true", help="also the damage that once led to something else")
     given = parser.parse_args()
     from security.kept import KEPT
 
@@ -345,26 +361,30 @@ def main() -> None:
     if given.only:
         kind, number = given.only.split(":")
         jobs = [(kind, int(number))]
-    if given.kept:
-        jobs = []
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     fuzzer = Fuzzer(folder)
-    fuzzer.prepare({kind for kind, _ in jobs} | ({k.kind for k in KEPT} if given.kept else set()))
+    fuzzer.prepare(
+        {kind for kind, _ in jobs} | ({k.kind for k in KEPT} if given.kept else set()), given.processes
+    )
 
-    def work(n: int, place: Path) -> Verdict:
-        if given.kept:
-            case = KEPT[n]
-            return fuzzer.attempt(case.kind, case.command, case.damage, place, n)
-        return fuzzer.try_number(*jobs[n], given.seed, place)
+    def work(n: int, place: Path) -> dict[str, Any]:
+        if n < len(jobs):
+            return asdict(fuzzer.try_number(*jobs[n], given.seed, place))
+        case = KEPT[n - len(jobs)]
+        return asdict(fuzzer.attempt(case.kind, case.command, case.damage, place))
 
     prepared = time.monotonic() - began
-    verdicts = in_processes(work, len(KEPT) if given.kept else len(jobs), given.processes if not given.only else 1, folder)
+    number = len(jobs) + (len(KEPT) if given.kept else 0)
+    done = in_processes(work, number, 1 if given.only else given.processes, folder)
+    verdicts = [Verdict(**value) for _, value in sorted(done, key=lambda d: d[0])]
     for v in sorted(verdicts, key=lambda v: (v.outcome, v.kind, v.number)):
         if v.outcome not in GOOD or given.only:
             print(f"{v.outcome}: {v.kind}:{v.number} {v.command}: {v.file}: {v.damage}: {v.said}")
     print(table(verdicts))
     spent = time.monotonic() - began
-    print(f"seed {given.seed}; {prepared:.0f} s to prepare, {spent - prepared:.0f} s for {len(verdicts)} mutations")
+    print(
+        f"seed {given.seed}; {prepared:.0f} s to prepare, {spent - prepared:.0f} s for {len(verdicts)} mutations"
+    )
     if given.json:
         given.json.write_text(json.dumps([asdict(v) for v in verdicts], indent=1))
     if given.only:

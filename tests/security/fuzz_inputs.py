@@ -158,7 +158,10 @@ KINDS: dict[str, Kind] = {
         share=3,
     ),
     "npz": Kind(
-        ("embedding.npz",), ((*_TRAIN, "--embedding", "perturbation={bad}/embedding.npz"),), free=True, share=3
+        ("embedding.npz",),
+        ((*_TRAIN, "--embedding", "perturbation={bad}/embedding.npz"),),
+        free=True,
+        share=3,
     ),
     "expected": Kind(
         ("expected.csv",),
@@ -186,7 +189,15 @@ _MADE = (
     ),
     *(
         (
-            *("sample", "{0}/bundle", "{0}/store", "--split", "{0}/split.parquet", "--out", f"{{0}}/part{k}.h5ad"),
+            *(
+                "sample",
+                "{0}/bundle",
+                "{0}/store",
+                "--split",
+                "{0}/split.parquet",
+                "--out",
+                f"{{0}}/part{k}.h5ad",
+            ),
             *("--device", "cpu", "--shard", f"{k}/2"),
         )
         for k in (0, 1)
@@ -204,7 +215,7 @@ tiny = "store"
 [training]
 tiny = "train"
 
-[fewshot."tiny.T"]
+[fewshot."tiny.d2"]
 val = ["p1"]
 test = ["p2", "p3"]
 """

@@ -421,7 +421,18 @@ def edit_h5(path: Path, rng: Random) -> str:
             raise NotPossible
         name = rng.choice(names)
         how = rng.choice(
-            ("remove", "no attribute", "attribute", "type", "text", "shape", "fill", "group", "link", "external")
+            (
+                "remove",
+                "no attribute",
+                "attribute",
+                "type",
+                "text",
+                "shape",
+                "fill",
+                "group",
+                "link",
+                "external",
+            )
         )
         found, holder = file[name], file[name].parent
         last = name.rsplit("/", 1)[-1]
@@ -506,7 +517,9 @@ def edit_safetensors(path: Path, rng: Random) -> str:
     elif how == "add":
         header["extra"] = {"dtype": "F32", "shape": [0], "data_offsets": [len(rest), len(rest)]}
     elif how == "swap":
-        other = rng.choice([n for n in header if n != "__metadata__" and header[n]["shape"] == entry["shape"]])
+        other = rng.choice(
+            [n for n in header if n != "__metadata__" and header[n]["shape"] == entry["shape"]]
+        )
         header[name], header[other] = header[other], header[name]
     elif how == "nan":
         begin = entry["data_offsets"][0]
