@@ -17,6 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # threads do not outlive a fork
+
 HEAVY = (
     "perturbdiff.__main__",
     "perturbdiff.cli",
@@ -162,15 +165,15 @@ def _be_child(work: Callable[[], int], folder: Path, environment: Mapping[str, s
             handle = os.open(folder / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(handle, number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: PTH123, SIM115
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.environ.update({"TMPDIR": str(folder / "tmp"), **environment})
         tempfile.tempdir = None
         loaded = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (loaded + MEMORY, loaded + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         code = work()
-        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] # noqa: SLF001
-        atexit._run_exitfuncs()  # noqa: SLF001
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
     except BaseException:  # noqa: BLE001 - it is judged by what it says
         traceback.print_exc()
     finally:

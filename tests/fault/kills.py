@@ -5,12 +5,8 @@
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 import argparse
+import os
 import random
 import shutil
 import signal

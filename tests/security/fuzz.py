@@ -6,14 +6,10 @@ known by its kind, its number and the seed: the same ones are the same damage, a
 
 from __future__ import annotations
 
-import os
-
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
-
 import argparse
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -30,7 +26,6 @@ from typing import Any
 import forked
 import h5py
 import numpy as np
-
 from security.fuzz_inputs import KINDS, Kind, make
 from security.mutations import Mutation, mutate
 
@@ -145,7 +140,7 @@ class Fuzzer:
             return ended, {"stdout": ended.out}
         return ended, contents(out) if ended.code == 0 else {}
 
-    def _judge(  # noqa: PLR0911
+    def _judge(
         self,
         kind: str,
         command: int,
@@ -319,7 +314,8 @@ def in_processes(
                 sys.stderr.flush()
                 os._exit(code)
         children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
+    ends = [os.waitpid(child, 0)[1] for child in children]
+    if any(ends):
         raise RuntimeError("a process of the fuzzer ended early")
     lines = [line for k in range(processes) for line in (folder / f"done-{k}").read_text().splitlines()]
     return [(n, value) for n, value in map(json.loads, lines)]

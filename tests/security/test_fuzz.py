@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from security.kept import KEPT
 
 TESTS = Path(__file__).parents[1]
