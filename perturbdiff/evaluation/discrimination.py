@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-import numba
 import numpy as np
+
+from perturbdiff.data.kernels import kernel
 
 Distance = Literal["l1", "l2", "cosine"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,11 +20,7 @@ def _kernel(function: F) -> F:
 
     The order is the same for every pair of rows: equal changes are at equal distances.
     """
-    options: dict[str, Any] = {"nogil": True, "fastmath": {"reassoc", "nsz", "contract"}}
-    try:
-        return cast(F, numba.njit(cache=True, **options)(function))
-    except RuntimeError:  # no writable place for the cache, e.g. in a read-only container
-        return cast(F, numba.njit(**options)(function))
+    return kernel(function, fastmath={"reassoc", "nsz", "contract"})
 
 
 @_kernel

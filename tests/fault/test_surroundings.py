@@ -90,7 +90,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_stays(trained, small_disk, 
 
 
 @needs_root
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["preprocess", "sample"])
 def test_a_full_tmpdir_changes_nothing_or_is_told(trained, right, tmp_path, small_disk, name):
     (small_disk / "filler").write_bytes(bytes(64 << 10))
     out = tmp_path / "out"
@@ -130,8 +130,7 @@ SURROUNDINGS = {
 }
 
 
-@pytest.mark.parametrize("name", ["split", "ceiling"])
-@pytest.mark.parametrize("which", SURROUNDINGS)
+@pytest.mark.parametrize(("which", "name"), [*((w, "split") for w in SURROUNDINGS), ("LC_ALL=C", "ceiling")])
 def test_odd_surroundings_change_nothing(trained, right, tmp_path, which, name):
     scratch, out = tmp_path / "tmp", tmp_path / "out"
     scratch.mkdir()
@@ -218,18 +217,15 @@ def test_clocks_that_run_back_and_stale_locks(trained, right, tmp_path, run_cli)
     assert "up to date" in again.err
 
 
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "other"])
-def test_a_damaged_cache_of_compiled_loops_is_made_again(trained, right, tmp_path, damage):
+def test_a_damaged_cache_of_compiled_loops_is_made_again(trained, right, tmp_path):
     cache, out = tmp_path / "cache", tmp_path / "out"
     environment = {"NUMBA_CACHE_DIR": str(cache)}
     assert program(*line("preprocess", trained, out), environment=environment).returncode == 0
-    found = [p for p in cache.rglob("*") if p.suffix in (".nbi", ".nbc")]
-    assert found
-    for path in found:
+    found = sorted(p for p in cache.rglob("*") if p.suffix in (".nbi", ".nbc"))
+    assert len(found) > 3
+    for number, path in enumerate(found):
         data = path.read_bytes()
-        path.write_bytes(
-            {"truncated": data[: len(data) // 2], "emptied": b"", "other": b"x" * len(data)}[damage]
-        )
+        path.write_bytes((data[: len(data) // 2], b"", b"x" * len(data))[number % 3])
     shutil.rmtree(out)
     done = program(*line("preprocess", trained, out), environment=environment)
     assert done.returncode == 0, done.stderr
