@@ -20,7 +20,7 @@ import zarr
 from scipy import sparse
 
 from perturbdiff import files
-from perturbdiff.data import opening
+from perturbdiff.data import h5_output, opening
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
@@ -111,7 +111,7 @@ class PredictionWriter:
 
     def _open(self) -> Any:
         if format_of(self.path) == ".h5ad":
-            root: Any = h5py.File(self.path, "w")
+            root: Any = h5_output.create(self.path)
         else:
             root = zarr.open_group(self.path, mode="a", zarr_format=3)
         root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -190,12 +190,17 @@ class PredictionWriter:
 
     def close(self) -> None:
         """Write what is known only at the end: labels, genes, shape and units."""
-        if self._waiting:
-            self._flush(sum(len(labels) for _, labels in self._waiting))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*autosharding")
-            self._finish()
-        self._release()
+        try:
+            if self._waiting:
+                self._flush(sum(len(labels) for _, labels in self._waiting))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*autosharding")
+                self._finish()
+            if isinstance(self._root, h5py.File):
+                h5_output.finish(self._root)
+        finally:
+            if isinstance(self._root, h5py.File):
+                h5_output.abandon(self._root)
 
     def _finish(self) -> None:
         root = self._root
@@ -240,10 +245,6 @@ class PredictionWriter:
         every = np.concatenate(codes) if codes else np.empty(0, np.int32)
         return pd.Categorical.from_codes(place[every] if len(labels) else every, list(labels[order]))
 
-    def _release(self) -> None:
-        if isinstance(self._root, h5py.File):
-            self._root.close()
-
     def __enter__(self) -> PredictionWriter:
         return self
 
@@ -252,8 +253,8 @@ class PredictionWriter:
     ) -> None:
         if kind is None:
             self.close()
-        else:
-            self._release()
+        elif isinstance(self._root, h5py.File):
+            h5_output.abandon(self._root)
 
 
 def _labelled(obs: pd.DataFrame) -> pd.DataFrame:

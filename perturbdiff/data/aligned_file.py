@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.data import h5_output
 from perturbdiff.data.counted import CellSource
 from perturbdiff.data.matrices import Block
 from perturbdiff.data.vocabulary import GeneMap
@@ -37,7 +38,7 @@ def write_aligned(cells: CellSource, match: GeneMap, path: Path, facts: Mapping[
     dict
         Cells, genes and values written, and their type.
     """
-    with h5py.File(path, "w") as root:
+    with h5_output.writing(path) as root:
         root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         matrix = root.create_group("X")
         matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})

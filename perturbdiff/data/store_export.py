@@ -14,7 +14,7 @@ import pandas as pd
 import zarr
 
 from perturbdiff import provenance
-from perturbdiff.data import integrity
+from perturbdiff.data import h5_output, integrity
 from perturbdiff.data.store import Store
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 from perturbdiff.data.views import Scale, check_scale, facts, read_rows
@@ -237,7 +237,7 @@ class H5Writer:
         index_dtype: np.dtype,
         compression: Compression,
     ) -> None:
-        self._file = h5py.File(path, "w")
+        self._file = h5_output.create(path)
         self._file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         matrix = self._file.create_group("X")
         matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0", "shape": shape})
@@ -279,11 +279,11 @@ class H5Writer:
             anndata.io.write_elem(self._file, "uns", dict(uns))
             for empty in ("layers", "obsm", "obsp", "varm", "varp"):
                 anndata.io.write_elem(self._file, empty, {})
-        self._file.close()
+        h5_output.finish(self._file)
 
     def release(self) -> None:
-        """Close the file as it is."""
-        self._file.close()
+        """Close the file, finished or not."""
+        h5_output.abandon(self._file)
 
     def _open_columns(self, obs: pd.DataFrame) -> None:
         group = self._file.create_group("obs")

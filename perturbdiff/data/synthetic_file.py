@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from perturbdiff.data import h5_output
 from perturbdiff.data.synthetic_counts import Counts
 from perturbdiff.data.synthetic_effects import CONTROL, Truth
 from perturbdiff.data.synthetic_plan import Plan
@@ -70,7 +71,7 @@ def write_counts(
         Number of non-zero values.
     """
     n_cells, n_genes = len(plan.set_of_cell), len(truth.genes)
-    with h5py.File(path, "w") as file:
+    with h5_output.writing(path) as file:
         file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         group = file.create_group("X")
         group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from security.mutations import Change, Mutation, nest_deeply, put_pipe
+import h5py
+from security.mutations import Change, Mutation, nest_deeply, put_pipe, put_ring
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,49 @@ def put(place: int, more: bytes) -> Change:
     return change
 
 
+def zeros(place: int, length: int) -> Change:
+    """Return a change that puts zeros in place of bytes."""
+
+    def change(path: Path, rng: random.Random) -> str:
+        data = bytearray(path.read_bytes())
+        data[place : place + length] = bytes(length)
+        path.write_bytes(data)
+        return f"{length} zeros at {place}"
+
+    return change
+
+
+def flip(place: int) -> Change:
+    """Return a change that flips a bit."""
+
+    def change(path: Path, rng: random.Random) -> str:
+        data = bytearray(path.read_bytes())
+        data[place] ^= 1
+        path.write_bytes(data)
+        return f"a bit of byte {place}"
+
+    return change
+
+
+def huge_pointers(path: Path, rng: random.Random) -> str:
+    """Make row pointers numbers that no integer holds."""
+    with h5py.File(path, "r+") as file:
+        pointers = file["X/indptr"][()].astype("f8")
+        pointers[1] = float("nan")
+        attributes = dict(file["X/indptr"].attrs)
+        del file["X/indptr"]
+        file["X/indptr"] = pointers
+        file["X/indptr"].attrs.update(attributes)
+    return "row pointers of float64 with NaN"
+
+
 KEPT: tuple[Case, ...] = (
     Case("report", 0, on("base/aggregate.csv", put(4280, b"\xf0"), "bytes")),  # no UTF-8: a traceback
     Case("bundle", 3, on("bundle/run.json", nest_deeply)),  # a RecursionError
     Case("cells", 1, on("mine.h5ad", put_pipe, "place")),  # waited for ever
+    Case("counts", 0, on("counts.h5ad", put_ring, "place")),  # "Symlink loop": a traceback
+    Case("predictions", 0, on("pred.h5ad", put_ring, "place")),
+    Case("counts", 0, on("counts.h5ad", zeros(5136, 64), "bytes")),  # waited for ever in libhdf5
+    Case("store", 0, on("store/part-0000.zarr/obs/_index/c/0", flip(190), "bytes")),  # a traceback of zarr's
+    Case("cells", 0, on("mine.h5ad", huge_pointers)),  # a warning before the line
 )

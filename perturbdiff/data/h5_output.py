@@ -1,0 +1,94 @@
+"""HDF5 files that are written: a full disk ends in one error, not in a crash of the library."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+_NO_ROOM = "No space left on device"
+_UNFINISHED = ("Can't decrement id ref count", "file write failed")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[h5py.File]:
+    """Yield a new HDF5 file; it is closed at the end, and of no use after an error.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be made, or the disk is full.
+    """
+    file = create(path)
+    try:
+        yield file
+        finish(file)
+    finally:
+        abandon(file)
+
+
+def create(path: Path) -> h5py.File:
+    """Open a new HDF5 file for writing; in the end it is for `finish` or `abandon`."""
+    _hush()
+    return h5py.File(path, "w")
+
+
+def finish(file: h5py.File) -> None:
+    """Write what is left and close the file.
+
+    Raises
+    ------
+    OSError
+        If the disk is full; then the file has to be abandoned.
+    """
+    try:
+        file.flush()
+    except RuntimeError as error:
+        if _NO_ROOM not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, _NO_ROOM) from error
+    file.close()
+
+
+def abandon(file: h5py.File) -> None:
+    """Close a file that could not be finished; a closed one is left as it is.
+
+    The file is emptied first, so that the library has room for what it insists on writing.
+    """
+    if not file:
+        return
+    _end_without_library()
+    os.truncate(file.filename, 0)
+    with contextlib.suppress(OSError, RuntimeError):
+        file.close()
+
+
+@functools.cache
+def _end_without_library() -> None:
+    """Have the process end before the library does: it crashes over objects that it could not write."""
+    system = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # only glibc tells a handler the exit code
+        system.on_exit(system._exit, None)
+
+
+@functools.cache
+def _hush() -> None:
+    """Have the library say nothing where it cannot raise: that an object could not be written is raised as well."""
+
+    def without(former: Callable[..., Any], error_of: Callable[..., object]) -> Callable[..., Any]:
+        def hook(*arguments: Any) -> None:
+            if not any(text in str(error_of(*arguments)) for text in _UNFINISHED):
+                former(*arguments)
+
+        return hook
+
+    sys.excepthook = without(sys.excepthook, lambda _kind, error, _trace: error)
+    sys.unraisablehook = without(sys.unraisablehook, lambda told: told.exc_value)
