@@ -21,6 +21,7 @@ from scipy import sparse
 
 from perturbdiff import files
 from perturbdiff.data import h5_output, opening
+from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
@@ -313,7 +314,7 @@ def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
     path = files.existing(Path(path), "predictions")
     kind = format_of(path)
     opening.check(path)
-    with opening.explain_damage(path):
+    with explain_damage(path):
         if kind == ".h5ad":
             adata = anndata.read_h5ad(path, backed="r" if backed else None)
         else:

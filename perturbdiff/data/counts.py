@@ -16,11 +16,12 @@ import pandas as pd
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.columns import Column, Texts, joined
+from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.gene_joins import join_genes
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.obs_tables import JoinedTable, LabelTable, tables_for
-from perturbdiff.data.opening import explain_damage, open_root
+from perturbdiff.data.opening import open_root
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

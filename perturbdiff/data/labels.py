@@ -13,7 +13,7 @@ import pandas as pd
 from perturbdiff.config import DataConfig
 from perturbdiff.data.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.opening import plain_name
+from perturbdiff.data.damage import plain_name
 from perturbdiff.data.schema import ALL, LABELS, RESERVED, dose_label, sort_conditions
 from perturbdiff.errors import UserError, listing, nearest
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +13,12 @@ import numpy as np
 from numpy.lib import format as npy
 
 from perturbdiff import files
+from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.hdf5_check import check_hdf5
 from perturbdiff.data.zarr_check import check_zarr, open_group
 from perturbdiff.errors import UserError
 
-_DAMAGE = (
-    OSError, RuntimeError, KeyError, ValueError, EOFError, TypeError, AttributeError, IndexError, ArithmeticError,
-)  # fmt: skip
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_LONGEST_NAME = 200  # bytes; a file system takes 255, and an ending or two are added
 _UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100
-
-
-@contextlib.contextmanager
-def explain_damage(path: Path, remedy: str = "copy or make the file again") -> Iterator[None]:
-    """Turn what h5py and zarr raise for an incomplete or damaged file into a `UserError`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except MemoryError as error:
-        raise UserError(
-            f"{path}: asks for more memory than there is; it is damaged, or needs a larger machine"
-        ) from error
-    except _DAMAGE as error:
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{path}: cannot be read, it is damaged or incomplete ({reason}); {remedy}"
-        ) from error
 
 
 def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
@@ -92,26 +66,6 @@ def check(path: Path) -> None:
         check_zarr(path)
     else:
         check_hdf5(path)
-
-
-def plain_name(name: str, what: str) -> str:
-    """Return a name that becomes the name of a file.
-
-    Raises
-    ------
-    UserError
-        If it would lead somewhere else, or no file can have it.
-    """
-    problem = ""
-    if not name or name in (".", ".."):
-        problem = "is no name of a file"
-    elif "/" in name or "\0" in name:
-        problem = "has a '/' or a zero byte"
-    elif len(name.encode(errors="surrogateescape")) > _LONGEST_NAME:
-        problem = f"is longer than {_LONGEST_NAME} bytes"
-    if problem:
-        raise UserError(f"{what} {name[:_LONGEST_NAME]!r} {problem}; rename it")
-    return name
 
 
 def read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-FORMAT = 1
-"""Version of the store's layout; a reader refuses any other."""
-
 LABELS = ("cell_type", "batch", "perturbation")
 """The three labels that make a condition, in the order rows are sorted by."""
 

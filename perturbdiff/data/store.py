@@ -6,14 +6,12 @@ A store is a folder of AnnData Zarr parts that need none of this to be opened; s
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anndata
 import numpy as np
 import pandas as pd
 import zarr
@@ -21,13 +19,15 @@ from scipy import sparse
 
 from perturbdiff.data import integrity, row_kernels
 from perturbdiff.data.columns import num_entries
-from perturbdiff.data.opening import explain_damage, plain_name
-from perturbdiff.data.schema import FORMAT, condition_table
+from perturbdiff.data.damage import explain_damage
+from perturbdiff.data.schema import condition_table
+from perturbdiff.data.store_head import StoreHead
 from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.data.zarr_check import check_part, open_group
 from perturbdiff.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
+    import anndata
     import dask.array as da
 
     from perturbdiff.data import views
@@ -67,25 +67,13 @@ def reading(part: Path) -> contextlib.AbstractContextManager[None]:
     return explain_damage(part, "run preprocess again with --force")
 
 
-class Store:
-    """A finished store, read from disk.
+class Store(StoreHead):
+    """A finished store, read from disk. What a `StoreHead` knows, and:
 
     Attributes
     ----------
-    path
-        Its folder.
     genes
         Names of the columns.
-    n_cells, n_genes
-        Its shape.
-    target_sum
-        Depth that counts are scaled to before the logarithm; nan if the input was log1p of unknown target.
-    scale
-        Divisor of log1p values in model units.
-    input_scale
-        ``counts``: integers are stored and log1p is computed here; ``log1p``: stored as given.
-    control
-        Label of the control perturbation.
     conditions
         Table of conditions by id: ``cell_type, batch, perturbation, n_cells, start, stop, is_control,
         control, part``; ``start`` and ``stop`` are rows of the store, ``control`` an id or -1.
@@ -101,30 +89,11 @@ class Store:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        facts = self._facts()
-        with reading(self.path / "manifest.json"):
-            self.n_cells, self.n_genes = int(facts["n_cells"]), int(facts["n_genes"])
-            self.n_values = int(facts["n_values"])
-            self.dtype = np.dtype(facts["dtype"])
-            self.target_sum = float("nan") if facts["target_sum"] is None else float(facts["target_sum"])
-            self.scale, self.control = float(facts["scale"]), str(facts["control"])
-            self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
-            names = [plain_name(str(part["name"]), f"{self.path}: part") for part in facts["parts"]]
-            self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
-        self._parts = [self.path / name for name in names]
-        tables = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
-        for name in [*tables, *names]:
-            if (self.path / name).is_symlink():
-                raise UserError(f"{self.path / name}: is a link, which is not followed; copy the whole store")
-        self._recorded = integrity.confirm(self.path, tables)
+        super().__init__(path)
         self.conditions = self._table("conditions")
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
         self.genes = [str(g) for g in self.var.index]
-        missing = [p.name for p in self._parts if not p.is_dir()]
-        if missing:
-            raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")
         size = sum(check_part(path) for path in self._parts)
         if (
             not 0 <= self.n_cells <= size
@@ -136,46 +105,13 @@ class Store:
                 "run preprocess again with --force"
             )
 
-    def _facts(self) -> dict[str, Any]:
-        if not self.path.exists():
-            raise UserError(f"store not found: {self.path}")
-        try:
-            facts = json.loads((self.path / "manifest.json").read_text())["results"]["store"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{self.path}: is not a finished store; make one with perturbdiff preprocess"
-            ) from None
-        if facts["format"] != FORMAT:
-            raise UserError(
-                f"{self.path}: has store format {facts['format']}, this version reads {FORMAT}; "
-                "run preprocess again"
-            )
-        return facts
-
     def _table(self, name: str) -> pd.DataFrame:
-        try:
-            return pd.read_parquet(self.path / f"{name}.parquet")
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{self.path}: {name}.parquet cannot be read ({error}); run preprocess again"
-            ) from error
+        with self._reading_table(name) as path:
+            return pd.read_parquet(path)
 
     def max_value(self) -> np.ndarray:
         """Return the largest log1p value of each gene in the whole store, float32 [G]."""
         return self.var["max_log1p"].to_numpy(np.float32)
-
-    @property
-    def nbytes_in_memory(self) -> int:
-        """Bytes that `in_memory` needs: values, column numbers, row pointers, depths."""
-        pointer = 4 if self.n_values <= np.iinfo(np.uint32).max else 8
-        return (
-            self.n_values * (self.dtype.itemsize + self.index_dtype.itemsize) + (pointer + 4) * self.n_cells
-        )
-
-    @property
-    def index_dtype(self) -> np.dtype:
-        """Type of the stored column numbers."""
-        return np.dtype(np.int16 if self.n_genes <= 1 << 15 else np.int32)
 
     def obs(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return obs in store order.
@@ -218,6 +154,8 @@ class Store:
         if unknown:
             hint = nearest(unknown[0], have) or ";"
             raise UserError(f"{self.path}: no obs column '{unknown[0]}'{hint} columns: {listing(have, 20)}")
+        from anndata.io import read_elem  # here: anndata brings dask.array, and few commands read obs
+
         names = have if columns is None else columns
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
         for name in stored.values():
@@ -226,7 +164,7 @@ class Store:
         for n, name in stored.items():
             if (length := num_entries(group[name])) != cells:
                 raise ValueError(f"obs column '{n}' has {length} entries for {cells} cells")
-        return pd.DataFrame({n: anndata.io.read_elem(group[name]) for n, name in stored.items()})
+        return pd.DataFrame({n: read_elem(group[name]) for n, name in stored.items()})
 
     def require(self, prefix: str) -> None:
         """Raise `UserError` if a file of the store whose name begins with ``prefix`` is gone."""

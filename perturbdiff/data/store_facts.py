@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff import provenance
-from perturbdiff.data.store import Store
+from perturbdiff.data.store_head import StoreHead
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -32,22 +32,25 @@ def describe(path: Path) -> dict[str, Any]:
     UserError
         If ``path`` is not a finished store.
     """
-    store = Store(path)
+    store = StoreHead(path)
     manifest = provenance.read_manifest(path) or {}
     results = manifest.get("results", {})
     files = [p for p in path.rglob("*") if p.is_file()]
     size = sum(p.stat().st_size for p in files)
-    table = store.conditions
-    cells = table["n_cells"].to_numpy(np.int64)
+    counted, controls, *labels = store.columns(
+        "conditions", "n_cells", "is_control", "perturbation", "cell_type", "batch"
+    )
+    perturbations, cell_types, batches = (len(set(names)) for names in labels)
+    cells = np.asarray(counted, np.int64)
     return {
         "path": str(path),
         "cells": store.n_cells,
         "genes": store.n_genes,
-        "conditions": len(table),
-        "control_conditions": int(table["is_control"].sum()),
-        "perturbations": int(table["perturbation"].nunique()),
-        "cell_types": int(table["cell_type"].nunique()),
-        "batches": int(table["batch"].nunique()),
+        "conditions": len(cells),
+        "control_conditions": sum(controls),
+        "perturbations": perturbations,
+        "cell_types": cell_types,
+        "batches": batches,
         "smallest_condition": int(cells.min(initial=store.n_cells)),
         "median_condition": float(np.median(cells)) if len(cells) else 0.0,
         "largest_condition": int(cells.max(initial=0)),

@@ -13,9 +13,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.data.columns import Column
+from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import CscMatrix, CsrMatrix, RowMatrix
-from perturbdiff.data.opening import explain_damage, open_root
+from perturbdiff.data.opening import open_root
 from perturbdiff.errors import UserError, listing, nearest
 from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.evaluation.disk_rows import DiskRows, as_csr, scattered, sorted_copy
