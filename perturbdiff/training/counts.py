@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from perturbdiff.config import Config
 from perturbdiff.model import Covariates, Denoiser
@@ -57,6 +56,8 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
 
 
 def _flops(model: Denoiser, size: int, self_condition: bool) -> int:  # noqa: FBT001
+    from torch.utils.flop_counter import FlopCounterMode  # here: it imports Triton
+
     ids = torch.zeros(1, dtype=torch.int64, device=model.unit.device)
     cells = torch.zeros(1, size, model.num_genes, device=model.unit.device)
     earlier = cells if self_condition else None

@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import pandas as pd
@@ -23,7 +22,7 @@ from perturbdiff.model import Denoiser
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.checkpoints import Checkpoints
 from perturbdiff.training.counts import describe
-from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Writer
+from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.keeping import Keeping
 from perturbdiff.training.loggers import Curves
@@ -31,6 +30,7 @@ from perturbdiff.training.material import Material
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.processes import Processes, lost
 from perturbdiff.training.validation import Averaging, Validation, averaged
+from perturbdiff.training.writer import Writer
 from perturbdiff.training.zeros import zero_levels
 
 logger = logging.getLogger(__name__)
@@ -56,13 +56,6 @@ class Fitted:
     curve: pd.DataFrame
     facts: dict[str, Any]
     notes: dict[str, Any]
-
-
-class Start(NamedTuple):
-    """Where a training begins: a checkpoint and its step, or nothing and 0."""
-
-    checkpoint: Path | None
-    step: int
 
 
 class _Endless:

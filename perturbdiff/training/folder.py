@@ -21,11 +21,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -33,6 +31,9 @@ from torch import Tensor
 from perturbdiff import files, locks
 from perturbdiff.errors import UserError, listing
 from perturbdiff.model import Denoiser
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
 from perturbdiff.outputs import differences
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,13 @@ class Unwritten:
     model: Denoiser
     write: Callable[[Denoiser, Path], None]
     folder: bool
+
+
+class Start(NamedTuple):
+    """Where a training begins: a checkpoint and its step, or nothing and 0."""
+
+    checkpoint: Path | None
+    step: int
 
 
 class CheckpointFolder:
@@ -339,20 +347,6 @@ class CheckpointFolder:
             return load_file(path)
         except (OSError, SafetensorError):
             raise UserError(f"{path}: these weights are gone; run again with --resume never") from None
-
-
-class Writer(TorchCheckpointIO):
-    """Lets a trainer write into a checkpoint folder, straight to where it belongs."""
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self.folder = folder
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Write the trainer's state; called on the first rank alone."""
-        assert Path(path) == self.folder.last
-        self.folder.write(checkpoint)
 
 
 def _write_whole(state: dict[str, Any], path: Path) -> None:

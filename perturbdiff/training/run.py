@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff import provenance
 from perturbdiff.config import Config
@@ -16,12 +16,13 @@ from perturbdiff.devices import resolve_device
 from perturbdiff.outputs import Output
 from perturbdiff.semantics import read_tables
 from perturbdiff.training.allocation import Allocation
-from perturbdiff.training.fit import Fitted, Start, fit
-from perturbdiff.training.folder import LOGS, CheckpointFolder
-from perturbdiff.training.keeping import hand_over, kept_steps
+from perturbdiff.training.folder import LOGS, CheckpointFolder, Start
 from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer
+
+if TYPE_CHECKING:
+    from perturbdiff.training.fit import Fitted
 
 logger = logging.getLogger(__name__)
 
@@ -248,6 +249,10 @@ def _train(
         if start.checkpoint is not None:
             last = material.config.train.max_steps
             logger.info("continuing at step %d of %d from %s", start.step, last, start.checkpoint)
+        from perturbdiff.training.fit import (
+            fit,  # here: Lightning takes longer to import than all else together
+        )
+
         return material, fit(
             material, folder, start, allocation=allocation, device=device, processes=processes
         )
@@ -263,6 +268,8 @@ def _train(
         material, fitted = run()
         bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
+        from perturbdiff.training.keeping import hand_over, kept_steps
+
         kept = material.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
         stage.chance = (LOGS,)
