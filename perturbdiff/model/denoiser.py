@@ -16,7 +16,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +99,27 @@ def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
     if total is None:
         raise ValueError("nothing to embed")
     return total
+
+
+class _Rectified(torch.autograd.Function):
+    """max(raw, 0), and zero below ``floor``; the gradient passes as if there were no floor, and ``leak`` times below 0.
+
+    So a value that is zero for all cells can come back. One function, because each of its operations is a pass over
+    all cells and genes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, floor: Tensor | None, leak: float) -> Tensor:
+        value = F.relu(raw)
+        ctx.save_for_backward(raw)
+        ctx.leak = leak
+        return value if floor is None else torch.where(value < floor, 0.0, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (raw,) = ctx.saved_tensors
+        passed = torch.ops.aten.leaky_relu_backward(gradient, raw, ctx.leak, False)
+        return passed.masked_fill_(raw == 0, 0.0), None, None
 
 
 class Denoiser(nn.Module):
@@ -302,10 +323,8 @@ class Denoiser(nn.Module):
     def _head(self, raw: Tensor) -> Tensor:
         if self.config.head == "softplus":
             return self._gate(F.softplus(raw))
-        value = F.relu(raw)
-        if self.config.leak:  # a value that is zero for all cells can come back
-            value = value + self.config.leak * (raw - raw.detach()) * (raw < 0)
-        return self._gate(value)
+        floor = self.gate_threshold / self.unit if self.config.gate else None
+        return _Rectified.apply(raw, floor, self.config.leak)
 
     def _gate(self, value: Tensor) -> Tensor:
         if not self.config.gate:

@@ -143,7 +143,7 @@ def _averaging(material: Material) -> Averaging | None:
     train = material.config.train
     if not train.ema_decay:
         return None
-    return Averaging(decay=train.ema_decay, update_every_n_steps=train.ema_every)
+    return Averaging(train.ema_decay, train.ema_every)
 
 
 @dataclass
@@ -250,6 +250,9 @@ def _quiet() -> Iterator[None]:
     names = ("lightning.pytorch", "lightning.fabric", "lightning")
     levels = {name: logging.getLogger(name).level for name in names}
     deterministic = torch.are_deterministic_algorithms_enabled()
+    filling = torch.utils.deterministic.fill_uninitialized_memory
+    # With deterministic algorithms torch fills every new tensor before an operation does so: a tenth of a small step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -259,5 +262,6 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(deterministic)
+            torch.utils.deterministic.fill_uninitialized_memory = filling
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)

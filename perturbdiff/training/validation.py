@@ -38,10 +38,55 @@ HIGHER_IS_BETTER = ("r2", "pdcorr")
 
 
 class Averaging(EMAWeightAveraging):
-    """Lightning's exponential moving average, with its weights in reach.
+    """Lightning's exponential moving average, with its weights in reach, updated in few operations.
 
-    Updates after steps 1, 1 + n, 1 + 2n, …; the first one copies.
+    Updates after steps 1, 1 + n, 1 + 2n, …; the first one copies. Same bits as Lightning's own, which walks through the
+    network and takes three operations for each tensor: a tenth of a small step.
+
+    Parameters
+    ----------
+    decay
+        What is kept of the average.
+    every
+        Steps between updates.
     """
+
+    def __init__(self, decay: float, every: int) -> None:
+        super().__init__(decay=decay, update_every_n_steps=every)
+        self.decay = decay
+        self._pairs: list[
+            tuple[list[Tensor], list[Tensor]]
+        ] = []  # average and current, of one device and type
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Update if it is time."""
+        step = trainer.global_step
+        if step > self._latest_update_step and self.should_update(step_idx=step - 1):
+            self._update(pl_module)
+            self._latest_update_step = step
+
+    @torch.no_grad()
+    def _update(self, current: pl.LightningModule) -> None:
+        assert self._average_model is not None
+        if not self._pairs:
+            modules = (self._average_model.module, current)
+            tensors = [[t.detach() for t in (*m.parameters(), *m.buffers())] for m in modules]
+            kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
+            for own, new in zip(*tensors, strict=True):
+                pair = kinds.setdefault((own.device, own.dtype), ([], []))
+                pair[0].append(own)
+                pair[1].append(new)
+            self._pairs = list(kinds.values())
+        for own, new in self._pairs:
+            if self._average_model.n_averaged == 0:
+                torch._foreach_copy_(own, new)
+            else:
+                share = torch._foreach_mul(new, 1 - self.decay)
+                torch._foreach_mul_(own, self.decay)
+                torch._foreach_add_(own, share)
+        self._average_model.n_averaged += 1
 
     def averaged(self, current: TrainingModule) -> TrainingModule:
         """Return the module with averaged weights."""

@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
-from perturbdiff import cli_options
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff import cli, cli_options
+from perturbdiff.cli_commands import Work
+from perturbdiff.errors import INTERRUPTED, StoppedEarly, UserError
 
 HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
 
@@ -26,6 +28,81 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert "preprocess" in done.stdout
+
+
+def test_store_info_and_recipes_import_little(trained):
+    code = """
+import sys
+from perturbdiff import cli
+for words in (["store", "info", sys.argv[1]], ["config", "show", "demo"]):
+    sys.argv[1:] = words
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert not stop.code
+print([name for name in ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "rich") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(trained / "store")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "conditions" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_command_that_takes_long_speaks_first(run_cli, monkeypatch):
+    monkeypatch.setattr("perturbdiff.doctor.diagnose", lambda folder=None: [])
+    assert "INFO doctor: loading libraries and inputs" in run_cli("doctor", "--json").err
+    assert run_cli("--quiet", "doctor", "--json").err == ""
+    assert "loading" not in run_cli("doctor", "--help").err
+
+
+def test_every_command_speaks_first_but_those_that_are_quick():
+    def leaves(command, words=()):
+        if not hasattr(command, "commands"):
+            return {" ".join(words): isinstance(command, Work)}
+        return {k: v for n, one in command.commands.items() for k, v in leaves(one, (*words, n)).items()}
+
+    silent = {name for name, speaks in leaves(get_command(cli.app)).items() if not speaks}
+    quick = {"config show", "config schema", "store info"}
+    assert silent == quick | {f"baseline {word}" for word in ("list", "show", "remove")}
+
+
+def test_an_interrupt_gets_a_sentence_wherever_it_comes(run_cli, monkeypatch):
+    def interrupted(folder=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perturbdiff.doctor.diagnose", interrupted)
+    outcome = run_cli("doctor")
+    assert outcome.code == 130
+    assert outcome.err.splitlines()[-1] == INTERRUPTED
+    assert "Traceback" not in outcome.err
+
+
+def test_an_interrupt_while_the_command_line_is_imported_gets_a_sentence():
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "perturbdiff.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from perturbdiff.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == f"{INTERRUPTED}\n"
+
+
+def test_threads_that_wait_do_not_spin_unless_the_user_says_so(monkeypatch):
+    code = "import os, perturbdiff; print(os.environ['OMP_WAIT_POLICY'])"
+    for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == found
 
 
 @pytest.mark.parametrize(
