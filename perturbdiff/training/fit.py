@@ -250,9 +250,10 @@ def _quiet() -> Iterator[None]:
     names = ("lightning.pytorch", "lightning.fabric", "lightning")
     levels = {name: logging.getLogger(name).level for name in names}
     deterministic = torch.are_deterministic_algorithms_enabled()
-    filling = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    filling = memory.fill_uninitialized_memory
     # With deterministic algorithms torch fills every new tensor before an operation does so: a tenth of a small step.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    memory.fill_uninitialized_memory = False
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -262,6 +263,6 @@ def _quiet() -> Iterator[None]:
             yield
         finally:
             torch.use_deterministic_algorithms(deterministic)
-            torch.utils.deterministic.fill_uninitialized_memory = filling
+            memory.fill_uninitialized_memory = filling
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)

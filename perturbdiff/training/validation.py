@@ -81,11 +81,11 @@ class Averaging(EMAWeightAveraging):
             self._pairs = list(kinds.values())
         for own, new in self._pairs:
             if self._average_model.n_averaged == 0:
-                torch._foreach_copy_(own, new)
+                torch._foreach_copy_(own, new)  # pyright: ignore[reportPrivateImportUsage]
             else:
-                share = torch._foreach_mul(new, 1 - self.decay)
-                torch._foreach_mul_(own, self.decay)
-                torch._foreach_add_(own, share)
+                share = torch._foreach_mul(new, 1 - self.decay)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_mul_(own, self.decay)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_add_(own, share)  # pyright: ignore[reportPrivateImportUsage]
         self._average_model.n_averaged += 1
 
     def averaged(self, current: TrainingModule) -> TrainingModule:

@@ -23,7 +23,10 @@ def imported(module, names):
         ("perturbdiff.embed", ("lightning", "transformers", "huggingface_hub")),
         ("perturbdiff.cli", ("torch", "numpy", "transformers")),
         ("perturbdiff.data.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
-        ("perturbdiff.training.run", ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib")),
+        (
+            "perturbdiff.training.run",
+            ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),
+        ),
     ],
 )
 def test_imports_stay_light(module, names):
