@@ -23,8 +23,9 @@ FEW_GENES = ["--set", "data.num_hvgs=40"]
 COMMANDS = """
 import sys
 from perturbdiff import cli
-from perturbdiff.data import expression_pass, gene_vocabulary, passes, statistics
-passes.VALUES_PER_PIECE = gene_vocabulary.VALUES_PER_PIECE = 1000
+from perturbdiff.data import passes
+passes.VALUES_PER_PIECE = 1000
+from perturbdiff.data import expression_pass, statistics
 expression_pass.ROWS_PER_TASK = 100
 statistics.SMALL_STORE = 0
 if __name__ == "__main__":
@@ -86,12 +87,14 @@ class Watched:
         self.addresses, self.opened, self.most = set(), set(), 0
         before = self.as_another_user(folder, [])
         process = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(folder), **env})
+        looked = 0.0
         try:
             while process.poll() is None:
                 processes = family(process.pid)
                 self.most = max(self.most, len(processes))
                 self.addresses |= listening(processes)
-                if len(processes) > 1:
+                if len(processes) > 1 and time.monotonic() > looked + 0.5:
+                    looked = time.monotonic()
                     self.opened |= self.as_another_user(folder, processes) - before
                 time.sleep(0.05)
         finally:
