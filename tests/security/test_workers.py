@@ -22,16 +22,18 @@ FEW_GENES = ["--set", "data.num_hvgs=40"]
 
 COMMANDS = """
 import sys
-from perturbdiff import cli
-from perturbdiff.data import passes
-passes.VALUES_PER_PIECE = 1000
-from perturbdiff.data import expression_pass, statistics
-expression_pass.ROWS_PER_TASK = 100
-statistics.SMALL_STORE = 0
-if __name__ == "__main__":
+if __name__ == "__main__":  # not in the workers, which need none of it
+    from perturbdiff import cli
+    from perturbdiff.data import passes
+    passes.VALUES_PER_PIECE = 1000
+    if "stats" in sys.argv:
+        from perturbdiff.data import expression_pass, statistics
+        expression_pass.ROWS_PER_TASK = 100
+        statistics.SMALL_STORE = 0
     sys.argv[0] = "perturbdiff"
     cli.main()
 """
+"""The command line, which starts workers for few cells as well."""
 
 LAUNCHED = """
 import sys, time
