@@ -7,6 +7,7 @@ they are. A text of apostrophes before such a character gets one more; numbers s
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,17 @@ def write_csv(table: pd.DataFrame, path: Path, **options: Any) -> None:
     """Write a table without its index; see this module. ``options`` are pandas'."""
     safe = table.copy(deep=False)
     safe.columns = pd.Index([neutral(name) for name in table.columns], dtype=object)
+    written: list[Any] = list(table.columns)
     for place, dtype in enumerate(table.dtypes):
         column = table.iloc[:, place]
         if isinstance(dtype, pd.CategoricalDtype):
-            renamed = column.cat.rename_categories([neutral(label) for label in column.cat.categories])
-            safe.isetitem(place, renamed)
+            written += column.cat.categories.tolist()
+            safe.isetitem(place, column.cat.rename_categories([neutral(v) for v in column.cat.categories]))
         elif not pd.api.types.is_numeric_dtype(dtype):
+            written += column.tolist()
             safe.isetitem(place, column.astype(object).map(neutral, na_action="ignore"))
+    if any(isinstance(value, str) and "\r" in value for value in written):
+        options["quoting"] = csv.QUOTE_NONNUMERIC  # a carriage return alone is not quoted otherwise
     safe.to_csv(path, index=False, **options)
 
 
