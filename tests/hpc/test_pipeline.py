@@ -63,11 +63,12 @@ def test_a_published_screen_becomes_a_report_with_the_slurm_profile_alone(workfl
     assert all(name in report for name in names)
     scores = {name: pooled(ran, name) for name in names}
     assert all(score["R2"] > 0.9 for score in scores.values())
-    # half a minute of training is a step from the control towards the ceiling; the control's value is the data's
+    # half a minute of training is a step from the control towards the ceiling; the control's value is the data's, with
+    # control cells that stand for their whole pool (drawn at random they are at 0.0995)
     distance, direction = (
         {name: scores[name][key] for name in scores} for key in ("energy_distance", "PDCorr")
     )
-    assert distance["control"] == pytest.approx(0.0995, rel=0.02)
+    assert distance["control"] == pytest.approx(0.0733, rel=0.02)
     assert distance["ceiling"] < distance["knockouts"] < distance["control"] < distance["mean-perturbation"]
     assert direction["control"] < direction["knockouts"] < direction["ceiling"]
 
@@ -169,7 +170,8 @@ class TestExperiment:
         assert re.search(r"TRAIN \(wrong-b\) \(exit 2\): .*train.precision", ran.output)
         report = (ran.outdir / "report.txt").read_text()
         compared = {"tuned-a", "tuned-b", "plain-a", "plain-b", "again-a"}
-        assert set(re.findall(r"\b[a-z]+-[ab]\b", report)) == compared
+        assert set(re.findall(r"\b[a-z]+-[ab]\b", report)) == compared | {"wrong-b"}
+        assert re.search(r"^wrong-b failed: .*train\.precision", report, re.MULTILINE), report
 
     def test_resume_after_the_sheet_was_edited_runs_what_is_new(self, experiment, rows):
         workflow, given, _ = experiment

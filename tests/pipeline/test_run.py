@@ -161,6 +161,8 @@ def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     )
     assert told, ran.output
     assert "train.precision" in Path(nextflow.folder / told[1]).read_text()
+    report = (ran.outdir / "report.txt").read_text()
+    assert re.search(r"^broken failed: .*train\.precision", report, re.MULTILINE), report
 
 
 @pytest.mark.slow
