@@ -12,11 +12,13 @@ SCREEN = Path(__file__).parents[2] / "assets" / "data" / "papalexi21_thp1_ko.h5a
 
 @pytest.mark.slow
 def test_the_distance_of_the_control_is_that_of_cells_that_stand_for_their_pool(tmp_path):
-    recipe = ("--config", "papalexi21", "--seed", "0")
+    seed = ("--seed", "0")
+    recipe = ("--config", "papalexi21", *seed)
+    held_out = ("--split", "split.parquet", "--part", "test")
     for command in (
         ("preprocess", str(SCREEN), "--out", "store", *recipe),
         ("split", "store", "--out", "split.parquet", *recipe),
-        ("baseline", "control", "store", "--split", "split.parquet", "--part", "test", "--out", "control.h5ad", "--seed", "0"),
+        ("baseline", "control", "store", *held_out, "--out", "control.h5ad", *seed),
         ("evaluate", "control.h5ad", "store", "--out", "metrics", "--method", "control", *recipe),
     ):  # fmt: skip
         subprocess.run([sys.executable, "-m", "perturbdiff", *command], cwd=tmp_path, check=True)
