@@ -164,9 +164,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="kills-") as name:
-        names = given.commands.split(",")
-        found = campaign(names, given.each, Path(name), seed=given.seed, processes=given.processes)
+    names = given.commands.split(",")
+    # no TemporaryDirectory: a forked process that ends would delete it
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    try:
+        found = campaign(names, given.each, folder, seed=given.seed, processes=given.processes)
+    finally:
+        shutil.rmtree(folder)
     print(f"{'command':>18}  {'signal':>8}  sent  before its end  rerun right  problems")
     for command in names:
         for sent in SIGNALS:

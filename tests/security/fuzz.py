@@ -1,7 +1,8 @@
 """A fuzzer: damaged inputs may lead to a right result or to one line and exit code 2, to nothing else.
 
-``PYTHONPATH=tests python -m security.fuzz`` prints a table; `docs/development.md` tells how to read it. A mutation is
-known by its kind, its number and the seed: the same ones are the same damage, alone (``--only store:17``) or in a run.
+``PYTHONPATH=tests python -m security.fuzz`` prints a table of what came of each kind of input. ``unseen`` counts other
+results that no program could help: other values in an input without checksums. A mutation is known by its kind, its
+number and the seed: the same ones are the same damage, alone (``--only store:17``) or in a run.
 """
 
 from __future__ import annotations
