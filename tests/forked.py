@@ -134,6 +134,8 @@ def forked(
     """Run a function that returns an exit code in a forked process; see `command`."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "tmp").mkdir(parents=True)
+    for stream in ("out", "err"):
+        (folder / stream).touch()  # a process may be killed before it does anything
     sys.stdout.flush()
     sys.stderr.flush()
     began = time.monotonic()
