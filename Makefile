@@ -4,6 +4,7 @@
 # make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
 # make test-tools    installs CPA, STATE, CellFlow and Squidiff and trains each on a small store
 # make sif     the Apptainer image
+# make audit ADVISORIES=FILE    the locks against known weaknesses: a folder or zip of OSV records, as PyPI's are published
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: demo env env-dev nextflow lint test fuzz test-hpc test-tools sif lock lock-tools clean
@@ -60,10 +61,18 @@ sif:
 	bin/build-image perturbdiff.sif
 
 lock:
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements.lock
-	uv pip compile pyproject.toml --extra embed --group dev -c requirements.lock --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements-dev.lock
+	$(LOCK) pyproject.toml -o requirements.lock
+	$(LOCK) pyproject.toml --extra embed --group dev -c requirements.lock -o requirements-dev.lock
+	@# what builds and installs; the first line of each file says what it is for
+	for tool in 'build hatchling==1.33.0 editables' 'uv uv' 'jgo jgo[cli]'; do set -- $$tool; to=containers/$$1.lock; shift; \
+	    head -n 1 $$to > $$to.new && printf '%s\n' "$$@" | $(LOCK) - | cat >> $$to.new && mv $$to.new $$to || exit 1; done
+
+audit: env-dev
+	@$(RUN) bin/audit $(ADVISORIES) requirements.lock requirements-dev.lock containers/build.lock containers/uv.lock \
+	    containers/jgo.lock perturbdiff/baselines/external/tools/*.lock
 
 LOCK_TOOL := uv pip compile -q --generate-hashes --no-emit-index-url --no-emit-find-links --no-header
+LOCK := $(LOCK_TOOL) --universal --python-version 3.11
 
 lock-tools:
 	cd perturbdiff/baselines/external/tools && for tool in cellflow squidiff state; do \

@@ -19,6 +19,8 @@ from perturbdiff.training.loggers import NOTES
 from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.validation import Averaging, averaged
 
+_EVENTS = "events.out.tfevents."
+
 
 class Keeping(pl.Callback):
     """Writes averaged weights into the checkpoint folder; an interrupted run writes the same bytes again.
@@ -91,7 +93,18 @@ def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> 
         files.existing(source, "kept bundle (run again with --resume never)")
         shutil.copytree(source, target, copy_function=_link)
     if (logs := checkpoints.path / LOGS).is_dir():
-        shutil.copytree(logs, bundle / LOGS, ignore=shutil.ignore_patterns(*NOTES))
+        shutil.copytree(
+            logs, bundle / LOGS, ignore=shutil.ignore_patterns(*NOTES), copy_function=_copy_without_host
+        )
+
+
+def _copy_without_host(source: str, target: str) -> None:
+    """Copy a log; TensorBoard names its files by time, host, process and number, and a bundle is shared."""
+    path = Path(target)
+    if path.name.startswith(_EVENTS):
+        began, *_, number = path.name.removeprefix(_EVENTS).split(".")
+        path = path.with_name(f"{_EVENTS}{began}.{number}")
+    shutil.copy2(source, path)
 
 
 def _link(source: str, target: str) -> None:

@@ -1,6 +1,8 @@
 """Loggers beside training.csv."""
 
 import importlib.util
+import os
+import platform
 import signal
 
 import pytest
@@ -82,4 +84,7 @@ def test_interrupted_curves_are_whole_and_end_in_the_bundle(trained, tmp_path, m
     assert steps_of(out / "logs", "valid/energy") == [8]
     assert len(list((out / "logs" / "tensorboard").iterdir())) > 1
     assert [p.name for p in (out / "logs").iterdir()] == ["tensorboard"]
+    for path in (out / "logs" / "tensorboard").iterdir():
+        assert platform.node() not in path.name
+        assert str(os.getpid()) not in path.name.split(".")
     assert not (tmp_path / "b.checkpoints").exists()
