@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perturbdiff import predictions, sampling
+from perturbdiff import outputs, predictions, sampling
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
@@ -117,19 +117,29 @@ def test_an_equal_merge_has_nothing_to_do_and_the_command_finds_out_what_the_par
 
 
 def copied(part, folder):
-    for path in part.parent.glob(f"{part.name}*"):
-        shutil.copy(path, folder)
-    return folder / part.name
+    """A part as of an earlier version, whose manifest has no checksums."""
+    return changed(part, folder, lambda manifest: [manifest.pop(key) for key in ("files", "sha256")])
 
 
 def changed(part, folder, change):
-    """A part whose manifest is another one."""
-    copy = copied(part, folder)
-    path = copy.with_name(f"{copy.name}.manifest.json")
+    """A part whose manifest is another one, with nothing that tells of it."""
+    for path in part.parent.glob(f"{part.name}*"):
+        shutil.copy(path, folder)
+    path = folder / f"{part.name}.manifest.json"
     manifest = json.loads(path.read_text())
     change(manifest)
-    path.write_text(json.dumps(manifest))
-    return copy
+    path.write_text(json.dumps(outputs.sealed(manifest) if "files" in manifest else manifest))
+    return folder / part.name
+
+
+def flipped(part, folder, name=""):
+    for path in part.parent.glob(f"{part.name}*"):
+        shutil.copy(path, folder)
+    path = folder / f"{part.name}{name}"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x01
+    path.write_bytes(data)
+    return folder / part.name
 
 
 def without_manifest(part, folder):
@@ -179,6 +189,8 @@ def other_genes(part, folder):
         (lambda p, f: [p[0], by_others(p[1], f), p[2]], "predictions that .*sample' wrote"),
         (lambda p, f: [p[0], changed(p[1], f, more), p[2]], "1.h5ad: does not have the .* predicted cells"),
         (lambda p, f: [p[0], other_genes(p[1], f), p[2]], "1.h5ad: has other genes than .*0.h5ad"),
+        (lambda p, f: [p[0], flipped(p[1], f), p[2]], "1.h5ad: was changed since it was made"),
+        (lambda p, f: [p[0], flipped(p[1], f, ".manifest.json"), p[2]], r"1.h5ad: is not a part|manifest\.json"),
         (lambda p, f: [], "no part to merge"),
     ],
 )  # fmt: skip
