@@ -31,6 +31,7 @@ UNFINISHED = "unfinished"
 _SEAL = "sha256"
 _DEAR_STAGES = ("pretrain", "train", "finetune")
 _DEAR_SECONDS = 60.0
+_LONGEST_NAME = 200  # bytes; a file system takes 255, and records and companions add an ending
 
 
 def beside(out: Path, kind: str) -> Path:
@@ -304,12 +305,14 @@ def check_place(out: Path) -> None:
     """
     if not out.name or out.name == "..":
         raise UserError(f"{out}: is a folder that is there already; name a new place in it")
+    if len(os.fsencode(out.name)) > _LONGEST_NAME:
+        raise UserError(f"{out}: its name is longer than {_LONGEST_NAME} bytes; choose a shorter one")
     if out.is_symlink():
         raise UserError(f"{out}: is a link to {out.readlink()}; name the place itself")
     if out.exists() and not (out.is_file() or out.is_dir()):
         # A rename would put the result in its place.
         raise UserError(f"{out}: a device or pipe, not a file; name a file to write")
-    place = out.resolve()
+    place = _real(out)
     for protected, what in ((Path.cwd(), "the working folder"), (_home(), "your home folder")):
         if protected is not None and (place == protected or place in protected.parents):
             raise UserError(
@@ -318,15 +321,23 @@ def check_place(out: Path) -> None:
 
 
 def _check_apart(out: Path, role: str, given: Path) -> None:
-    place = out.resolve()
+    place = _real(out)
     # the link that was named counts as well as what it leads to
-    for source in (given.parent.resolve() / given.name, given.resolve()):
+    for source in (_real(given.parent) / given.name, _real(given)):
         if source == place or place in source.parents or source in place.parents:
             how = "is" if source == place else "holds" if place in source.parents else "lies in"
             raise UserError(
                 f"{out}: {how} the input '{role}' ({given}); what is written must be apart from what is read: "
                 "choose another output"
             )
+
+
+def _real(path: Path) -> Path:
+    """Return where a path leads; itself if it leads in a circle, which is told where it is read."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.absolute()
 
 
 def _swap(made: Path, target: Path, partial: Path) -> None:

@@ -15,7 +15,7 @@ import zarr
 
 from perturbdiff import provenance
 from perturbdiff.data import h5_output, integrity
-from perturbdiff.data.store import Store
+from perturbdiff.data.store import Store, reading
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 from perturbdiff.data.views import Scale, check_scale, facts, read_rows
 from perturbdiff.data.zarr_check import open_group
@@ -200,8 +200,9 @@ class ObsReader:
         for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
             own = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)] - low
             if len(own):
-                pointers: Any = zarr.open_array(path / "X" / "indptr", mode="r")
-                lengths = np.diff(np.asarray(pointers[:]))
+                with reading(path):
+                    pointers: Any = zarr.open_array(path / "X" / "indptr", mode="r")
+                    lengths = np.diff(np.asarray(pointers[:]))
                 total += int(lengths[own].sum())
         return total
 
@@ -209,11 +210,12 @@ class ObsReader:
         """Return a block of one part's obs; the last one asked for is kept."""
         if self._kept is None or self._kept[0] != (part, block):
             self._store.require(f"{self._parts[part].name}/obs/")
-            group: Any = open_group(self._parts[part] / "obs")
-            cut = slice(block * _ROWS, (block + 1) * _ROWS)
-            columns = {name: self._column(group[name], name, cut) for name in group.attrs["column-order"]}
-            names = pd.Index(np.asarray(group[group.attrs["_index"]][cut], object), dtype=object)
-            self._kept = (part, block), pd.DataFrame(columns, index=names)
+            with reading(self._parts[part]):
+                group: Any = open_group(self._parts[part] / "obs")
+                cut = slice(block * _ROWS, (block + 1) * _ROWS)
+                columns = {name: self._column(group[name], name, cut) for name in group.attrs["column-order"]}
+                names = pd.Index(np.asarray(group[group.attrs["_index"]][cut], object), dtype=object)
+                self._kept = (part, block), pd.DataFrame(columns, index=names)
         return self._kept[1]
 
     def _column(self, stored: Any, name: str, cut: slice) -> Any:
