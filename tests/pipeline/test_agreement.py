@@ -103,7 +103,7 @@ def test_values_in_the_configuration_fit_the_schema(name):
         spec, found = described[key], literal(value)
         assert set(spec) <= {
             "type", "description", "format", "exists", "enum", "x-choices", "minimum", "exclusiveMinimum",
-            "exclusiveMaximum", "pattern", "hidden",
+            "exclusiveMaximum", "maximum", "pattern", "x-allowed", "hidden",
         }, key  # fmt: skip
         assert spec["description"], key
         if found is None:
@@ -111,6 +111,7 @@ def test_values_in_the_configuration_fit_the_schema(name):
         assert type(found) is kinds[spec["type"]], f"{key} = {found}"
         assert found in spec.get("enum", [found]), f"{key} = {found}"
         assert found >= spec.get("minimum", found), f"{key} = {found}"
+        assert found <= spec.get("maximum", found), f"{key} = {found}"
         assert re.search(spec.get("pattern", ""), str(found)), f"{key} = {found}"
 
 
