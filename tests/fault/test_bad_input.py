@@ -239,7 +239,7 @@ def test_damaged_bundle(trained, tmp_path, run_cli):
         "--out",
         tmp_path / "pred.h5ad",
     ]
-    refused(run_cli("sample", *arguments), "bundle", "cannot be read")
+    refused(run_cli("sample", *arguments), "model.safetensors", "was changed since it was made")
     nothing_left(tmp_path, "bundle")
 
 
