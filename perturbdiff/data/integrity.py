@@ -71,7 +71,8 @@ def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
     Raises
     ------
     UserError
-        If one was changed, or metadata are missing. Another file that is missing is left to whoever reads it.
+        If one was changed or is a link, or metadata are missing. Another file that is missing is left to whoever
+        reads it.
     """
     recorded = read_checksums(store) or {}
     metadata = [name for name in recorded if name.endswith("/zarr.json")]
@@ -80,6 +81,8 @@ def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
             raise UserError(f"{store / name}: is missing; run preprocess again with --force")
     for name in [*names, *metadata]:
         path = store / name
+        if path.is_symlink():
+            raise UserError(f"{path}: is a link, which is not followed; copy the whole store")
         if name in recorded and path.is_file() and files.sha256(path) != recorded[name]:
             raise UserError(
                 f"{path}: was changed since the store was made; run preprocess again with --force"

@@ -154,7 +154,9 @@ def check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
     pointers = matrix.group["indptr"]
     for name in ("indptr", "indices"):
         if matrix.group[name].dtype.kind not in "iu":
-            raise ValueError(f"'{name}' of the sparse matrix is {matrix.group[name].dtype}, not whole numbers")
+            raise ValueError(
+                f"'{name}' of the sparse matrix is {matrix.group[name].dtype}, not whole numbers"
+            )
     sizes = {int(matrix.group[name].shape[0]) for name in ("data", "indices")}
     if pointers.shape[0] == 0 or sizes != {int(pointers[-1:][0])} or int(pointers[:1][0]):
         raise ValueError("the sparse matrix has more or fewer values than its pointers say")

@@ -6,13 +6,13 @@ Light on purpose: of the large libraries only NumPy, and pyarrow for a table.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from perturbdiff import outputs
 from perturbdiff.data import integrity
 from perturbdiff.data.damage import explain_damage, plain_name
 from perturbdiff.errors import UserError, listing
@@ -66,17 +66,19 @@ class StoreHead:
         for name in [*tables, *names]:
             if (self.path / name).is_symlink():
                 raise UserError(f"{self.path / name}: is a link, which is not followed; copy the whole store")
-        self._recorded = integrity.confirm(self.path, tables)
         missing = [p.name for p in self._parts if not p.is_dir()]
         if missing:
             raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")
+        self._recorded = integrity.confirm(self.path, tables)
 
     def _facts(self) -> dict[str, Any]:
         if not self.path.exists():
             raise UserError(f"store not found: {self.path}")
+        # an earlier version's manifest carries no checksum of its own
+        manifest = outputs.check_record(self.path / "manifest.json") or outputs.read_manifest(self.path) or {}
         try:
-            facts = json.loads((self.path / "manifest.json").read_text())["results"]["store"]
-        except (OSError, ValueError, KeyError, TypeError):
+            facts = manifest["results"]["store"]
+        except (KeyError, TypeError):
             raise UserError(
                 f"{self.path}: is not a finished store; make one with perturbdiff preprocess"
             ) from None

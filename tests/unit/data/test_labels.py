@@ -148,11 +148,12 @@ def memory_of(tmp_path, n):
             group.create_dataset("categories", data=names, dtype=h5py.string_dtype())
             group["categories"].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
             group["codes"] = rng.integers(0, num, n).astype(np.int8)
+        pointers = np.pad(file["X/indptr"][()], (0, n - adata.n_obs), mode="edge")
         del file["obs/_index"], file["X/indptr"]
-        file["obs"].create_dataset("_index", (n,), h5py.string_dtype())
+        file["obs"].create_dataset("_index", data=np.full(n, "c", object), dtype=h5py.string_dtype())
         file["obs/_index"].attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
         file["X"].attrs["shape"] = (n, adata.n_vars)
-        file["X"].create_dataset("indptr", (n + 1,), np.int64)
+        file["X"]["indptr"] = pointers
     with Inputs([path], DataConfig(), tmp_path) as inputs:
         read_labels(inputs)
         tracemalloc.start()

@@ -61,7 +61,7 @@ def test_counts_of_any_type_make_the_same_store(
             stores.append(str(error))
     one, two = stores
     if isinstance(one, str):
-        assert one == two
+        assert one.replace("float32", "float64") == two
         return
     pd.testing.assert_frame_equal(one.var, two.var)
     pd.testing.assert_frame_equal(

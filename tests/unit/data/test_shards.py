@@ -85,5 +85,7 @@ def test_damage_is_a_user_error(tmp_path, harm):
     else:
         changed = {"short": content[:20], "cut": content[30:], "garbage": b"\xee" * 60 + content[60:]}
         shard.write_bytes(changed[harm])
-    with pytest.raises(UserError, match=r"x: is damaged .*run preprocess again"):
+    with pytest.raises(
+        UserError, match=r"x: cannot be read, it is damaged or incomplete .*run preprocess again"
+    ):
         ShardedReader(path).read(30, 90, np.empty(60, np.uint16))

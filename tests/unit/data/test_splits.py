@@ -279,7 +279,7 @@ def test_damaged_splits_are_refused(small, tmp_path):
     table = read_split(small.split)
     path = tmp_path / "s.parquet"
     path.write_text("no")
-    with pytest.raises(UserError, match="not a split file"):
+    with pytest.raises(UserError, match="is not a table, or damaged"):
         read_split(path)
     table.drop(columns="part").to_parquet(path)
     with pytest.raises(UserError, match="missing part"):

@@ -225,7 +225,7 @@ def test_headline_is_plain_text_with_the_scores(runs):
     ("change", "message"),
     [
         (lambda runs: (runs[0] / "aggregate.csv").unlink(), "no aggregate.csv"),
-        (lambda runs: (runs[0] / "metrics.parquet").write_text("x"), "cannot be read"),
+        (lambda runs: (runs[0] / "metrics.parquet").write_text("x"), "is not a table, or damaged"),
     ],
 )
 def test_broken_runs_are_explained(runs, tmp_path, change, message):

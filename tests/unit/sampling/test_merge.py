@@ -185,7 +185,7 @@ def other_genes(part, folder):
         (lambda p, f: [p[0], changed(p[1], f, lambda m: m["config"].update(shard=[1, 4]))], "one of 4 parts, not of 3"),
         (lambda p, f: [p[0], changed(p[1], f, lambda m: m.update(stage="baseline")), p[2]], "is not a part"),
         (lambda p, f: [p[0], f / "none.h5ad"], "not found: .*none.h5ad"),
-        (lambda p, f: [p[0], cut(p[1], f), p[2]], "1.h5ad: cannot be read as predictions .*make this part again"),
+        (lambda p, f: [p[0], cut(p[1], f), p[2]], "1.h5ad: cannot be read, it is damaged .*make the file again"),
         (lambda p, f: [p[0], by_others(p[1], f), p[2]], "predictions that .*sample' wrote"),
         (lambda p, f: [p[0], changed(p[1], f, more), p[2]], "1.h5ad: does not have the .* predicted cells"),
         (lambda p, f: [p[0], other_genes(p[1], f), p[2]], "1.h5ad: has other genes than .*0.h5ad"),
