@@ -10,6 +10,8 @@ SHELL := /bin/bash
 .PHONY: demo env env-dev nextflow lint test fuzz test-hpc test-tools sif lock lock-tools clean
 
 VENV := .venv
+# published data sets, where a folder with them lies beside the checkout; tests that need others are skipped
+export PERTURBDIFF_DATA ?= $(wildcard $(abspath ../shared/data))
 RUN  := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 demo: env nextflow

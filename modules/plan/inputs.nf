@@ -1,6 +1,37 @@
-// Where the inputs that a row names are: relative to the sheet, else to the launch folder.
+// Where the inputs that a row names are: relative to the sheet, else to the launch folder; of a registered data set
+// (dataset:NAME) in the folder PERTURBDIFF_DATA, else in the user's cache, as perturbdiff/datasets/registry.py looks.
+
+def isDataset(text) {
+    return text.startsWith('dataset:')
+}
+
+def registeredDatasets() {
+    return new groovy.yaml.YamlSlurper().parseText(file("${projectDir}/perturbdiff/datasets/registry.yaml").text)
+}
+
+def placesOf(entry) {
+    def cache = System.getenv('XDG_CACHE_HOME') ?: "${System.getenv('HOME')}/.cache"
+    return [System.getenv('PERTURBDIFF_DATA'), "${cache}/perturbdiff/datasets"].findAll()
+        .collect { folder -> file("${folder}/${entry.file}", glob: false) }
+}
+
+def datasetProblems(text) {
+    def known = registeredDatasets()
+    def name  = text - 'dataset:'
+    if (!known[name]) {
+        def close = known.keySet().closest(name)
+        return ["unknown data set '${name}'${close ? ", did you mean '${close[0]}'?" : ''}; data sets: ${known.keySet().join(', ')}"]
+    }
+    def places = placesOf(known[name])
+    return places.any { path -> path.exists() } ? [] :
+        ["data set '${name}': no ${known[name].file} in ${places.collect { path -> path.parent }.join(' or ')}; put it into a folder and name that in PERTURBDIFF_DATA"]
+}
 
 def locate(text, folder) {
+    if (isDataset(text)) {
+        def places = placesOf(registeredDatasets()[text - 'dataset:'])
+        return places.find { path -> path.exists() } ?: places[0]
+    }
     if (text.startsWith('/') || text.contains('://')) { return file(text, glob: false) }
     def beside = file("${folder}/${text}", glob: false)
     return beside.exists() ? beside : file(text, glob: false)

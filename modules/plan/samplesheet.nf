@@ -2,12 +2,13 @@
 
 include { pathProblems; shown                         } from './characters'
 include { comparisonProblems                          } from './comparison'
-include { isSimulated; locate; tablesOf              } from './inputs'
+include { datasetProblems; isDataset; isSimulated; locate; tablesOf } from './inputs'
 include { expand; overlay; parseOverrides; readPreset } from './recipes'
 include { sampleProblems                              } from './sampling'
 include { optionProblems                              } from './tools'
 
 def missingFile(text, folder, what) {
+    if (what == 'input' && isDataset(text)) { return datasetProblems(text) }
     return text && !isSimulated(text) && !locate(text, folder).exists() ? ["no such ${what} '${text}'"] : []
 }
 
@@ -24,8 +25,9 @@ def formProblems(row, schema) {
 
 // names that a task would not be given as they are; every cell that becomes one
 def nameProblems(row, contained) {
+    def inputNames = (row.input ?: '').split(/[|;]/).collect { name -> name.trim() }.findAll { name -> !isSimulated(name) && !isDataset(name) }
     def cells = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'script'] }.collect { name, value -> [name, value] } +
-        (row.input ?: '').split(/[|;]/).collect { name -> ['input', name.trim()] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
+        inputNames.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
     def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
     return broken.collect { name -> "${name} '${row[name]}' has a line break or another control character: take it out" } +
         cells.findAll { name, _value -> !(name in broken) }.collectMany { name, value -> pathProblems(name, value, contained) }

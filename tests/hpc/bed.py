@@ -264,10 +264,10 @@ class Workflow:
     folder: Path
     heads: list[Head] = field(default_factory=list)
 
-    def write(self, name: str, text: str) -> Path:
+    def write(self, name: str, content: str | bytes) -> Path:
         """A file of the user's, e.g. a samplesheet."""
         path = self.folder / name
-        path.write_text(text)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
         return self.bed.account.give(path)
 
     def environment(self, parser: str) -> dict[str, str]:

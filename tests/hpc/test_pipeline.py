@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from published import published
 
 HEADER = "id,dataset,input,preset,mode,init,overrides,seed"
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.genes=120"
 SHORT = "model.width=32;train.max_steps=60;train.valid_every=60;train.valid_sets=4;sample.num_steps=5"
-KNOCKOUTS = "assets/data/papalexi21_thp1_ko.h5ad"
 EVERYTHING = {"PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "BASELINE", "EVALUATE", "CEILING", "REPORT"}
 OUTPUTS = {"stores", "splits", "models", "predictions", "metrics"}
 PATIENCE = 1500  # seconds: two minutes on two idle cores, and other tests may want them
@@ -52,7 +52,8 @@ def pooled(ran, method: str) -> pd.Series:
 
 @pytest.mark.slow
 def test_a_published_screen_becomes_a_report_with_the_slurm_profile_alone(workflow):
-    row = f"knockouts,papalexi,{workflow.bed.site / KNOCKOUTS},papalexi21,train,,{SHORT},0"
+    screen = workflow.write("screen.h5ad", published("papalexi21").read_bytes())
+    row = f"knockouts,papalexi,{screen},papalexi21,train,,{SHORT},0"
     given = ("--input", sheet(workflow, row), "--baselines", "control,mean-perturbation")
     ran = workflow.run(*given, "--train_cpus", "2", profile="slurm", timeout=PATIENCE)
     assert ran.code == 0, ran.output

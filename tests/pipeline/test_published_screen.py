@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
-
-SCREEN = Path(__file__).parents[2] / "assets" / "data" / "papalexi21_thp1_ko.h5ad"
+from published import published
 
 
 @pytest.mark.slow
@@ -16,7 +14,7 @@ def test_the_distance_of_the_control_is_that_of_cells_that_stand_for_their_pool(
     recipe = ("--config", "papalexi21", *seed)
     held_out = ("--split", "split.parquet", "--part", "test")
     for command in (
-        ("preprocess", str(SCREEN), "--out", "store", *recipe),
+        ("preprocess", str(published("papalexi21")), "--out", "store", *recipe),
         ("split", "store", "--out", "split.parquet", *recipe),
         ("baseline", "control", "store", *held_out, "--out", "control.h5ad", *seed),
         ("evaluate", "control.h5ad", "store", "--out", "metrics", "--method", "control", *recipe),

@@ -11,6 +11,7 @@ import pytest
 import scanpy as sc
 import scipy.sparse as sp
 from memory_passes import choose
+from published import published
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import passes
@@ -21,7 +22,6 @@ from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
 
 FLAVORS = ("seurat", "cell_ranger", "seurat_v3")
-REAL = Path(__file__).parents[2] / "data" / "genes" / "kang18_subset.npz"
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +63,11 @@ def transcriptome(cells=2000, genes=20_000):
 
 
 def real():
-    with np.load(REAL) as found:
-        shape = (len(found["indptr"]) - 1, len(found["genes"]))
-        values = found["data"].astype(np.float32), found["indices"].astype(np.int32), found["indptr"]
-        obs = pd.DataFrame({"batch": found["batch"]}, index=[f"c{i}" for i in range(shape[0])])
-        return ad.AnnData(
-            sp.csr_matrix(values, shape), obs, pd.DataFrame(index=found["genes"].astype(object))
-        )
+    cells = ad.read_h5ad(published("kang18-ifnb"))
+    cells = cells[np.sort(np.random.default_rng(0).choice(cells.n_obs, 420, replace=False))]
+    obs = pd.DataFrame({"batch": cells.obs["donor"].to_numpy(str)}, index=[f"c{i}" for i in range(420)])
+    values = sp.csr_matrix(cells.X, dtype=np.float32)
+    return ad.AnnData(values, obs, pd.DataFrame(index=cells.var_names.astype(object)))
 
 
 def scanpy_table(adata, num, batch_key=None, target_sum=None, flavor="seurat"):
