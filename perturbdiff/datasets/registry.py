@@ -70,7 +70,7 @@ class Dataset:
 
 
 @functools.cache
-def registry() -> dict[str, Dataset]:
+def registered() -> dict[str, Dataset]:
     """Return every data set by its name."""
     found: dict[str, dict[str, Any]] = untrusted.read(Path(__file__).with_name("registry.yaml"), "YAML")
     return {name: Dataset(name=name, **entry) for name, entry in found.items()}
@@ -96,11 +96,11 @@ def find(name: str) -> Path:
     UserError
         The name is unknown, the file is nowhere and cannot be fetched, or it is not the registered one.
     """
-    if name not in registry():
+    if name not in registered():
         raise UserError(
-            f"unknown data set '{name}'{nearest(name, registry())}; known: {', '.join(registry())}"
+            f"unknown data set '{name}'{nearest(name, registered())}; known: {', '.join(registered())}"
         )
-    dataset = registry()[name]
+    dataset = registered()[name]
     for folder in (os.environ.get(FOLDER_VARIABLE), cache_folder()):
         if folder and (path := Path(folder) / dataset.file).is_file():
             _check(path, dataset)
@@ -126,12 +126,11 @@ def _fetch(dataset: Dataset) -> Path:
             f"the folder in {FOLDER_VARIABLE} (original: {dataset.source})"
         )
     import pooch
-    import requests
 
     try:
         found = pooch.retrieve(
             dataset.url, f"sha256:{dataset.sha256}", dataset.file, cache_folder(), progressbar=True
         )
-    except (OSError, ValueError, requests.RequestException) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"data set '{dataset.name}': {dataset.url} cannot be fetched ({error})") from None
     return Path(found)

@@ -21,15 +21,15 @@ def known(tmp_path, monkeypatch):
     """A registry with one data set, of a few bytes, and no file of it anywhere."""
     monkeypatch.setenv("PERTURBDIFF_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    one = next(iter(datasets.registry().values()))
+    one = next(iter(datasets.registered().values()))
     digest = hashlib.sha256(CONTENT).hexdigest()
     entry = replace(one, name="mine", file="mine.h5ad", sha256=digest, bytes=len(CONTENT), url=None)
-    monkeypatch.setattr(module, "registry", lambda: {"mine": entry})
+    monkeypatch.setattr(module, "registered", lambda: {"mine": entry})
     return entry
 
 
 def test_every_entry_says_what_one_must_know():
-    for name, dataset in datasets.registry().items():
+    for name, dataset in datasets.registered().items():
         assert dataset.name == name
         assert len(dataset.sha256) == 64
         assert dataset.bytes > 0
@@ -77,7 +77,7 @@ def test_a_file_is_fetched_once_and_checked(known, tmp_path, monkeypatch, sound)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         entry = replace(known, url=f"http://127.0.0.1:{server.server_port}/{known.file}")
-        monkeypatch.setattr(module, "registry", lambda: {"mine": entry})
+        monkeypatch.setattr(module, "registered", lambda: {"mine": entry})
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         if sound:
             assert datasets.find("mine").read_bytes() == CONTENT
@@ -94,4 +94,4 @@ def test_the_sheets_name_registered_data_sets():
     root = Path(__file__).parents[2]
     text = "\n".join(sheet.read_text() for sheet in (root / "assets" / "experiments").glob("*.csv"))
     named = {word.split(":")[1] for word in text.replace("|", ",").split(",") if word.startswith("dataset:")}
-    assert named == set(datasets.registry())
+    assert named == set(datasets.registered())

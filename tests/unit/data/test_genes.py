@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-from pathlib import Path
 
 import anndata as ad
 import numpy as np
