@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from perturbdiff import datasets
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,8 +38,8 @@ class Ran:
 class Nextflow:
     """Starts Nextflow in a folder of its own."""
 
-    def __init__(self, program: str, folder: Path) -> None:
-        self.program, self.folder = program, folder
+    def __init__(self, program: str, folder: Path, stand_ins: Path) -> None:
+        self.program, self.folder, self.stand_ins = program, folder, stand_ins
 
     def environment(self, parser: str) -> dict[str, str]:
         tools = str(Path(sys.executable).parent)
@@ -46,6 +48,7 @@ class Nextflow:
             "NXF_SYNTAX_PARSER": parser,
             "NXF_ANSI_LOG": "false",
             "NXF_OFFLINE": "true",
+            "PERTURBDIFF_DATA": str(self.stand_ins),
         }
 
     def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
@@ -89,11 +92,20 @@ def program() -> str:
 
 
 @pytest.fixture(scope="session")
-def nextflow_in(program):
+def stand_ins(tmp_path_factory) -> Path:
+    """Empty files under the names of the published data sets: enough for a plan."""
+    folder = tmp_path_factory.mktemp("published")
+    for dataset in datasets.registered().values():
+        (folder / dataset.file).touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nextflow_in(program, stand_ins):
     """Return a function: folder → `Nextflow` that runs there."""
-    return lambda folder: Nextflow(program, folder)
+    return lambda folder: Nextflow(program, folder, stand_ins)
 
 
 @pytest.fixture
-def nextflow(program, tmp_path) -> Nextflow:
-    return Nextflow(program, tmp_path)
+def nextflow(nextflow_in, tmp_path) -> Nextflow:
+    return nextflow_in(tmp_path)

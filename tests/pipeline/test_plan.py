@@ -133,6 +133,7 @@ def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
         "d,kang,kang.h5ad,tiny,finetune,zz,,steps=4,,,-3",
         "p,kang,kang.h5ad,tiny,train,,,kagn:data.control=PBS;kang:train.max_steps=3,,,",
         "e e,,kang.h5ad|a.h5ad,tiny,train,d,,,,,",
+        "s,kang,dataset:kang18-ifn,tiny,train,,,,,,",
     )
     ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows))
     assert ran.code != 0
@@ -151,9 +152,21 @@ def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
         "line 6 (p): override 'kang:train…': train is of the network",
         "line 7 (e e): 'dataset' is empty",
         "line 7 (e e): only a pretrain row can have several data sets",
+        "line 8 (s): unknown data set 'kang18-ifn', did you mean 'kang18-ifnb'?; data sets: ",
     ):
         assert message in ran.output
     assert "Submitted" not in ran.output
+
+
+def test_a_published_data_set_that_is_not_there_is_told(nextflow, tmp_path):
+    nextflow.stand_ins = tmp_path / "nothing"
+    ran = nextflow.run("-stub", "--input", sheet(tmp_path, "s,kang,dataset:kang18-ifnb,tiny,train,,,,,,"))
+    assert ran.code != 0
+    assert (
+        f"line 2 (s): data set 'kang18-ifnb': no kang18_ifnb_muscat.h5ad in {tmp_path / 'nothing'} or "
+        in ran.output
+    )
+    assert "put it into a folder and name that in PERTURBDIFF_DATA" in ran.output
 
 
 def test_an_unknown_column_is_told(nextflow, tmp_path):
