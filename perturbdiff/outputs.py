@@ -380,8 +380,10 @@ def check_record(path: Path) -> dict[str, Any] | None:
     UserError
         If it cannot be read or was changed.
     """
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
+    if not path.is_file():
+        raise UserError(f"{path}: is no file, or a link to nowhere; copy it again or make it again")
     found = untrusted.read(path, "JSON")
     if not isinstance(found, dict) or UNFINISHED in found:
         raise UserError(f"{path}: tells of nothing finished; copy it again or make it again")

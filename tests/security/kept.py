@@ -86,4 +86,6 @@ KEPT: tuple[Case, ...] = (
     Case("counts", 0, on("counts.h5ad", zeros(5136, 64), "bytes")),  # waited for ever in libhdf5
     Case("store", 0, on("store/part-0000.zarr/obs/_index/c/0", flip(190), "bytes")),  # a traceback of zarr's
     Case("cells", 0, on("mine.h5ad", huge_pointers)),  # a warning before the line
+    Case("report", 0, on("scores/run.json", put_ring, "place")),  # another page
+    Case("statistics", 0, on("stats/manifest.json", put_ring, "place")),  # another page
 )
