@@ -125,6 +125,8 @@ class CategoricalColumn:
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         codes = np.asarray(self._codes[start:stop])
+        if codes.dtype.kind not in "iu":
+            raise ValueError(f"the codes of a categorical column are of type {codes.dtype}")
         if len(codes) and (codes.min() < MISSING or codes.max() >= len(self._categories)):
             raise ValueError("a categorical column has a code without a category")
         return codes
@@ -153,7 +155,10 @@ def open_column(element: Any) -> Column:
 def num_entries(element: Any) -> int:
     """Return the length of the column stored as ``element``."""
     if hasattr(element, "keys"):
-        element = next(element[k] for k in ("codes", "values") if k in element)
+        names = [name for name in ("codes", "values") if name in element]
+        if not names:
+            raise ValueError("a column has neither codes nor values")
+        element = element[names[0]]
     return int(element.shape[0])
 
 

@@ -66,6 +66,11 @@ class StoreHead:
         for name in [*tables, *names]:
             if (self.path / name).is_symlink():
                 raise UserError(f"{self.path / name}: is a link, which is not followed; copy the whole store")
+        for name in tables:
+            if not (self.path / name).is_file():
+                raise UserError(
+                    f"{self.path / name}: is missing, or no file; run preprocess again with --force"
+                )
         missing = [p.name for p in self._parts if not p.is_dir()]
         if missing:
             raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")

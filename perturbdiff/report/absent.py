@@ -13,6 +13,7 @@ from perturbdiff.report.logs import reason
 from perturbdiff.report.results import Run
 from perturbdiff.report.text_tables import read_texts
 
+_LONGEST_NAME = 255  # bytes, in every usual file system
 _COLUMNS = ("dataset", "method", "kind", "log")
 _CLIPPED = 160
 
@@ -95,7 +96,7 @@ def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
     table = read_texts(path, "expected methods", _COLUMNS, _COLUMNS)
     logs = {}
     for name in dict.fromkeys(n for log in table["log"] for n in _names(log)):
-        if Path(name).name != name or name == "..":
+        if Path(name).name != name or name == ".." or len(name.encode()) > _LONGEST_NAME:
             raise UserError(
                 f"{path}: log '{name}' is no name of a file; give names alone, and their folders with --logs"
             )

@@ -13,6 +13,7 @@ import scanpy as sc
 import zarr
 from parts_store import parts_store
 
+from perturbdiff import outputs
 from perturbdiff.data import integrity, store_check
 from perturbdiff.data.store import Store
 from perturbdiff.errors import UserError
@@ -107,7 +108,8 @@ def older(store):
     (store / integrity.CHECKSUMS).unlink(missing_ok=True)
     manifest = json.loads((store / "manifest.json").read_text())
     manifest["results"].pop("checksums")
-    (store / "manifest.json").write_text(json.dumps(manifest))
+    plain = {key: value for key, value in manifest.items() if key not in ("sha256", "files")}
+    (store / "manifest.json").write_text(json.dumps(plain))
 
 
 def everything(store):
@@ -154,7 +156,7 @@ def rewrite(store, array, change):
     digest = integrity.write_checksums(store)
     manifest = json.loads((store / "manifest.json").read_text())
     manifest["results"]["checksums"] = digest
-    (store / "manifest.json").write_text(json.dumps(manifest))
+    (store / "manifest.json").write_text(json.dumps(outputs.sealed(manifest)))
 
 
 def put(place, value):

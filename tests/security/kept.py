@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
-from security.mutations import Change, Mutation, nest_deeply, put_pipe, put_ring
+from security.mutations import Change, Mutation, nest_deeply, put_folder, put_pipe, put_ring
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,24 @@ def huge_pointers(path: Path, rng: random.Random) -> str:
     return "row pointers of float64 with NaN"
 
 
+def without_codes(path: Path, rng: random.Random) -> str:
+    """Take the codes of a column of labels away."""
+    with h5py.File(path, "r+") as file:
+        del file["obs/batch/codes"]
+    return "no codes"
+
+
+def codes_of_numbers(path: Path, rng: random.Random) -> str:
+    """Make codes of labels floating-point numbers."""
+    with h5py.File(path, "r+") as file:
+        codes = file["obs/batch/codes"]
+        values, attributes = codes[()].astype("f8"), dict(codes.attrs)
+        del file["obs/batch/codes"]
+        file["obs/batch/codes"] = values
+        file["obs/batch/codes"].attrs.update(attributes)
+    return "codes of float64"
+
+
 KEPT: tuple[Case, ...] = (
     Case("report", 0, on("base/aggregate.csv", put(4280, b"\xf0"), "bytes")),  # no UTF-8: a traceback
     Case("bundle", 3, on("bundle/run.json", nest_deeply)),  # a RecursionError
@@ -88,4 +106,7 @@ KEPT: tuple[Case, ...] = (
     Case("cells", 0, on("mine.h5ad", huge_pointers)),  # a warning before the line
     Case("report", 0, on("scores/run.json", put_ring, "place")),  # another page
     Case("statistics", 0, on("stats/manifest.json", put_ring, "place")),  # another page
+    Case("counts", 0, on("counts.h5ad", without_codes)),  # StopIteration
+    Case("cells", 0, on("mine.h5ad", codes_of_numbers)),  # an IndexError
+    Case("store", 0, on("store/conditions.parquet", put_folder, "place")),  # a KeyError
 )
