@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
+
+from perturbdiff.data.damage import explain_damage
 
 ROWS_PER_READ = 1 << 17
 """Cells whose labels are read at once."""
@@ -130,6 +133,28 @@ class CategoricalColumn:
         if len(codes) and (codes.min() < MISSING or codes.max() >= len(self._categories)):
             raise ValueError("a categorical column has a code without a category")
         return codes
+
+
+class CheckedColumn:
+    """A column of a file; damage found while reading it is a `UserError`."""
+
+    def __init__(self, path: Path, column: Column) -> None:
+        self._path, self._column = path, column
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the labels."""
+        return self._column.dtype
+
+    def codes(self, start: int, stop: int, texts: Texts) -> np.ndarray:
+        """Return the number of each label in ``texts``."""
+        with explain_damage(self._path):
+            return self._column.codes(start, stop, texts)
+
+    def values(self, start: int, stop: int) -> np.ndarray:
+        """Return the labels of rows ``start`` to ``stop``."""
+        with explain_damage(self._path):
+            return self._column.values(start, stop)
 
 
 def codes_of(values: np.ndarray | pd.Series, texts: Texts) -> np.ndarray:

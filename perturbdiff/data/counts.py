@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config import DataConfig
-from perturbdiff.data.columns import Column, Texts, joined
+from perturbdiff.data.columns import CheckedColumn, Column, joined
 from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.gene_joins import join_genes
 from perturbdiff.data.layouts import find_layout
@@ -25,25 +25,6 @@ from perturbdiff.data.opening import open_root
 from perturbdiff.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
-
-
-class _CheckedColumn:
-    """A column of a file; damage found while reading it is a `UserError`."""
-
-    def __init__(self, path: Path, column: Column) -> None:
-        self._path, self._column = path, column
-
-    @property
-    def dtype(self) -> Any:
-        return self._column.dtype
-
-    def codes(self, start: int, stop: int, texts: Texts) -> np.ndarray:
-        with explain_damage(self._path):
-            return self._column.codes(start, stop, texts)
-
-    def values(self, start: int, stop: int) -> np.ndarray:
-        with explain_damage(self._path):
-            return self._column.values(start, stop)
 
 
 class CountsFile:
@@ -140,7 +121,7 @@ class CountsFile:
                 hint = "; the file has no labels of cells, give a table of them (--obs)"
             raise UserError(f"{self.path}: no obs column '{name}' ({role}){hint}")
         with explain_damage(self.path):
-            return _CheckedColumn(self.path, self._layout.obs_column(name))
+            return CheckedColumn(self.path, self._layout.obs_column(name))
 
     def column(self, name: str, role: str) -> pd.Series:
         """Return a whole obs column: numbers, or a categorical of texts with '' for missing ones."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.columns import Column
+from perturbdiff.data.columns import CheckedColumn, Column
 from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import CscMatrix, CsrMatrix, RowMatrix
@@ -97,7 +97,7 @@ class AnnDataReader:
             hint = nearest(name, self.columns) or f"; columns: {listing(self.columns)}"
             raise UserError(f"{self.path}: no obs column '{name}'{hint}")
         with explain_damage(self.path):
-            return self._layout.obs_column(name)
+            return CheckedColumn(self.path, self._layout.obs_column(name))
 
     def cell_name(self, row: int) -> str:
         """Return the name of a cell."""
