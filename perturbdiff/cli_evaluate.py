@@ -156,11 +156,11 @@ def merge(
     from perturbdiff.shards import stage_of
 
     if stage_of(parts[0]) == "sample":
-        from perturbdiff.sampling.merge import merge as run
+        from perturbdiff.sampling.merge import merge as join
     else:
-        from perturbdiff.evaluation.merge import merge as run
+        from perturbdiff.evaluation.merge import merge as join
 
-    typer.echo(str(run(parts, out, force=force)))
+    typer.echo(str(join(parts, out, force=force)))
 
 
 def _columns(

@@ -74,6 +74,8 @@ def _entries(folder: Path, name: str = "") -> Iterator[tuple[str, os.DirEntry[st
                     f"{entry.path}: is a link, which is not followed; copy the folder with the files themselves"
                 )
             if entry.is_dir(follow_symlinks=False):
+                if entry.name[0].isdigit() and not any(os.scandir(entry.path)):
+                    raise _damaged(Path(entry.path), "an empty folder lies where values belong")
                 yield from _entries(folder / entry.name, f"{below}/")
             elif entry.is_file(follow_symlinks=False):
                 yield below, entry

@@ -194,6 +194,6 @@ def _tidy(values: Sparse) -> Sparse:
     """Return values as float32 with ascending columns, each once, and no zero stored."""
     values = values.astype(np.float32, copy=False)
     values.sum_duplicates()
-    if values.nnz and not np.all(values.data):
+    if values.nnz and np.count_nonzero(values.data) < values.nnz:
         values.eliminate_zeros()
     return values

@@ -95,6 +95,13 @@ def codes_of_numbers(path: Path, rng: random.Random) -> str:
     return "codes of float64"
 
 
+def negative_and_nan(path: Path, rng: random.Random) -> str:
+    """Make one value negative and another no number."""
+    with h5py.File(path, "r+") as file:
+        file["X/data"][3:5] = [-7, float("nan")]
+    return "values -7 and NaN"
+
+
 KEPT: tuple[Case, ...] = (
     Case("report", 0, on("base/aggregate.csv", put(4280, b"\xf0"), "bytes")),  # no UTF-8: a traceback
     Case("bundle", 3, on("bundle/run.json", nest_deeply)),  # a RecursionError
@@ -109,4 +116,6 @@ KEPT: tuple[Case, ...] = (
     Case("counts", 0, on("counts.h5ad", without_codes)),  # StopIteration
     Case("cells", 0, on("mine.h5ad", codes_of_numbers)),  # an IndexError
     Case("store", 0, on("store/conditions.parquet", put_folder, "place")),  # a KeyError
+    Case("cells", 0, on("mine.h5ad", negative_and_nan)),  # a warning before the line
+    Case("zarr", 0, on("counts.zarr/obs/cell_type/codes/0", put_folder, "place")),  # another store
 )
