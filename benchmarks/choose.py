@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 METRICS = ("energy_distance", "PDCorr", "DEOver_10", "nonzero_ratio", "gene_sd_ratio")
 SLACK = {"energy_distance": 0.0, "DEOver_10": 0.0, "PDCorr": 0.02}

@@ -119,7 +119,7 @@ def library(given: argparse.Namespace) -> Turn:
 def ours(given: argparse.Namespace) -> Turn:
     """Return turns that open the files, as `evaluate` does, and make the tests and cell-eval's metrics."""
     from perturbdiff.config import EvaluateConfig
-    from perturbdiff.evaluation import catalogue, inputs, pairing, scoring
+    from perturbdiff.evaluation import (catalogue, inputs, pairing, scoring)
 
     names = names_of_theirs()
     config = EvaluateConfig(

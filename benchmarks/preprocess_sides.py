@@ -44,12 +44,12 @@ class Phases:
 
 def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
     """Preprocess with this package. Phases are seen in this process alone, so only with one job."""
-    from perturbdiff import files
+    from perturbdiff.runtime import files
     from perturbdiff.config import DataConfig
-    from perturbdiff.data import crew
+    from perturbdiff.runtime import task_runner
     from perturbdiff.data.preprocess import Machine, preprocess
 
-    plain_hash, plain_run = files.sha256, crew.Crew.run
+    plain_hash, plain_run = files.sha256, task_runner.Crew.run
 
     @functools.wraps(plain_hash)
     def timed_hash(path: Path) -> str:
@@ -60,11 +60,11 @@ def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
         return phases.timed(options.get("label", "?"), plain_run, self, function, tasks, **options)
 
     if jobs == 1:
-        files.sha256, crew.Crew.run = timed_hash, timed_run
+        files.sha256, task_runner.Crew.run = timed_hash, timed_run
     try:
         preprocess([path], out, DataConfig(num_hvgs=GENES), force=True, machine=Machine(jobs=jobs))
     finally:
-        files.sha256, crew.Crew.run = plain_hash, plain_run
+        files.sha256, task_runner.Crew.run = plain_hash, plain_run
     with h5py.File(path) as file:
         raw = file["X/data"].shape[0]
     return {"raw values": raw, "input bytes": path.stat().st_size, **folder_facts(out)}

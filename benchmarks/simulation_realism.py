@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 from perturbdiff import config as configuration
 from perturbdiff.data.synthetic import simulate
-from perturbdiff.files import existing
+from perturbdiff.runtime.files import existing
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MEAN_BINS = ((0.05, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, 3.0), (3.0, 10.0), (10.0, np.inf))

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError, listing
 
 MARK = re.compile(r"^<!-- table (?P<experiment>[\w-]+)(?P<settings>(?: [a-z]+=.+?)*) -->$")
 END = "<!-- end -->"

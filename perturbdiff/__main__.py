@@ -2,7 +2,7 @@
 
 import sys
 
-from perturbdiff.errors import EXIT_INTERRUPTED, INTERRUPTED
+from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
 
 
 def main() -> None:

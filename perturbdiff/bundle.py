@@ -15,11 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturbdiff import files, provenance, recipes, tabular, untrusted
+from perturbdiff.runtime import (files, provenance, tabular, untrusted)
+from perturbdiff import recipes
 from perturbdiff.config import Config, ModelConfig
 from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Denoiser
 
 FORMAT = 1

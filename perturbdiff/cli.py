@@ -15,25 +15,14 @@ from perturbdiff.cli_doctor import doctor
 from perturbdiff.cli_embed import embed
 from perturbdiff.cli_evaluate import ceiling, evaluate, merge
 from perturbdiff.cli_import import import_checkpoint
-from perturbdiff.cli_options import Force, Out, Overrides, Recipe, Seed, config_of, print_version
+from perturbdiff.cli_options import (Force, Out, Overrides, Recipe, Seed, config_of, print_version)
 from perturbdiff.cli_preprocess import preprocess
 from perturbdiff.cli_sample import sample
 from perturbdiff.cli_stats import stats
 from perturbdiff.cli_store import store_app
 from perturbdiff.cli_train import finetune, pretrain, train
 from perturbdiff.cli_vocabulary import vocabulary_app
-from perturbdiff.errors import (
-    EXIT_FAILURE,
-    EXIT_INTERRUPTED,
-    EXIT_KILLED,
-    EXIT_STOPPED_EARLY,
-    EXIT_USER_ERROR,
-    INTERRUPTED,
-    Interrupted,
-    Killed,
-    StoppedEarly,
-    UserError,
-)
+from perturbdiff.runtime.errors import (EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, INTERRUPTED, Interrupted, Killed, StoppedEarly, UserError)
 
 app = typer.Typer(
     name="perturbdiff",
@@ -61,7 +50,7 @@ def options(
 ) -> None:
     """Set what is said while a command runs."""
     if "--help" not in sys.argv and "-h" not in sys.argv:
-        from perturbdiff.progress import set_up_logging
+        from perturbdiff.runtime.progress import set_up_logging
 
         set_up_logging(-1 if quiet else verbose)
 
@@ -241,7 +230,7 @@ def main() -> None:
             "this is a bug in perturbdiff; please report it with this trace"
         )
         code = EXIT_FAILURE
-    if progress := sys.modules.get("perturbdiff.progress"):  # help and version do without
+    if progress := sys.modules.get("perturbdiff.runtime.progress"):  # help and version do without
         progress.conclude(code, text)
     sys.exit(code)
 

@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 from perturbdiff.cli_baseline_tools import mount
 from perturbdiff.cli_commands import Work
-from perturbdiff.cli_options import Device, Force, Out, Overrides, Part, Recipe, Seed, config_of
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.cli_options import (Device, Force, Out, Overrides, Part, Recipe, Seed, config_of)
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _PREDICT = "predict"
 _HELP = ("-h", "--help")

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from perturbdiff.errors import Interrupted
+from perturbdiff.runtime.errors import Interrupted
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.errors import EXIT_FAILURE
+from perturbdiff.runtime.errors import EXIT_FAILURE
 
 
 def doctor(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli_options import Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of
+from perturbdiff.cli_options import (Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of)
 
 if TYPE_CHECKING:
     from perturbdiff.config import EvaluateConfig
@@ -153,7 +153,7 @@ def merge(
 
     The tables, or the predictions, are those of a single run.
     """
-    from perturbdiff.shards import stage_of
+    from perturbdiff.runtime.job_shards import stage_of
 
     if stage_of(parts[0]) == "sample":
         from perturbdiff.sampling.merge import merge as join

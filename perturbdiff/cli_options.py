@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from perturbdiff import __version__
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from perturbdiff.config import Config
@@ -37,7 +37,7 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help
 
 def _new_place(out: Path) -> Path:
     """Refuse at once what can be the place of no output."""
-    from perturbdiff.outputs import check_place
+    from perturbdiff.runtime.outputs import check_place
 
     check_place(out)
     return out

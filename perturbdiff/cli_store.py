@@ -9,7 +9,7 @@ import typer
 
 from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import Force, Out
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 store_app = typer.Typer(help="Look into a store, check it, copy cells out of it.", no_args_is_help=True)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config_data import LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig
-from perturbdiff.errors import UserError
+from perturbdiff.config_data import (LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig)
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.variants import agreeing
 
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -19,14 +19,14 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.data import h5_output, opening
 from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.data.zarr_check import open_group
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 KIND = "predictions"
 LABELS = ("perturbation", "cell_type", "batch")

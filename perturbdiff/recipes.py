@@ -17,9 +17,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perturbdiff import tags, untrusted
+from perturbdiff import tags
+from perturbdiff.runtime import untrusted
 from perturbdiff.config import Config
-from perturbdiff.errors import UserError, nearest
+from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.variants import expand
 
 SOURCES = tags.SOURCES

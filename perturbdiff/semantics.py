@@ -15,9 +15,9 @@ import torch
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import ModelConfig
 from perturbdiff.data.doses import agents, dose_values, dose_weights
-from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows
+from perturbdiff.data.embeddings import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.model import Denoiser
 from perturbdiff.model.covariates import SemanticTable
 

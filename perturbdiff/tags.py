@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from perturbdiff import untrusted
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import untrusted
+from perturbdiff.runtime.errors import UserError, listing
 
 SOURCES = ("paper", "released", "ours")
 

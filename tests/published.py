@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import datasets
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def published(name: str) -> Path:

@@ -1,6 +1,6 @@
 """What every mistake of a user must lead to."""
 
-from perturbdiff.errors import EXIT_USER_ERROR
+from perturbdiff.runtime.errors import EXIT_USER_ERROR
 
 
 def refused(outcome, *words):

@@ -2,7 +2,7 @@
 
 import os
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def user_error(device):

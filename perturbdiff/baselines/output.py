@@ -14,7 +14,7 @@ from perturbdiff import predictions
 from perturbdiff.baselines.task import Task
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 Blocks = Iterable[tuple[pd.DataFrame, sparse.csr_matrix]]
 """Predicted cells in the order of the wanted conditions: obs, and log1p values [n, G]."""

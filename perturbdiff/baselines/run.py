@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff import predictions, provenance
+from perturbdiff import predictions
+from perturbdiff.runtime import provenance
 from perturbdiff.baselines.cells import control_copy, resample
 from perturbdiff.baselines.linear import linear
 from perturbdiff.baselines.nearest_context import nearest_context
@@ -23,7 +24,7 @@ from perturbdiff.baselines.profiles import mean_of
 from perturbdiff.baselines.task import Predictor, Recipe, Task
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

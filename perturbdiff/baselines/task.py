@@ -13,7 +13,7 @@ import pandas as pd
 from perturbdiff.data.balanced import BalancedControls
 from perturbdiff.data.controls import ControlPools, Rows, generator
 from perturbdiff.data.store import Store
-from perturbdiff.errors import listing
+from perturbdiff.runtime.errors import listing
 from perturbdiff.predictions import LABELS
 
 logger = logging.getLogger(__name__)

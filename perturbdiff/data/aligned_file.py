@@ -16,7 +16,7 @@ from perturbdiff.data import h5_output
 from perturbdiff.data.counted import CellSource
 from perturbdiff.data.matrices import Block
 from perturbdiff.data.vocabulary import GeneMap
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 DEPTH = "depth_before_alignment"
 """obs column: sum of a cell's values over all genes of the source. Genes that are dropped cannot be summed later."""

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.data.controls import ControlPools, Rows, generator
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

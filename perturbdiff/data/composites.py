@@ -14,10 +14,10 @@ import pandas as pd
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.counts import CountsFile
-from perturbdiff.data.gene_lists import KINDS, kinds_of, main_kind, unique_names
+from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
 from perturbdiff.data.matrices import CscMatrix
 from perturbdiff.data.passes import VALUES_PER_PIECE
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

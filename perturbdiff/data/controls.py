@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pandas as pd
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.obs_tables import JoinedTable, LabelTable, tables_for
 from perturbdiff.data.opening import open_root
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

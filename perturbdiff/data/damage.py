@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _DAMAGE = (
     OSError, RuntimeError, KeyError, ValueError, EOFError, TypeError, AttributeError, IndexError, ArithmeticError,

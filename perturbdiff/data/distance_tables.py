@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.distances import interval, mean_distance, mean_distance_within
-from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, Comparison, PairPlan
+from perturbdiff.data.group_pairs import (LEVELS, MIN_CELLS, Comparison, PairPlan)
 from perturbdiff.data.row_reader import Located, RowReader
 from perturbdiff.data.store import Store
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 Agent = tuple[str, float | None]
 """Name of an agent, and its dose if the label tells one."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.data.doses import Agent, agents
 from perturbdiff.data.opening import read_npz
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
     from perturbdiff.config import ModelConfig

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from perturbdiff.data.crew import Crew
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.data.row_reader import RowReader
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 ROWS_PER_TASK = 524_288
 """Rows of one task. Large, because what a task returns is about as large as all results together."""

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.data import sort_kernels, spill
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.passes import load, save
 from perturbdiff.data.schema import LABELS
 from perturbdiff.data.store import value_factors

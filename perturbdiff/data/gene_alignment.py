@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance, tabular
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.config import DataConfig
 from perturbdiff.data.aligned_file import write_aligned
 from perturbdiff.data.counted import CellSource, open_cells
-from perturbdiff.data.gene_lists import KINDS, kinds_of, main_kind, read_names
+from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, read_names)
 from perturbdiff.data.vocabulary import GeneMap
-from perturbdiff.errors import UserError, listing
-from perturbdiff.progress import track
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Literal
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

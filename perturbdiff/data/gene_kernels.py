@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 
 _SMALL = 32
 """Counts below this have their logarithm computed once per cell: nearly all do."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.config import DataConfig
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 FILE_NAME = "genes.txt"
 """The list in a vocabulary's folder."""

@@ -15,27 +15,18 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, locks, provenance
+from perturbdiff.runtime import files, locks, provenance
 from perturbdiff.config import DataConfig
-from perturbdiff.data.composites import Corpus, balanced, from_table, study_paths, survey
-from perturbdiff.data.crew import Crew
+from perturbdiff.data.composites import (Corpus, balanced, from_table, study_paths, survey)
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.gene_lists import GeneSet, read_gene_set, unique_names
 from perturbdiff.data.gene_sums import GeneSums
-from perturbdiff.data.genes import check_flavor, choose_genes, second_pass, sums_stored_values
+from perturbdiff.data.genes import (check_flavor, choose_genes, second_pass, sums_stored_values)
 from perturbdiff.data.passes import VALUES_PER_PIECE, load, save
 from perturbdiff.data.preprocess import Machine
-from perturbdiff.data.study_sums import (
-    SecondTask,
-    StudyPiece,
-    check_unchanged,
-    merge,
-    name_of,
-    pieces_of,
-    sum_again,
-    sum_piece,
-)
+from perturbdiff.data.study_sums import (SecondTask, StudyPiece, check_unchanged, merge, name_of, pieces_of, sum_again, sum_piece)
 from perturbdiff.data.vocabulary_tables import Composite, write_tables
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.config import DataConfig
 from perturbdiff.data import hvg
 from perturbdiff.data.gene_lists import read_names
-from perturbdiff.data.gene_sums import GeneSums, SumsRequest, clipped_sums, log_sums
-from perturbdiff.errors import UserError, listing
+from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, clipped_sums, log_sums)
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ import numpy as np
 from h5py import h5d, h5l, h5o, h5s, h5t  # pyright: ignore[reportAttributeAccessIssue]
 from h5py._objects import phil
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SECONDS = 4  # of computing; waiting for a slow disk does not count

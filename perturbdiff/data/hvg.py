@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from skmisc.loess import loess
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 NUM_BINS = 20
 """Bins of mean expression within which dispersions are compared (scanpy's default)."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files, provenance
-from perturbdiff.data.crew import Crew
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import files, provenance
+from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.errors import UserError
 
 CHECKSUMS = "checksums.sha256"
 NOT_COVERED = frozenset({"manifest.json", "run.json", CHECKSUMS})

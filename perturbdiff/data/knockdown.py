@@ -32,7 +32,7 @@ from perturbdiff.config import DataConfig
 from perturbdiff.data import gene_kernels
 from perturbdiff.data.columns import Texts, row_ranges
 from perturbdiff.data.gene_sums import group_of_cells
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:
     from perturbdiff.data.counts import Inputs

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config import DataConfig
-from perturbdiff.data.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
+from perturbdiff.data.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.data.damage import plain_name
-from perturbdiff.data.schema import ALL, LABELS, RESERVED, dose_label, sort_conditions
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.data.schema import (ALL, LABELS, RESERVED, dose_label, sort_conditions)
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

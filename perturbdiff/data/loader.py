@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from perturbdiff.data import row_kernels
-from perturbdiff.data.batches import Batch, Buffers, PackedBatch, PackedRows
+from perturbdiff.data.batches import (Batch, Buffers, PackedBatch, PackedRows)
 from perturbdiff.data.cell_sets import CellSet, SetStream
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
-from perturbdiff.errors import UserError
-from perturbdiff.memory import available
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.memory import available
 
 logger = logging.getLogger(__name__)
 

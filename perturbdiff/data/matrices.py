@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from scipy import sparse
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.data import matrix_kernels
 
 VALUES_PER_BLOCK = 1 << 20

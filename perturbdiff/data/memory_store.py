@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.shared_memory import Node
+from perturbdiff.runtime.shared_memory import Node
 from perturbdiff.data.store import Store
 from perturbdiff.data.stored_rows import Pieces, RowPointers
 

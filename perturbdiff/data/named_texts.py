@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, cast
 
-from perturbdiff import files
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

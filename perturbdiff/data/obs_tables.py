@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.columns import CategoricalColumn, Column, PlainColumn, row_ranges
-from perturbdiff.errors import UserError, listing
+from perturbdiff.data.columns import (CategoricalColumn, Column, PlainColumn, row_ranges)
+from perturbdiff.runtime.errors import UserError, listing
 
 NAME_COLUMNS = ("cell", "barcode", "barcodes", "cell_id", "index")
 """Columns that may hold the names of cells; without one of them it is the first column."""

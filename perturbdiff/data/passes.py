@@ -18,7 +18,7 @@ import numpy as np
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.matrices import Block
 
 VALUES_PER_PIECE = 100_000_000

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import sparse
 
 from perturbdiff.data.store import Store
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 ROWS_PER_READ = 4096
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 
 SMALL = 64
 """Counts below this have their logarithm taken once per row: nearly all counts of a cell are among few small ones."""

@@ -17,7 +17,7 @@ from scipy import sparse
 from perturbdiff.data import row_kernels
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.store import Store, reading, value_factors
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _WINDOW = 65_536
 """Rows whose places and depths are kept together: a chunk of these arrays in a store."""

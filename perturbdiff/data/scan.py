@@ -17,7 +17,7 @@ from perturbdiff.data.genes import sums_stored_values
 from perturbdiff.data.matrices import Block
 from perturbdiff.data.passes import DROPPED, Passes, PieceReader
 from perturbdiff.data.tally import Tally
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 
 LARGEST_FUSED = np.float32(2**24)
 """`scan_counts` takes counts up to here: all of them are whole float32 numbers and fit into int32."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, untrusted
+from perturbdiff.runtime import files, untrusted
 from perturbdiff.config import SplitConfig
 from perturbdiff.data.controls import generator
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 PARTS = ("train", "valid", "test", "unused")
 

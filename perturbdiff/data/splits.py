@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, provenance, tabular
+from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config import Config
 from perturbdiff.data.labels import conditions_of
 from perturbdiff.data.pseudobulk import group_means
 from perturbdiff.data.schema import LABELS
-from perturbdiff.data.split_rules import PARTS, by_rule, by_toml, read_toml
+from perturbdiff.data.split_rules import (PARTS, by_rule, by_toml, read_toml)
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

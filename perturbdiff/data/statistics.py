@@ -10,19 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance, tabular
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.data import distance_tables
-from perturbdiff.data.crew import Crew
-from perturbdiff.data.expression_pass import (
-    QUANTILES,
-    ExpressionSums,
-    describe_depth,
-    describe_histogram,
-    sum_expression,
-)
+from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.data.expression_pass import (QUANTILES, ExpressionSums, describe_depth, describe_histogram, sum_expression)
 from perturbdiff.data.genes import read_gene_list
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 NUM_BINS = 50
 """Most bins of a histogram."""
@@ -70,7 +64,7 @@ def write_statistics(
     seed
         Of the choice of pairs and cells and of the bootstrap.
     jobs, scheduler
-        Who computes, as of `perturbdiff.data.crew.Crew`; they change no number.
+        Who computes, as of `perturbdiff.runtime.task_runner.Crew`; they change no number.
     draw
         Called with the folder of finished tables, to add figures to it.
     force

@@ -24,7 +24,7 @@ from perturbdiff.data.schema import condition_table
 from perturbdiff.data.store_head import StoreHead
 from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.data.zarr_check import check_part, open_group
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
     import anndata
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from perturbdiff.data import views
     from perturbdiff.data.memory_store import MemoryStore
-    from perturbdiff.data.shared_memory import Node
+    from perturbdiff.runtime.shared_memory import Node
 
 __all__ = ["Store", "condition_table", "dataset_of", "value_factors"]
 

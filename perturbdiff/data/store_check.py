@@ -14,14 +14,14 @@ import pandas as pd
 import zarr
 
 from perturbdiff.data import integrity
-from perturbdiff.data.crew import Crew
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.data.schema import LABELS, complete, sort_conditions
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.store import Store, value_factors
 from perturbdiff.data.zarr_check import open_group
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.data.store_head import StoreHead
 
 

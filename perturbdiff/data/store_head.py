@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff import outputs
+from perturbdiff.runtime import outputs
 from perturbdiff.data import integrity
 from perturbdiff.data.damage import explain_damage, plain_name
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 FORMAT = 1
 """Version of the store's layout; a reader refuses any other."""

@@ -16,7 +16,7 @@ import pandas as pd
 import zarr
 
 from perturbdiff.data.shard_writer import ShardWriter, TextWriter
-from perturbdiff.files import sha256
+from perturbdiff.runtime.files import sha256
 
 ROWS_PER_CHUNK = 64
 ROWS_PER_SHARD = 524_288

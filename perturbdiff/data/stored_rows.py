@@ -12,7 +12,7 @@ import zarr
 from perturbdiff.data import row_kernels
 from perturbdiff.data.chunk_cache import ChunkCache
 from perturbdiff.data.shards import ShardedReader
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 CACHE_BYTES = 256 << 20
 """Decoded chunks that a store keeps: far more than a step needs, so that small sets share what they read."""

@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.config import DataConfig
 from perturbdiff.data.composites import Study
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import SecondPass
-from perturbdiff.data.passes import VALUES_PER_PIECE, Piece, PieceReader, load, save
+from perturbdiff.data.passes import (VALUES_PER_PIECE, Piece, PieceReader, load, save)
 from perturbdiff.data.scan import ScanSettings, scan_piece
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")
 _FORMAT = 1

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from perturbdiff import provenance, tabular
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.config import SimulateConfig
 from perturbdiff.data.synthetic_counts import Counts, draw_counts, draw_escapes
 from perturbdiff.data.synthetic_effects import Truth, draw_truth
 from perturbdiff.data.synthetic_file import write_counts
-from perturbdiff.data.synthetic_plan import MIN_CONTROLS, TINY, Plan, condition_table, draw_plan
-from perturbdiff.errors import UserError
+from perturbdiff.data.synthetic_plan import (MIN_CONTROLS, TINY, Plan, condition_table, draw_plan)
+from perturbdiff.runtime.errors import UserError
 
 _BLOCK_VALUES = 4_000_000  # cells × genes held at once
 

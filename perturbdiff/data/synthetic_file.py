@@ -16,7 +16,7 @@ from perturbdiff.data import h5_output
 from perturbdiff.data.synthetic_counts import Counts
 from perturbdiff.data.synthetic_effects import CONTROL, Truth
 from perturbdiff.data.synthetic_plan import Plan
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 _PIECE = 1 << 16  # values and rows written to the file at once
 

@@ -18,7 +18,7 @@ from anndata._io.specs.registry import _REGISTRY, IOSpec
 from dask.array.dispatch import concatenate_lookup
 from scipy import sparse
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from perturbdiff.data.store import Rows, Store

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff import files, untrusted
-from perturbdiff.data.kernels import kernel
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime import files, untrusted
+from perturbdiff.runtime.compiled import kernel
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 Kind = Literal["perturbation", "cell_type", "batch", "datasets"]
 KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch", "datasets")

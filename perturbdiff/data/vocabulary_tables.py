@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import tabular
+from perturbdiff.runtime import tabular
 from perturbdiff.data.composites import Corpus
 from perturbdiff.data.gene_lists import FILE_NAME, GeneSet
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.cell_sets import ORDER, TWIN, CellSet, CellSetSampler
+from perturbdiff.data.cell_sets import (ORDER, TWIN, CellSet, CellSetSampler)
 from perturbdiff.data.controls import generator
 
 WINDOW = 128

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _LARGEST_DOCUMENT = 64 << 20
 _LARGEST_CHUNK = 2 << 30

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import untrusted
-from perturbdiff.errors import UserError, nearest
+from perturbdiff.runtime import untrusted
+from perturbdiff.runtime.errors import UserError, nearest
 
 FOLDER_VARIABLE = "PERTURBDIFF_DATA"
 """Environment variable that names a folder with files of data sets."""

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _SMALLEST_SQUARE = 1e-8
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import folders, image, job, machine, slurm, tools
-from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
+from perturbdiff.doctor import (folders, image, job, machine, slurm, tools)
+from perturbdiff.doctor.findings import (Check, Look, as_json, gather, render)
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
 

@@ -98,7 +98,7 @@ def _sharing(folder: Path, kind: str) -> Check:
 
 def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
     """Hold a lock, as a training does with its checkpoints, and let a second process try; look at time stamps."""
-    # perturbdiff.locks: without the kernel's lock the file's time stamp tells that its holder lives
+    # perturbdiff.runtime.locks: without the kernel's lock the file's time stamp tells that its holder lives
     remedy = "trainings on one checkpoint folder know each other by a sign of life every 15 s instead"
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".perturbdiff-doctor-") as held:

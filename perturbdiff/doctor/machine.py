@@ -19,7 +19,7 @@ import psutil
 from perturbdiff import __version__
 from perturbdiff.doctor import image, job
 from perturbdiff.doctor.findings import GIB, Check, ask
-from perturbdiff.memory import cgroup_limit
+from perturbdiff.runtime.memory import cgroup_limit
 
 _DEVICES = Path("/dev")
 _PATIENCE = 60.0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.named_texts import NamedTexts, TextKind, read_named_texts
-from perturbdiff.devices import resolve_device
-from perturbdiff.embed.encoder import DEFAULT_POOL, Encoder, Pool, Tokens
+from perturbdiff.runtime.devices import resolve_device
+from perturbdiff.embed.encoder import (DEFAULT_POOL, Encoder, Pool, Tokens)
 from perturbdiff.embed.hub import locate
-from perturbdiff.errors import UserError, listing
-from perturbdiff.progress import track
-from perturbdiff.provenance import stage
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.progress import track
+from perturbdiff.runtime.provenance import stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perturbdiff.evaluation.catalogue import METRICS, chosen, score
     from perturbdiff.evaluation.columns import Columns
     from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
-    from perturbdiff.evaluation.differential import Controls, Differential, benjamini_hochberg, fold_change
+    from perturbdiff.evaluation.differential import (Controls, Differential, benjamini_hochberg, fold_change)
     from perturbdiff.evaluation.distances import energy_distance, mmd, wasserstein
     from perturbdiff.evaluation.in_memory import compare, tabulate
     from perturbdiff.evaluation.intervals import bootstrap_mean, bootstrap_means

@@ -17,10 +17,10 @@ from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.layouts import find_layout
 from perturbdiff.data.matrices import CscMatrix, CsrMatrix, RowMatrix
 from perturbdiff.data.opening import open_root
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.evaluation.cells import Sparse, empty_rows
-from perturbdiff.evaluation.disk_rows import DiskRows, as_csr, scattered, sorted_copy
-from perturbdiff.files import existing
+from perturbdiff.evaluation.disk_rows import (DiskRows, as_csr, scattered, sorted_copy)
+from perturbdiff.runtime.files import existing
 
 HELD_VALUES = 1 << 21
 """A matrix with at most so many stored values (16 MiB) is held in memory."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perturbdiff.errors import UserError, nearest
+from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.evaluation.metrics import Comparison, Metric
-from perturbdiff.evaluation.table_metrics import COUNT, DE, EXPRESSION, FURTHER
+from perturbdiff.evaluation.table_metrics import (COUNT, DE, EXPRESSION, FURTHER)
 
 _INF = float("inf")
 

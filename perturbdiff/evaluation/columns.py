@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 
 Sparse = Any  # a scipy.sparse matrix or array; scipy ships no types for them
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 
 Distance = Literal["l1", "l2", "cosine"]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix
+from perturbdiff.data.matrices import (VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix)
 from perturbdiff.evaluation.cells import Sparse, empty_rows
-from perturbdiff.files import explain_os_errors
+from perturbdiff.runtime.files import explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
 _PIECE = 1 << 19  # values of a piece that is sorted in memory, 4 MiB

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.columns import Columns, Sparse
 
 CHANCE_CELLS = (

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import listing
+from perturbdiff.runtime.errors import listing
 from perturbdiff.evaluation.scopes import POOLED
 
 FEW_CELLS = 10

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError, nearest
+from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.evaluation.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.cells import Cells, Condition, Group, Reader
+from perturbdiff.evaluation.cells import (Cells, Condition, Group, Reader)
 from perturbdiff.evaluation.labels import Labelled, column_names, read_labels
 from perturbdiff.evaluation.store_cells import open_store
-from perturbdiff.files import existing
+from perturbdiff.runtime.files import existing
 
 __all__ = ["Cells", "Condition", "Group", "Reader", "is_store", "open_predictions", "open_truth"]
 

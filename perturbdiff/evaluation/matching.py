@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation.cells import Cells, Condition, Reader
 from perturbdiff.evaluation.sides import median_depth
 

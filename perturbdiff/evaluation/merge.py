@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import provenance, shards
+from perturbdiff.runtime import provenance, job_shards
 from perturbdiff.config import EvaluateConfig
 from perturbdiff.evaluation import tables
 from perturbdiff.evaluation.scopes import POOLED, Scope
-from perturbdiff.evaluation.tables import DIFFERENTIAL, PART, DifferentialWriter, Tables
+from perturbdiff.evaluation.tables import (DIFFERENTIAL, PART, DifferentialWriter, Tables)
 
 _STAGES = ("evaluate", "ceiling")
 
@@ -37,15 +37,15 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     UserError
         If a folder is no part, parts are missing or given twice, or they are not of the same evaluation.
     """
-    ordered, records = shards.ordered([Path(part) for part in parts], "evaluate", _is_part)
+    ordered, records = job_shards.ordered([Path(part) for part in parts], "evaluate", _is_part)
     first = records[0]
-    base = {key: first[key] for key in shards.DETERMINE}
+    base = {key: first[key] for key in job_shards.DETERMINE}
     base["config"] = {k: v for k, v in first["config"].items() if k != "shard"}
     with provenance.stage(
         str(base["stage"]),
         Path(out),
         config={},
-        inputs=shards.roles(ordered),
+        inputs=job_shards.roles(ordered),
         folder=True,
         force=force,
         base=base,

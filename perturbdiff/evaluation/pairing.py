@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation import matching
 from perturbdiff.evaluation.cells import Cells, Condition, Group
 from perturbdiff.evaluation.matching import Findings

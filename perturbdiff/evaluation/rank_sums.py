@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from scipy.special import ndtr
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.columns import Columns
 
 # Controls per cell beyond which they are walked through in strides, and beyond which they are searched.

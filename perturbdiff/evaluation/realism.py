@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.kernels import kernel
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.columns import Sparse
 
 EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed

@@ -7,15 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.evaluation import catalogue, embedding, inputs, pairing, tables
+from perturbdiff.evaluation import (catalogue, embedding, inputs, pairing, tables)
 from perturbdiff.evaluation.aggregate import scope_rows
 from perturbdiff.evaluation.chance import chance
 from perturbdiff.evaluation.collapse import collapse
 from perturbdiff.evaluation.scopes import POOLED, sizes_of, units_of
 from perturbdiff.evaluation.scoring import Scored, score_cells
-from perturbdiff.files import existing
+from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"
 

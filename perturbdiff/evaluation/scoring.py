@@ -19,7 +19,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import catalogue
 from perturbdiff.evaluation.cells import Condition, Group, Sparse
 from perturbdiff.evaluation.columns import Columns
@@ -27,11 +27,11 @@ from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import Controls
 from perturbdiff.evaluation.pairing import Pairing
 from perturbdiff.evaluation.populations import CHANCE, DISTRIBUTION, condition_metrics
-from perturbdiff.evaluation.scopes import Scope, Unit, of_shard, units_of
+from perturbdiff.evaluation.scopes import (Scope, Unit, of_shard, units_of)
 from perturbdiff.evaluation.sides import Side
 from perturbdiff.evaluation.tested import HELD_BYTES, Comparisons, Tested
 from perturbdiff.evaluation.workers import Workers, usable
-from perturbdiff.progress import Track, track
+from perturbdiff.runtime.progress import Track, track
 
 KEPT_VALUES = 1 << 24
 """Values of real cells that are kept for when their own condition comes, 0.13 GiB."""

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError, listing
-from perturbdiff.evaluation.cells import ALL, Cells, Condition, Group, Sparse
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.evaluation.cells import (ALL, Cells, Condition, Group, Sparse)
 
 
 class StoreReader:

@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perturbdiff import provenance, tabular, untrusted
+from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.findings import findings
 from perturbdiff.evaluation.metrics import Comparison

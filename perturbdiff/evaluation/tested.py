@@ -15,7 +15,7 @@ from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import Controls, Differential
 from perturbdiff.evaluation.metrics import Comparison
 from perturbdiff.evaluation.scopes import Scope, Unit
-from perturbdiff.files import explain_os_errors
+from perturbdiff.runtime.files import explain_os_errors
 
 HELD_BYTES = 1 << 26
 """Test results of more than that in all wait in a temporary file."""

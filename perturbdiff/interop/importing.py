@@ -11,12 +11,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import Config
 from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, semantic_rows
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.interop.labels import read_genes, vocabulary_of
 from perturbdiff.interop.released import Checkpoint, Weights, build
 from perturbdiff.interop.settings import recipe_of

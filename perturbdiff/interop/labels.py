@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff import files, untrusted
+from perturbdiff.runtime import files, untrusted
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.interop.pickles import read_pickle
 
 CONTROLS = ("PBS", "[('DMSO_TF', 0.0, 'uM')]", "non-targeting", "control")

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff import files
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError
 
 _DAMAGED = (
     pickle.UnpicklingError, zipfile.BadZipFile, struct.error, EOFError, OSError, RuntimeError, ArithmeticError,

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from perturbdiff.config import Config
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.interop.labels import ordered
 from perturbdiff.interop.pickles import plain, read_torch, tensors
 from perturbdiff.interop.settings import NORMALISATION, Stored, recipe_of
-from perturbdiff.interop.weights import Layout, Translated, layout_of, translate
+from perturbdiff.interop.weights import (Layout, Translated, layout_of, translate)
 from perturbdiff.model import Denoiser
 
 Weights = Literal["ema", "raw"]

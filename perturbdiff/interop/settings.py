@@ -9,7 +9,7 @@ from typing import Any
 
 from perturbdiff import recipes
 from perturbdiff.config import Config
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop.weights import Layout
 
 _LARGEST = 1e12

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 
 _INPUT = re.compile(r"model\.x_embedder\.(?:(?P<dataset>.+)\.)?weight")
 _BLOCK = re.compile(r"model\.blocks\.(\d+)\.")

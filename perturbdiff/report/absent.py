@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.report.logs import reason
 from perturbdiff.report.results import Run
 from perturbdiff.report.text_tables import read_texts

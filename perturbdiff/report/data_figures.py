@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import tabular
+from perturbdiff.runtime import tabular
 from perturbdiff.report import data_plots, tables
 from perturbdiff.report.results import read_json, unique_names
 from perturbdiff.report.svg import Plot

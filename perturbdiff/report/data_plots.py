@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from scipy import stats
 
-from perturbdiff.report.svg import DENSE, GREY, INK, NARROW, PALETTE, WIDTH, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import (DENSE, GREY, INK, NARROW, PALETTE, WIDTH, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

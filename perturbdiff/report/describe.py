@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from perturbdiff import tabular
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import tabular
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report import tables
 from perturbdiff.report.results import read_json, unique_names
 from perturbdiff.report.tables import Cell, Row, Table

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff import tabular
+from perturbdiff.runtime import tabular
 from perturbdiff.report import seeds
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.columns import metric_columns

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.errors import visible
+from perturbdiff.runtime.errors import visible
 from perturbdiff.report.absent import Absent
-from perturbdiff.report.columns import ENERGY, Column, metric_columns, named
+from perturbdiff.report.columns import (ENERGY, Column, metric_columns, named)
 from perturbdiff.report.overview import Overview, key_metrics
 from perturbdiff.report.results import Run
 from perturbdiff.report.subject import Subject

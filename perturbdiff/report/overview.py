@@ -11,20 +11,12 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import tables, verdict
-from perturbdiff.report.columns import (
-    ENERGY,
-    NO_SPREAD,
-    PDCORR,
-    Column,
-    further_columns,
-    named,
-    realism_columns,
-)
+from perturbdiff.report.columns import (ENERGY, NO_SPREAD, PDCORR, Column, further_columns, named, realism_columns)
 from perturbdiff.report.results import POOLED, Run
 from perturbdiff.report.sections_scores import chance
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import slug
-from perturbdiff.report.tables import Cell, Row, Scale, Table, number
+from perturbdiff.report.tables import (Cell, Row, Scale, Table, number)
 from perturbdiff.report.verdict import Score, Standing, Verdict
 
 # Key metrics and what each asks, in the order of the first screen; of a pair, the first that was scored.

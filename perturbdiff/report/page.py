@@ -10,8 +10,9 @@ from typing import Any
 import jinja2
 import yaml
 
-from perturbdiff import __version__, files, outputs, provenance, tabular
-from perturbdiff.errors import UserError, listing, visible
+from perturbdiff import __version__
+from perturbdiff.runtime import (files, outputs, provenance, tabular)
+from perturbdiff.runtime.errors import UserError, listing, visible
 from perturbdiff.report import plots, seeds, tables
 from perturbdiff.report.absent import Absent, read_expected
 from perturbdiff.report.chapters import Chapter, chapter
@@ -25,10 +26,10 @@ from perturbdiff.report.exports import write_arms, write_tables
 from perturbdiff.report.families import families
 from perturbdiff.report.multiqc import write_multiqc
 from perturbdiff.report.overview import overview
-from perturbdiff.report.results import Run, read_json, read_runs, unique_names
+from perturbdiff.report.results import (Run, read_json, read_runs, unique_names)
 from perturbdiff.report.subject import subject
-from perturbdiff.report.svg import Look, Plot, export, looks, page_color, slug
-from perturbdiff.report.trained import costs, pretrained, record_files, trained
+from perturbdiff.report.svg import (Look, Plot, export, looks, page_color, slug)
+from perturbdiff.report.trained import (costs, pretrained, record_files, trained)
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 

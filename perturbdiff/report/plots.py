@@ -13,19 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from perturbdiff.report.axes import logarithmic, points, spread
 from perturbdiff.report.columns import Column
-from perturbdiff.report.svg import (
-    GREY,
-    INK,
-    NARROW,
-    PALETTE,
-    PAPER,
-    WIDTH,
-    Look,
-    Plot,
-    canvas,
-    draw,
-    shorten,
-)
+from perturbdiff.report.svg import (GREY, INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

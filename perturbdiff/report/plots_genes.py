@@ -11,10 +11,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.axes import counting, legend_text, logarithmic, points, spread
+from perturbdiff.report.axes import (counting, legend_text, logarithmic, points, spread)
 from perturbdiff.report.effects import STEP, Split
 from perturbdiff.report.plots_scores import MOST_METHODS
-from perturbdiff.report.svg import INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import (INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

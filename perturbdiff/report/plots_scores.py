@@ -16,7 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from perturbdiff.report.axes import legend_text, spread
 from perturbdiff.report.columns import Column
-from perturbdiff.report.svg import GREY, INK, PALETTE, PAPER, RULE, WIDTH, Look, Plot, canvas, draw, shorten
+from perturbdiff.report.svg import (GREY, INK, PALETTE, PAPER, RULE, WIDTH, Look, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

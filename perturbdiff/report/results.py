@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance, tabular, untrusted
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import provenance, tabular, untrusted
+from perturbdiff.runtime.errors import UserError, listing
 
 Kind = Literal["model", "baseline", "ceiling"]
 Scope = tuple[str, str]  # kind (pooled, contexts, context, condition) and label

@@ -13,7 +13,7 @@ from perturbdiff.report.plots_genes import MOST_PANELS
 from perturbdiff.report.results import POOLED, Run
 from perturbdiff.report.subject import Subject
 from perturbdiff.report.svg import Plot
-from perturbdiff.report.tables import Cell, Row, Table, number
+from perturbdiff.report.tables import (Cell, Row, Table, number)
 
 _RANKED = "PDS_cos"
 _PICTURES = 3

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import plots, plots_scores, tables
-from perturbdiff.report.columns import ENERGY, PDCORR, Column, table_columns
+from perturbdiff.report.columns import (ENERGY, PDCORR, Column, table_columns)
 from perturbdiff.report.comparison import compare, paired, win_rates
 from perturbdiff.report.layout import Section
 from perturbdiff.report.subject import Subject

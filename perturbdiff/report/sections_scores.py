@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report import plots_scores, seeds
-from perturbdiff.report.columns import Column, radar_columns, score_table, table_columns
+from perturbdiff.report.columns import (Column, radar_columns, score_table, table_columns)
 from perturbdiff.report.comparison import scaled
 from perturbdiff.report.layout import Section
 from perturbdiff.report.plots_scores import Forest

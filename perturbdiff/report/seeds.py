@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perturbdiff.errors import one_line
+from perturbdiff.runtime.errors import one_line
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.columns import Column
 from perturbdiff.report.families import Family, families, stem
 from perturbdiff.report.results import Run
-from perturbdiff.report.tables import Cell, Row, Table, aligned, decimals_for, number
+from perturbdiff.report.tables import (Cell, Row, Table, aligned, decimals_for, number)
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")
 ABOUT = (

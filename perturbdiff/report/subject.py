@@ -9,19 +9,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.report.absent import Absent
-from perturbdiff.report.columns import (
-    PDCORR,
-    Column,
-    key_columns,
-    main_columns,
-    metric_columns,
-    named,
-    score_table,
-)
+from perturbdiff.report.columns import (PDCORR, Column, key_columns, main_columns, metric_columns, named, score_table)
 from perturbdiff.report.comparison import ranks
-from perturbdiff.report.effects import Effects, Side, effects, paired_sides, top_genes
+from perturbdiff.report.effects import (Effects, Side, effects, paired_sides, top_genes)
 from perturbdiff.report.families import families
 from perturbdiff.report.results import Run
 from perturbdiff.report.svg import Look

@@ -19,8 +19,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from perturbdiff import tabular
-from perturbdiff.errors import visible
+from perturbdiff.runtime import tabular
+from perturbdiff.runtime.errors import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

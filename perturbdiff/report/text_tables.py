@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff import tabular
-from perturbdiff.errors import UserError, listing
-from perturbdiff.files import existing
+from perturbdiff.runtime import tabular
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.files import existing
 
 
 def read_texts(path: Path, what: str, columns: Sequence[str], needed: Sequence[str]) -> pd.DataFrame:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files, provenance
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import files, provenance
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report.absent import Absent
 from perturbdiff.report.families import seed_of
 from perturbdiff.report.results import Run, read_json, unique_names
 from perturbdiff.report.svg import Look
-from perturbdiff.report.tables import Cell, Row, Table, duration, memory
+from perturbdiff.report.tables import (Cell, Row, Table, duration, memory)
 
 _RECORD, _MANIFEST = ".run.json", ".manifest.json"
 _MOST_SECONDS = 3600

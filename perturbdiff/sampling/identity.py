@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.config import SampleConfig
 
 _DIGITS = 16

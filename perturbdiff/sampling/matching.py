@@ -11,7 +11,7 @@ import torch
 
 from perturbdiff.bundle import SAME_DEPTH, Bundle
 from perturbdiff.data.store import Store, dataset_of
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Covariates
 from perturbdiff.semantics import teach
 

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff import provenance, shards
+from perturbdiff.runtime import provenance, job_shards
 from perturbdiff.data import opening
-from perturbdiff.errors import UserError
-from perturbdiff.predictions import LABELS, NAMED, SOURCES, PredictionWriter, format_of
-from perturbdiff.progress import track
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.predictions import (LABELS, NAMED, SOURCES, PredictionWriter, format_of)
+from perturbdiff.runtime.progress import track
 
 _ROWS = 1024  # cells that are held at once
 
@@ -47,11 +47,11 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     """
     out = Path(out)
     folder = format_of(out) == ".zarr"
-    found, records = shards.ordered([Path(part) for part in parts], "sample", _is_part)
-    base = {key: records[0][key] for key in shards.DETERMINE}
+    found, records = job_shards.ordered([Path(part) for part in parts], "sample", _is_part)
+    base = {key: records[0][key] for key in job_shards.DETERMINE}
     base["config"] = {**base["config"], "shard": [0, 1]}
     with provenance.stage(
-        "sample", out, config={}, inputs=shards.roles(found), folder=folder, force=force, base=base
+        "sample", out, config={}, inputs=job_shards.roles(found), folder=folder, force=force, base=base
     ) as stage:
         if not stage.skip:
             stage.results |= {

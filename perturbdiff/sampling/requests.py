@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff import tabular
+from perturbdiff.runtime import tabular
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import LABELS
 
 

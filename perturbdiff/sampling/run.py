@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.devices import resolve_devices
-from perturbdiff.errors import UserError
-from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
-from perturbdiff.progress import track
+from perturbdiff.runtime.devices import resolve_devices
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.predictions import (PredictionWriter, append_controls, format_of, requests, seen_facts)
+from perturbdiff.runtime.progress import track
 from perturbdiff.sampling.conditions import ConditionSampler
 from perturbdiff.sampling.fresh import reinitialise
 from perturbdiff.sampling.identity import recipe_facts

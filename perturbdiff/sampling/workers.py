@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 import torch.multiprocessing as mp
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling.conditions import Cells, ConditionSampler, SetToDraw
 
 Open = Callable[[str], ConditionSampler]

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.module import ends_step

@@ -17,12 +17,12 @@ import torch
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.batches import Batch, PackedBatch
 from perturbdiff.data.loader import SetLoader
-from perturbdiff.errors import EXIT_FAILURE, UserError
+from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.checkpoints import Checkpoints
 from perturbdiff.training.counts import describe
-from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
+from perturbdiff.training.folder import (FIRST_EPOCH, LOGS, CheckpointFolder, Start)
 from perturbdiff.training.journal import Journal
 from perturbdiff.training.keeping import Keeping
 from perturbdiff.training.loggers import Curves

@@ -28,13 +28,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from perturbdiff import files, locks
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import files, locks
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Denoiser
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-from perturbdiff.outputs import differences
+from perturbdiff.runtime.outputs import differences
 
 logger = logging.getLogger(__name__)
 

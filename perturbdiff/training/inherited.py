@@ -13,8 +13,8 @@ from perturbdiff.bundle import Bundle
 from perturbdiff.config import Config, ModelConfig
 from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, find
 from perturbdiff.data.vocabulary import Vocabulary
-from perturbdiff.errors import listing
-from perturbdiff.semantics import Semantics, Tables, known_doses, semantics, tables_of, validation_labels
+from perturbdiff.runtime.errors import listing
+from perturbdiff.semantics import (Semantics, Tables, known_doses, semantics, tables_of, validation_labels)
 
 logger = logging.getLogger(__name__)
 

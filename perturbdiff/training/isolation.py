@@ -14,7 +14,7 @@ from pandas.util import hash_array
 
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import lightning.pytorch as pl
 import pandas as pd
 from torch import Tensor
 
-from perturbdiff import tabular
+from perturbdiff.runtime import tabular
 from perturbdiff.data.loader import Batch
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.loggers import Curves
 from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.pace import Pace

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder

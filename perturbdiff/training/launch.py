@@ -25,9 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING
 
-from perturbdiff.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
-from perturbdiff.files import remove
-from perturbdiff.training.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
+from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
+from perturbdiff.runtime.files import remove
+from perturbdiff.training.processes import (LAUNCHER, MEETING, START_SECONDS, meeting_name)
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

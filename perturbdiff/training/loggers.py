@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

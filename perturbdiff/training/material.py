@@ -24,10 +24,10 @@ from perturbdiff.data.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
 from perturbdiff.data.windows import WindowedSampler
-from perturbdiff.errors import UserError, listing
-from perturbdiff.memory import available
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.memory import available
 from perturbdiff.model import Denoiser
-from perturbdiff.semantics import Semantics, Tables, check_tables, semantics, validation_labels
+from perturbdiff.semantics import (Semantics, Tables, check_tables, semantics, validation_labels)
 from perturbdiff.training.inherited import Inheritance, with_architecture, with_vectors
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer, transfer_weights

@@ -17,7 +17,7 @@ from perturbdiff.data.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.training.optim import optimizer, rate_factor
 

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.config import Config
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.gene_lists import read_names
-from perturbdiff.devices import resolve_device
-from perturbdiff.outputs import Output
+from perturbdiff.runtime.devices import resolve_device
+from perturbdiff.runtime.outputs import Output
 from perturbdiff.semantics import read_tables
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.folder import LOGS, CheckpointFolder, Start
-from perturbdiff.training.material import Material, for_finetuning, for_pretraining, from_scratch
+from perturbdiff.training.material import (Material, for_finetuning, for_pretraining, from_scratch)
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer
 
@@ -249,9 +249,7 @@ def _train(
         if start.checkpoint is not None:
             last = material.config.train.max_steps
             logger.info("continuing at step %d of %d from %s", start.step, last, start.checkpoint)
-        from perturbdiff.training.fit import (
-            fit,  # here: Lightning takes longer to import than all else together
-        )
+        from perturbdiff.training.fit import fit
 
         return material, fit(
             material, folder, start, allocation=allocation, device=device, processes=processes

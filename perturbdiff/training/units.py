@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from perturbdiff.data.vocabulary import GeneMap
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Denoiser
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
 

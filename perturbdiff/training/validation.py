@@ -28,7 +28,7 @@ from perturbdiff.data.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.journal import Journal
-from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
+from perturbdiff.training.module import (VALIDATION, Draws, TrainingModule, ends_step, generator)
 from perturbdiff.training.pace import SPEAK_SECONDS, span
 
 logger = logging.getLogger(__name__)

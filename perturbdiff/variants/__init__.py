@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from perturbdiff import tags
-from perturbdiff.errors import UserError, nearest
+from perturbdiff.runtime.errors import UserError, nearest
 
 OWN = "own"
 

@@ -13,10 +13,10 @@ import scanpy as sc
 import zarr
 from parts_store import parts_store
 
-from perturbdiff import outputs
+from perturbdiff.runtime import outputs
 from perturbdiff.data import integrity, store_check
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

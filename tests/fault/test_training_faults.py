@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturbdiff import locks, recipes
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime import locks
+from perturbdiff import recipes
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run import train

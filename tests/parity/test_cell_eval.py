@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.evaluation import DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate
+from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate)
 from perturbdiff.evaluation.catalogue import columns
 from perturbdiff.evaluation.differential import Differential, is_rounding
 

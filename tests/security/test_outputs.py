@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from perturbdiff import locks, provenance
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import locks, provenance
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle, recipe_of
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 
 FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json", "seen.parquet", "training.csv")
@@ -79,7 +79,7 @@ def test_a_changed_manifest_is_seen(bundle):
 
 @pytest.mark.parametrize("listed", ["../../secret", "/etc/passwd"])
 def test_no_file_outside_is_looked_at(bundle, listed):
-    from perturbdiff.outputs import sealed
+    from perturbdiff.runtime.outputs import sealed
 
     manifest = json.loads((bundle / "manifest.json").read_text())
     manifest["files"][listed] = {"size": 1, "sha256": "0"}

@@ -12,7 +12,7 @@ import torch
 from refusals import nothing_left, refused
 from released_layout import ReleasedLayout
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop.pickles import plain, read_pickle, read_torch
 
 LAYOUT = ReleasedLayout()

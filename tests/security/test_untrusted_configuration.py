@@ -6,8 +6,8 @@ import pytest
 from refusals import refused
 
 from perturbdiff import cli_options, config_data
-from perturbdiff.errors import UserError
-from perturbdiff.untrusted import parse
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.untrusted import parse
 
 
 def nested(opening, closing="", times=50_000):

@@ -298,7 +298,7 @@ def _header(shape, descr="<f4"):
 )
 def test_vectors_in_an_npz(tmp_path, vectors, said):
     from perturbdiff.data.embeddings import EmbeddingTable
-    from perturbdiff.errors import UserError
+    from perturbdiff.runtime.errors import UserError
 
     names = _header((2,), "<U2") + np.array(["p1", "p2"]).tobytes()
     _npz(tmp_path / "v.npz", names=names, vectors=vectors)

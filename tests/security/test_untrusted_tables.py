@@ -12,9 +12,9 @@ import pytest
 from refusals import refused
 from report_runs import make_bundle, make_run
 
-from perturbdiff import outputs, tabular
-from perturbdiff.errors import UserError, listing
-from perturbdiff.progress import set_up_logging
+from perturbdiff.runtime import outputs, tabular
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.progress import set_up_logging
 from perturbdiff.report import svg
 from perturbdiff.report.absent import read_expected
 from perturbdiff.report.multiqc import _escaped

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tables are Linux's")
 LISTENS = "0A"
@@ -224,7 +224,7 @@ def test_workers_go_when_they_are_not_needed():
 def test_workers_end_with_a_command_that_is_killed(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
-        "import time\nfrom perturbdiff.data.crew import Crew\n"
+        "import time\nfrom perturbdiff.runtime.task_runner import Crew\n"
         "if __name__ == '__main__':\n    with Crew(2) as crew:\n        crew.run(time.sleep, [60, 60])\n"
     )
     process = subprocess.Popen([sys.executable, script])

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from perturbdiff.baselines.external import environment, installer, pythons, tools
+from perturbdiff.baselines.external import (environment, installer, pythons, tools)
 
 pytestmark = pytest.mark.tools
 

@@ -12,11 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
-from perturbdiff import files, recipes
+from perturbdiff.runtime import files
+from perturbdiff import recipes
 from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 
 LABELS = ["cell_type", "batch", "perturbation"]

@@ -11,7 +11,7 @@ from types import ModuleType
 import pandas as pd
 import pytest
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 HEADER = "dataset,method,part,collection,arm,level,seed,init\n"

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from perturbdiff import cli, cli_options
 from perturbdiff.cli_commands import Work
-from perturbdiff.errors import INTERRUPTED, StoppedEarly, UserError
+from perturbdiff.runtime.errors import INTERRUPTED, StoppedEarly, UserError
 
 HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
 

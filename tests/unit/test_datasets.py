@@ -11,7 +11,7 @@ import pytest
 
 from perturbdiff import datasets
 from perturbdiff.datasets import registry as module
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 CONTENT = b"cells" * 100
 

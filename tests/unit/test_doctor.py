@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import doctor
-from perturbdiff.doctor import findings, folders, image, job, machine, tools
+from perturbdiff.doctor import (findings, folders, image, job, machine, tools)
 
 
 def program(folder: Path, name: str, script: str) -> None:

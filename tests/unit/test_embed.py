@@ -10,7 +10,7 @@ from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.named_texts import read_named_texts
 from perturbdiff.embed import embed
 from perturbdiff.embed.hub import PRESETS, locate
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", reason="the extra 'embed' is not installed")

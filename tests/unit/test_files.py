@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from perturbdiff import files, locks
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import files, locks
+from perturbdiff.runtime.errors import UserError
 
 
 def test_output_appears_only_at_the_end(tmp_path):

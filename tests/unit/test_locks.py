@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import pytest
 
-from perturbdiff import files, locks
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime import files, locks
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_one_process_at_a_time(tmp_path):
 
 def test_a_killed_process_on_this_machine_gives_its_folder_back_at_once(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(locks, "BEAT", 60.0)
-    code = "import sys, time; from pathlib import Path; from perturbdiff import locks\n"
+    code = "import sys, time; from pathlib import Path; from perturbdiff.runtime import locks\n"
     code += "with locks.locked(Path(sys.argv[1]), 'x'): print('held', flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "held\n"

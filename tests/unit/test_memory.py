@@ -2,7 +2,7 @@
 
 import psutil
 
-from perturbdiff import memory
+from perturbdiff.runtime import memory
 
 
 def test_limits_of_the_job_are_read_from_either_kind_of_cgroup(tmp_path, monkeypatch):

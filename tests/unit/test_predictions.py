@@ -7,9 +7,10 @@ import scanpy as sc
 from scipy import sparse
 from small_store import small_store
 
-from perturbdiff import files, predictions
+from perturbdiff.runtime import files
+from perturbdiff import predictions
 from perturbdiff.data.splits import read_split
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

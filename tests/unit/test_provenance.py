@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff import provenance
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError
 
 
 def run(tmp_path, out="out.txt", *, folder=False, config=None, force=False):

@@ -6,7 +6,7 @@ import yaml
 
 from perturbdiff import recipes, variants
 from perturbdiff.config import Config
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def test_every_preset_resolves_and_every_value_names_its_source():

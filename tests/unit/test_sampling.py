@@ -15,7 +15,7 @@ from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions, requests
 from perturbdiff.sampling.identity import recipe_facts
 

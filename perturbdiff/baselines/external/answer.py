@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff.data.opening import open_root
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.sides import HIGHEST
 
 _ROWS_PER_BLOCK = 4096

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import __version__, files
+from perturbdiff import __version__
+from perturbdiff.runtime import files
 from perturbdiff.baselines.external import installer, pythons
 from perturbdiff.baselines.external.pythons import clean_environment
 from perturbdiff.baselines.external.tools import Tool
-from perturbdiff.errors import UserError
-from perturbdiff.locks import Lock, locked
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.locks import Lock, locked
 
 __all__ = [
     "PLACE",

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.process import Ended
-from perturbdiff.errors import Killed, UserError
+from perturbdiff.runtime.errors import Killed, UserError
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perturbdiff.baselines.external.pythons import Python, clean_environment, find_uv
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.baselines.external import environment, tools
 from perturbdiff.config import BaselineConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 _START_SECONDS = 120.0
 _VERSIONS = (

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from types import TracebackType
 
-from perturbdiff.progress import log_file
+from perturbdiff.runtime.progress import log_file
 
 _KEPT = 200
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")

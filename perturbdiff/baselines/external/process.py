@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from perturbdiff.baselines.external import guard
 from perturbdiff.baselines.external.output_log import OutputLog
-from perturbdiff.progress import LOG_EVERY_SECONDS
+from perturbdiff.runtime.progress import LOG_EVERY_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

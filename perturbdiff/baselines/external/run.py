@@ -16,26 +16,20 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from perturbdiff import files, predictions, provenance
+from perturbdiff.runtime import files, provenance
+from perturbdiff import predictions
 from perturbdiff.baselines import output
 from perturbdiff.baselines.external import process
 from perturbdiff.baselines.external.answer import Answer
 from perturbdiff.baselines.external.failures import explain
 from perturbdiff.baselines.external.methods import Method
 from perturbdiff.baselines.external.output_log import OutputLog
-from perturbdiff.baselines.external.task_folder import (
-    CONTRACT,
-    FACTS,
-    PREDICTIONS,
-    TRAIN,
-    Written,
-    write_task,
-)
+from perturbdiff.baselines.external.task_folder import (CONTRACT, FACTS, PREDICTIONS, TRAIN, Written, write_task)
 from perturbdiff.baselines.external.variables import environment
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
-from perturbdiff.devices import resolve_device
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.devices import resolve_device
+from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from perturbdiff.baselines.task import Task
 from perturbdiff.data.store_export import H5Writer, ObsReader
 from perturbdiff.data.views import read_rows
-from perturbdiff.progress import track
+from perturbdiff.runtime.progress import track
 
 CONTRACT = 1
 """Version of the contract; an adapter that knows only an older one must refuse."""

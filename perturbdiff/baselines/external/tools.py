@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from perturbdiff import untrusted
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime import untrusted
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 Value = bool | int | float | str
 """What a setting can be."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from perturbdiff.report.columns import ENERGY, NO_SPREAD, Column, named
+from perturbdiff.report.columns import (ENERGY, NO_SPREAD, Column, named)
 from perturbdiff.report.comparison import ranks
 from perturbdiff.report.experiment.estimates import DRAWS, Estimate, Estimates
 from perturbdiff.report.experiment.groups import Line
 from perturbdiff.report.seeds import markdown_table
 from perturbdiff.report.svg import slug
-from perturbdiff.report.tables import Cell, Row, Table, aligned, decimals_for, interval, number
+from perturbdiff.report.tables import (Cell, Row, Table, aligned, decimals_for, interval, number)
 
 SCORES = (ENERGY, "PDCorr", "R2", "DEOver", "DEOver_10", "AUPRC", "PDS_cos")
 REALISM = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report.chapters import Chapter
 from perturbdiff.report.experiment.chapter import ExperimentChapter, chapter, figure_names
 from perturbdiff.report.experiment.compute import works

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from perturbdiff.errors import UserError, nearest
-from perturbdiff.report.experiment import arm_tables, curves, published, sections
+from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.report.experiment import (arm_tables, curves, published, sections)
 from perturbdiff.report.experiment.experiment import Experiment
 from perturbdiff.report.layout import Section, drawn
 from perturbdiff.report.svg import Plot

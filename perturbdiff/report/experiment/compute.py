@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perturbdiff.files import sha256
+from perturbdiff.runtime.files import sha256
 from perturbdiff.report.results import Run, read_json
 
 

@@ -13,10 +13,10 @@ from perturbdiff.report.experiment.compute import CONVENTION, Work
 from perturbdiff.report.experiment.estimates import Estimate, Estimates
 from perturbdiff.report.experiment.experiment import Experiment
 from perturbdiff.report.experiment.groups import Line
-from perturbdiff.report.experiment.plots import BEST, CEILING, RANDOM, Panel, curves
+from perturbdiff.report.experiment.plots import (BEST, CEILING, RANDOM, Panel, curves)
 from perturbdiff.report.layout import Section
 from perturbdiff.report.overview import caption
-from perturbdiff.report.svg import Look, Plot, looks, slug
+from perturbdiff.report.svg import (Look, Plot, looks, slug)
 
 _OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
 _FURTHER = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.report.families import families, seed_of
 from perturbdiff.report.results import Run
 from perturbdiff.report.text_tables import read_texts

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.report.columns import Column, metric_columns
 from perturbdiff.report.experiment.compute import Work
 from perturbdiff.report.experiment.design import Entry

@@ -14,7 +14,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from perturbdiff.report.axes import legend_text, spread
 from perturbdiff.report.columns import Column
-from perturbdiff.report.svg import GREY, INK, NARROW, PAPER, WIDTH, Look, Plot, canvas, draw
+from perturbdiff.report.svg import (GREY, INK, NARROW, PAPER, WIDTH, Look, Plot, canvas, draw)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

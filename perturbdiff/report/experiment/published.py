@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.evaluation.catalogue import METRICS
 from perturbdiff.report.columns import Column
 from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.svg import slug
-from perturbdiff.report.tables import Cell, Row, Table, decimals_for, number
+from perturbdiff.report.tables import (Cell, Row, Table, decimals_for, number)
 from perturbdiff.report.text_tables import read_texts
 
 _COLUMNS = ("dataset", "method", "metric", "value")

@@ -46,7 +46,7 @@
         put(`${name} defined`, cells.map((c) => c.querySelector(".count")?.textContent ?? ""));
       }
     });
-    // as perturbdiff.tabular: no spreadsheet is to take a text for a formula
+    // as perturbdiff.runtime.tabular: no spreadsheet is to take a text for a formula
     const number = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i;
     const neutral = (text) => (/^'*[=+\-@\t\r\n]/.test(text) && !number.test(text) ? `'${text}` : text);
     const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);

@@ -10,7 +10,7 @@ from perturbdiff.baselines import NAMES, linear, predict
 from perturbdiff.data.pseudobulk import condition_means, group_means
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 
 OVERRIDES = ["split.valid_fraction=0", "split.train_fraction=0.34"]

@@ -8,7 +8,7 @@ from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.controls import ControlPools, Rows
 from perturbdiff.data.schema import condition_table
 from perturbdiff.data.windows import WindowedSampler
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def table(sizes: dict[tuple[str, str, str], int]) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, read_labels
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from perturbdiff.data.crew import Crew
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.errors import UserError
 
 
 def double(number: int) -> tuple[int, int]:
@@ -49,6 +49,6 @@ def test_a_given_scheduler_is_used():
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch):
-    monkeypatch.setattr("perturbdiff.data.crew._SECONDS_TO_CONNECT", 1)
+    monkeypatch.setattr("perturbdiff.runtime.task_runner._SECONDS_TO_CONNECT", 1)
     with Crew(scheduler="tcp://127.0.0.1:9") as crew, pytest.raises(UserError, match="no scheduler answers"):
         crew.run(double, [1, 2])

@@ -9,7 +9,7 @@ import pytest
 from perturbdiff.config import ModelConfig
 from perturbdiff.data.doses import agents, dose_values, dose_weights
 from perturbdiff.data.embeddings import EmbeddingTable, semantic_rows
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 VECTORS = np.array([[1, 0, 3], [0, 2, 1], [5, 4, 2]], np.float32)
 TABLE = EmbeddingTable(("A", "B", " C "), VECTORS)

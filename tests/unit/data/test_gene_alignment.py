@@ -13,7 +13,7 @@ from small_store import small_store
 from perturbdiff.config import DataConfig
 from perturbdiff.data import aligned_file
 from perturbdiff.data.gene_alignment import align_genes, synonyms
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 CONFIG = DataConfig()
 

@@ -17,7 +17,7 @@ from perturbdiff.data import composites, gene_vocabulary, study_sums
 from perturbdiff.data.gene_lists import kinds_of, read_names, unique_names
 from perturbdiff.data.gene_vocabulary import build_vocabulary
 from perturbdiff.data.preprocess import Machine
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 TOP = 60
 CONFIG = DataConfig(num_hvgs=TOP)

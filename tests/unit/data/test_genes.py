@@ -18,7 +18,7 @@ from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list
 from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 FLAVORS = ("seurat", "cell_ranger", "seurat_v3")
 

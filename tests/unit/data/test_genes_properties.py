@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from memory_passes import choose
 
 from perturbdiff.config import DataConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 FLAVORS = ("seurat", "cell_ranger", "seurat_v3")
 TIE = 1e-5

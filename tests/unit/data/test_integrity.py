@@ -19,7 +19,7 @@ from perturbdiff.data import integrity, store_check
 from perturbdiff.data.store import Store
 from perturbdiff.data.store_check import check_store, row_faults
 from perturbdiff.data.store_facts import describe, render
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

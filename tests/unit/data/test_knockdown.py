@@ -12,10 +12,10 @@ from memory_passes import readers
 from perturbdiff.config import DataConfig
 from perturbdiff.data import passes
 from perturbdiff.data.counts import Inputs
-from perturbdiff.data.knockdown import decide, knockdown_values, plan_knockdown, read_targets
+from perturbdiff.data.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 HERE = Machine(jobs=1)
 GENES = ["A", "B", "C", "D", "filler"]

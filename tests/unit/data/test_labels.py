@@ -12,11 +12,11 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import columns as columns_module
-from perturbdiff.data.columns import CategoricalColumn, Numbering, PlainColumn, Texts, joined
+from perturbdiff.data.columns import (CategoricalColumn, Numbering, PlainColumn, Texts, joined)
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, extra_column, read_labels
 from perturbdiff.data.schema import LABELS
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture

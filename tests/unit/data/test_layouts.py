@@ -13,7 +13,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(autouse=True)

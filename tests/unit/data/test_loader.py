@@ -14,7 +14,7 @@ from perturbdiff.data.loader import SetLoader, in_order, resident
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.data.windows import WindowedSampler
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

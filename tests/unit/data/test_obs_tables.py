@@ -11,7 +11,7 @@ from perturbdiff.config import Config, DataConfig
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, extra_column, read_labels
 from perturbdiff.data.splits import make_split
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 CONFIG = DataConfig()
 

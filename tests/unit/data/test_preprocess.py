@@ -19,16 +19,16 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
-from perturbdiff import files
+from perturbdiff.runtime import files
 from perturbdiff.config import DataConfig
-from perturbdiff.data import passes, scan, spill, store_writer
+from perturbdiff.data import (passes, scan, spill, store_writer)
 from perturbdiff.data import preprocess as module
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.schema import condition_table
 from perturbdiff.data.spill import plan_buckets
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]
 

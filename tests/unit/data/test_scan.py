@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perturbdiff.config import DataConfig
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def counts(seed: int, num_cells: int, num_genes: int) -> ad.AnnData:

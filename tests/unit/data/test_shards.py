@@ -8,7 +8,7 @@ import zarr
 
 from perturbdiff.data.shard_writer import ShardWriter
 from perturbdiff.data.shards import ShardedReader
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 CHUNK, SHARD = 10, 40
 

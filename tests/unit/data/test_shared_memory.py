@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from small_store import small_store
 
-from perturbdiff.data import shared_memory
-from perturbdiff.data.shared_memory import Node
-from perturbdiff.errors import UserError
+from perturbdiff.runtime import shared_memory
+from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.errors import UserError
 
 pytestmark = pytest.mark.skipif(not Node.supported(), reason="needs Linux")
 
 OTHER = """
 import sys
 import numpy as np
-from perturbdiff.data.shared_memory import Node
+from perturbdiff.runtime.shared_memory import Node
 from perturbdiff.data.store import Store
 
 store = Store(sys.argv[1])
@@ -67,7 +67,7 @@ def test_all_processes_hold_one_copy(tmp_path, run):
 
 def test_the_end_of_the_first_process_is_told(run):
     script = (
-        "import sys, os, time; from perturbdiff.data.shared_memory import Node\n"
+        "import sys, os, time; from perturbdiff.runtime.shared_memory import Node\n"
         "Node(sys.argv[1], 0, 2).share('x', 10, lambda block: (time.sleep(1), os._exit(1)))"
     )
     first = subprocess.Popen([sys.executable, "-c", script, run])

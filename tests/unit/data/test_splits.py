@@ -8,9 +8,9 @@ from tiny_data import tiny_counts
 
 from perturbdiff import recipes
 from perturbdiff.config import SplitConfig
-from perturbdiff.data.split_rules import by_rule, by_toml, read_toml, spread
-from perturbdiff.data.splits import KEYS, check, count, make_split, parts, read_split
-from perturbdiff.errors import UserError
+from perturbdiff.data.split_rules import (by_rule, by_toml, read_toml, spread)
+from perturbdiff.data.splits import (KEYS, check, count, make_split, parts, read_split)
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

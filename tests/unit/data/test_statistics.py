@@ -12,12 +12,12 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import DataConfig
 from perturbdiff.data import expression_pass, row_reader
-from perturbdiff.data.crew import Crew
+from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.row_reader import RowReader
 from perturbdiff.data.statistics import write_statistics
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]
 

@@ -10,10 +10,10 @@ import pytest
 import scanpy as sc
 from parts_store import parts_store
 
-from perturbdiff import outputs
+from perturbdiff.runtime import outputs
 from perturbdiff.data import stored_rows
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

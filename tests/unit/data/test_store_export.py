@@ -12,7 +12,7 @@ from perturbdiff.data import store_export
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store
 from perturbdiff.data.store_export import export
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

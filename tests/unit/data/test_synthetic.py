@@ -8,14 +8,14 @@ import pandas as pd
 import pytest
 from scipy import sparse, stats
 
-from perturbdiff import provenance
+from perturbdiff.runtime import provenance
 from perturbdiff.config import SimulateConfig
 from perturbdiff.data import synthetic_file
 from perturbdiff.data.synthetic import draw_blocks, simulate
 from perturbdiff.data.synthetic_counts import draw_counts
 from perturbdiff.data.synthetic_effects import draw_truth
 from perturbdiff.data.synthetic_plan import TINY, draw_plan
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 SMALL = SimulateConfig(
     cells=900, genes=120, cell_types=2, batches=2, knockdowns=4, drugs=1, cytokines=1, tiny_fraction=0.1

@@ -4,7 +4,7 @@ import pytest
 
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.twins import TwinStream, check_even
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 SIZES = (("control", 40), ("p1", 30), ("p2", 3))
 

@@ -16,7 +16,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config import DataConfig
 from perturbdiff.data.store import Store
 from perturbdiff.data.views import CSRRows
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 ROWS = 50
 

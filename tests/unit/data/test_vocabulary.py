@@ -7,7 +7,7 @@ from scipy import sparse
 
 from perturbdiff.data.schema import condition_table
 from perturbdiff.data.vocabulary import GeneMap, Vocabulary
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def conditions(control="control", cell_type="T"):

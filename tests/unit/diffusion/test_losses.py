@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from perturbdiff.config import LossConfig
-from perturbdiff.diffusion.losses import (
-    cross_energy_distance,
-    energy_distance,
-    hybrid_loss,
-    population_energy_distance,
-)
-from perturbdiff.errors import UserError
+from perturbdiff.diffusion.losses import (cross_energy_distance, energy_distance, hybrid_loss, population_energy_distance)
+from perturbdiff.runtime.errors import UserError
 
 
 def brute_force(x, y, statistic):

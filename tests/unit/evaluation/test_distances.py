@@ -12,7 +12,7 @@ from scipy.stats import wasserstein_distance
 
 from perturbdiff.evaluation import distances
 from perturbdiff.evaluation.columns import Columns
-from perturbdiff.evaluation.distances import energy_distance, mmd, pairwise, wasserstein
+from perturbdiff.evaluation.distances import (energy_distance, mmd, pairwise, wasserstein)
 
 
 def draw(rng, n, genes=50, shift=0.0):

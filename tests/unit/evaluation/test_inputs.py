@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader, disk_rows
 from perturbdiff.evaluation.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.inputs import open_predictions, open_truth

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import metrics as m
-from perturbdiff.evaluation.catalogue import METRICS, PAPER, chosen, score
+from perturbdiff.evaluation.catalogue import (METRICS, PAPER, chosen, score)
 from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import Differential
 from perturbdiff.evaluation.metrics import Comparison

@@ -10,7 +10,7 @@ import pytest
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader
 from perturbdiff.evaluation.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.pairing import pair, split_half

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import scoring, tested
 from perturbdiff.evaluation.catalogue import chosen
 from perturbdiff.evaluation.differential import Controls

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.config import EvaluateConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader
 from perturbdiff.evaluation.run import evaluate
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config import Config, DataConfig, EvaluateConfig, SplitConfig
+from perturbdiff.config import (Config, DataConfig, EvaluateConfig, SplitConfig)
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.embedding import choose
 from perturbdiff.evaluation.run import ceiling, evaluate
 from perturbdiff.predictions import PredictionWriter, append_controls

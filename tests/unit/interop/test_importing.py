@@ -13,12 +13,12 @@ from tiny_data import tiny_counts
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.embeddings import EmbeddingTable
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop import load_released
 from perturbdiff.interop.importing import import_checkpoint
 from perturbdiff.interop.pickles import read_torch
 from perturbdiff.predictions import read_predictions
-from perturbdiff.provenance import read_manifest
+from perturbdiff.runtime.provenance import read_manifest
 
 DATA = Path(__file__).parents[2] / "parity" / "data"
 STEP = DATA / "tiny_step23.ckpt"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop.pickles import plain, read_pickle, read_torch
 
 DATA = Path(__file__).parents[2] / "parity" / "data"

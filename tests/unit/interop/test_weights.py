@@ -4,7 +4,7 @@ import pytest
 import torch
 from released_layout import BY_NAME, ReleasedLayout
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop.released import denoiser_of
 from perturbdiff.interop.weights import layout_of, translate
 from perturbdiff.model import Covariates

@@ -5,7 +5,7 @@ import json
 import pytest
 from report_runs import make_run
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report import svg
 from perturbdiff.report.absent import read_expected
 from perturbdiff.report.logs import reason

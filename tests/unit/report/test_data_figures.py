@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report.data_figures import pictures, write_figures
 
 TYPES = ["B", "CD4 <naive>", "NA", "Plasmablast"]

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.errors import UserError
-from perturbdiff.report.effects import Side, Split, effects, paired_sides, read_side, top_genes
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.report.effects import (Side, Split, effects, paired_sides, read_side, top_genes)
 from perturbdiff.report.results import Run
 
 GENES = ("a", "b", "c", "d")

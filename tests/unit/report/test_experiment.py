@@ -10,7 +10,7 @@ from report_runs import make_run
 from typer.testing import CliRunner
 
 from perturbdiff.cli import app
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report import svg
 from perturbdiff.report.experiment import arm_tables
 from perturbdiff.report.experiment.chapter import FIGURES, chapter, figure_names

@@ -10,8 +10,8 @@ import pytest
 
 from perturbdiff.report import plots, plots_scores
 from perturbdiff.report.columns import Column
-from perturbdiff.report.comparison import compare, paired, ranks, scaled
-from perturbdiff.report.svg import PALETTE, looks, shorten, slug
+from perturbdiff.report.comparison import (compare, paired, ranks, scaled)
+from perturbdiff.report.svg import (PALETTE, looks, shorten, slug)
 from perturbdiff.report.tables import decimals_for, number, small
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")

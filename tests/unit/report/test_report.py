@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from report_runs import SKILL, make_bundle, make_run
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.report import svg
 from perturbdiff.report.page import headline, write_report
 

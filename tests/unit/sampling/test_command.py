@@ -9,8 +9,8 @@ import pytest
 
 from perturbdiff import recipes
 from perturbdiff.bundle import recipe_of
-from perturbdiff.devices import resolve_devices
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.devices import resolve_devices
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 
 

@@ -17,7 +17,7 @@ from perturbdiff.bundle import Bundle
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import ConditionSampler, controls
 from perturbdiff.sampling.controls import ControlSets

@@ -15,12 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perturbdiff import outputs, predictions, sampling
+from perturbdiff.runtime import outputs
+from perturbdiff import predictions, sampling
 from perturbdiff.config import SampleConfig
 from perturbdiff.data.store import Store
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.provenance import read_manifest
+from perturbdiff.runtime.provenance import read_manifest
 from perturbdiff.sampling import merge as merging
 from perturbdiff.sampling.merge import merge
 
@@ -207,7 +208,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np, pandas as pd
 from scipy import sparse
-from perturbdiff import predictions, provenance
+from perturbdiff import predictions; from perturbdiff.runtime import provenance
 from perturbdiff.sampling.merge import merge
 
 folder, blocks = Path(sys.argv[1]), int(sys.argv[2])

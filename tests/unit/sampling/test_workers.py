@@ -13,7 +13,7 @@ import sampling_doubles as doubles
 
 from perturbdiff import sampling
 from perturbdiff.config import SampleConfig
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import workers
 

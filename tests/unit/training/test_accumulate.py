@@ -10,7 +10,7 @@ from tiny_training import B, G, S, tiny_batch, tiny_module
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 
 

@@ -11,7 +11,7 @@ from tiny_training import tiny_batch, tiny_module
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.module import check_compiler
 from perturbdiff.training.run import train
 

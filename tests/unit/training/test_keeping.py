@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from perturbdiff import recipes, sampling
 from perturbdiff.bundle import Bundle
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.keeping import hand_over, kept_steps
 from perturbdiff.training.run import train

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from perturbdiff import recipes
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.loggers import Curves
 from perturbdiff.training.module import TrainingModule

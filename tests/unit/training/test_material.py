@@ -7,7 +7,7 @@ import pytest
 
 from perturbdiff import recipes
 from perturbdiff.bundle import Bundle
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.material import from_scratch
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.run import train

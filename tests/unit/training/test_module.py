@@ -13,9 +13,9 @@ import torch
 from perturbdiff.config import Config, ModelConfig, TrainConfig
 from perturbdiff.data.loader import Batch
 from perturbdiff.data.vocabulary import GeneMap
-from perturbdiff.devices import resolve_device
+from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.diffusion.losses import hybrid_loss
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.optim import parameter_groups, rate_factor

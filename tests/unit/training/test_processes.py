@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training import launch, processes
 from perturbdiff.training.launch import Place, exit_code
 from perturbdiff.training.processes import Processes, lost
@@ -146,7 +146,7 @@ def test_nodes_end_alike(script, code):
 
 AGREE = """
 import sys
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.processes import Processes
 own = Processes.from_environment()
 own.meet("cpu")
@@ -186,7 +186,7 @@ def test_what_the_first_process_finds_all_are_told():
 def test_processes_on_different_devices_do_not_start(capfd):
     script = """
 import sys
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training import processes
 processes._check_gpus = lambda *_: None
 try:

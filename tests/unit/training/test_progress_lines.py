@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from perturbdiff import recipes
-from perturbdiff.errors import StoppedEarly
+from perturbdiff.runtime.errors import StoppedEarly
 from perturbdiff.training import pace, validation
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.pace import Pace, span

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from perturbdiff import recipes
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule

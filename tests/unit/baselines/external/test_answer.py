@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 from perturbdiff.baselines.external import answer
 from perturbdiff.baselines.external.answer import Answer
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 GENES = [f"g{i}" for i in range(6)]
 QUERIES = pd.DataFrame({"perturbation": ["a", "a", "b", "b", "b"], "cell_type": "T", "batch": "d1"})

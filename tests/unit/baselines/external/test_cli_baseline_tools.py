@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from perturbdiff.baselines.external import environment, installer
 from perturbdiff.cli_baseline_tools import mount
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from fake_tool import DESCRIPTION, load, make_registry, make_wheel
 
 from perturbdiff.baselines.external import environment, installer, pythons
-from perturbdiff.errors import UserError
-from perturbdiff.locks import locked
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.locks import locked
 
 HERE = Path(sys.executable)
 

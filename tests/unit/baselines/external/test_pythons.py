@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from perturbdiff.baselines.external import pythons
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 WANTED = ((3, 97), (3, 98))
 

@@ -4,7 +4,7 @@ import pytest
 from fake_tool import DESCRIPTION, load, make_registry
 
 from perturbdiff.baselines.external import tools
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture

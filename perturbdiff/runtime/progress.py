@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from perturbdiff.errors import visible
+from perturbdiff.runtime.errors import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress

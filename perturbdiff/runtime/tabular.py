@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.errors import UserError, one_line
+from perturbdiff.runtime.errors import UserError, one_line
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _WRITTEN = re.compile(r"'+[=+\-@\t\r\n]")

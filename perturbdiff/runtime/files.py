@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the system says when there is no room: a full disk, a used-up quota."""
@@ -58,7 +58,7 @@ def temporary_name(path: Path) -> Path:
 def writing(path: Path, *, folder: bool = False) -> Iterator[Path]:
     """Yield a temporary path that becomes ``path`` when the block ends well.
 
-    This is for files in a folder that this process holds; `perturbdiff.provenance.stage` is for outputs.
+    This is for files in a folder that this process holds; `perturbdiff.runtime.provenance.stage` is for outputs.
 
     Parameters
     ----------

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import files, untrusted
-from perturbdiff.errors import UserError, listing
+from perturbdiff.runtime import files, untrusted
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

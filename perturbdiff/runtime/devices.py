@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 
 def resolve_device(device: str) -> Literal["cpu", "cuda"]:

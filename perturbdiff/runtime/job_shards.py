@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import provenance
-from perturbdiff.errors import UserError, listing
-from perturbdiff.files import existing
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.files import existing
 
 DETERMINE = ("stage", "config", "inputs", "seed", "versions")
 """Entries of a manifest that say what a result is made from."""

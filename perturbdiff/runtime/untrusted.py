@@ -17,7 +17,7 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-from perturbdiff.errors import UserError, one_line
+from perturbdiff.runtime.errors import UserError, one_line
 
 Form = Literal["YAML", "TOML", "JSON"]
 

@@ -31,8 +31,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from perturbdiff import files
-from perturbdiff.errors import StoppedEarly, UserError
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import StoppedEarly, UserError
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from perturbdiff.data.local_workers import LocalWorkers, WorkerDied, attempt
-from perturbdiff.errors import UserError
-from perturbdiff.progress import track
+from perturbdiff.runtime.local_workers import LocalWorkers, WorkerDied, attempt
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
 

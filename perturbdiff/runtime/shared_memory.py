@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perturbdiff.errors import UserError
+from perturbdiff.runtime.errors import UserError
 
 WAIT = 1800.0
 """Seconds to wait for the other processes to start."""

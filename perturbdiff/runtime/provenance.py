@@ -26,9 +26,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff import __version__, files, locks, outputs
-from perturbdiff.errors import UserError, listing
-from perturbdiff.outputs import beside, read_manifest, verify
+from perturbdiff import __version__
+from perturbdiff.runtime import files, locks, outputs
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.outputs import beside, read_manifest, verify
 
 __all__ = [
     "Stage",
