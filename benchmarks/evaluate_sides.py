@@ -118,7 +118,7 @@ def library(given: argparse.Namespace) -> Turn:
 
 def ours(given: argparse.Namespace) -> Turn:
     """Return turns that open the files, as `evaluate` does, and make the tests and cell-eval's metrics."""
-    from perturbdiff.config import EvaluateConfig
+    from perturbdiff.config.settings import EvaluateConfig
     from perturbdiff.evaluation import (catalogue, inputs, pairing, scoring)
 
     names = names_of_theirs()
@@ -150,7 +150,7 @@ def for_each(values: Any, count: int) -> list[float]:
 
 def whole(given: argparse.Namespace) -> Turn:
     """Return turns of the whole stage with every metric: from files to a folder of tables."""
-    from perturbdiff.config import EvaluateConfig
+    from perturbdiff.config.settings import EvaluateConfig
     from perturbdiff.evaluation import run
 
     config = EvaluateConfig(definition=DEFINITION, cell_type_key=None, batch_key=None, control=CONTROL)

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from perturbdiff import recipes
-from perturbdiff.config import Config, ModelConfig
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.model import Denoiser
 from perturbdiff.training.counts import by_group, flops_per_cell
 

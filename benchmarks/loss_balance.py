@@ -29,8 +29,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perturbdiff import recipes
-from perturbdiff.config import Config
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 from perturbdiff.data.loader import Batch
 from perturbdiff.training.material import Material, from_scratch
 from perturbdiff.training.module import Draws, TrainingModule

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.flop_counter import FlopCounterMode
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates

@@ -28,8 +28,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff import recipes
-from perturbdiff.config import Config
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
 from perturbdiff.data.store import Store

@@ -45,7 +45,7 @@ class Phases:
 def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
     """Preprocess with this package. Phases are seen in this process alone, so only with one job."""
     from perturbdiff.runtime import files
-    from perturbdiff.config import DataConfig
+    from perturbdiff.config.settings import DataConfig
     from perturbdiff.runtime import task_runner
     from perturbdiff.data.preprocess import Machine, preprocess
 

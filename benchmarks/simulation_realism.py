@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from perturbdiff import config as configuration
+from perturbdiff.config import settings as configuration
 from perturbdiff.data.synthetic import simulate
 from perturbdiff.runtime.files import existing
 

@@ -24,7 +24,7 @@ WARM_UP = 20
 
 def once(given: argparse.Namespace) -> None:
     """Train, and print the CPU seconds of a step."""
-    from perturbdiff import recipes
+    from perturbdiff.config import recipes
     from perturbdiff.training.pace import Pace
     from perturbdiff.training.run import train
 

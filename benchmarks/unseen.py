@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.preprocess import preprocess

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from perturbdiff.runtime import (files, provenance, tabular, untrusted)
-from perturbdiff import recipes
-from perturbdiff.config import Config, ModelConfig
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing

@@ -191,7 +191,7 @@ def config_show(
     overrides: Overrides = None,
 ) -> None:
     """Print a complete recipe with the source of each value (paper, released, ours, default)."""
-    from perturbdiff.recipes import describe, presets
+    from perturbdiff.config.recipes import describe, presets
 
     typer.echo(describe(recipe, overrides or ()) if recipe or overrides else "\n".join(presets()))
 
@@ -201,7 +201,7 @@ def config_schema() -> None:
     """Print the JSON schema of the configuration."""
     import json
 
-    from perturbdiff.config import Config
+    from perturbdiff.config.settings import Config
 
     typer.echo(json.dumps(Config.model_json_schema(), indent=2))
 

@@ -10,7 +10,7 @@ import typer
 from perturbdiff.cli_options import (Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of)
 
 if TYPE_CHECKING:
-    from perturbdiff.config import EvaluateConfig
+    from perturbdiff.config.settings import EvaluateConfig
 
 Truth = Annotated[Path, typer.Argument(help="Real cells: a store, or AnnData (h5ad or zarr).")]
 Column = Annotated[

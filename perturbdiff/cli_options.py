@@ -11,7 +11,7 @@ from perturbdiff import __version__
 from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from perturbdiff.config import Config
+    from perturbdiff.config.settings import Config
     from perturbdiff.data.embeddings import SemanticKind
 
 Recipe = Annotated[
@@ -21,7 +21,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
 ]
-LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config_data, which help does without
+LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, which help does without
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed; default: the recipe's.")
 ]
@@ -119,7 +119,7 @@ def print_version(value: bool) -> None:
 
 def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
     """Return the recipe with its values changed by the command line's."""
-    from perturbdiff.recipes import load
+    from perturbdiff.config.recipes import load
 
     chosen = load(recipe, overrides or ())
     return chosen if seed is None else chosen.model_copy(update={"seed": seed})

@@ -53,7 +53,7 @@ def sample(
     For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls. Without
     --config the bundle's own recipe holds, changed by --set.
     """
-    from perturbdiff import recipes
+    from perturbdiff.config import recipes
     from perturbdiff.bundle import recipe_of
     from perturbdiff.sampling import sample as run
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import ModelConfig
+from perturbdiff.config.settings import ModelConfig
 from perturbdiff.data.doses import agents, dose_values, dose_weights
 from perturbdiff.data.embeddings import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
 from perturbdiff.data.vocabulary import Vocabulary

@@ -69,7 +69,7 @@ def counts_file(tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
-    from perturbdiff import recipes
+    from perturbdiff.config import recipes
     from perturbdiff.data.preprocess import preprocess
     from perturbdiff.data.splits import make_split
     from perturbdiff.training.run import train

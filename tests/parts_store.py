@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import preprocess as module
 from perturbdiff.data import store_writer
 from perturbdiff.data.preprocess import preprocess

@@ -6,8 +6,8 @@ from pathlib import Path
 import anndata as ad
 from tiny_data import tiny_counts
 
-from perturbdiff import recipes
-from perturbdiff.config import Config
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
 from perturbdiff.data.store import Store

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
 from perturbdiff.data.matrices import CscMatrix

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.store import Store

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.columns import CheckedColumn, Column, joined
 from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.gene_joins import join_genes

@@ -22,7 +22,7 @@ from perturbdiff.data.opening import read_npz
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
-    from perturbdiff.config import ModelConfig
+    from perturbdiff.config.settings import ModelConfig
 
 SemanticKind = Literal["perturbation", "cell_type", "gene"]
 SEMANTIC_KINDS: tuple[SemanticKind, ...] = ("perturbation", "cell_type", "gene")

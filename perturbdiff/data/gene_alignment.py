@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import provenance, tabular
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.aligned_file import write_aligned
 from perturbdiff.data.counted import CellSource, open_cells
 from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, read_names)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.runtime.errors import UserError, listing
 
 FILE_NAME = "genes.txt"

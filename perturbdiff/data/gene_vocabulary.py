@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files, locks, provenance
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.composites import (Corpus, balanced, from_table, study_paths, survey)
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.gene_lists import GeneSet, read_gene_set, unique_names

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import hvg
 from perturbdiff.data.gene_lists import read_names
 from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, clipped_sums, log_sums)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import gene_kernels
 from perturbdiff.data.columns import Texts, row_ranges
 from perturbdiff.data.gene_sums import group_of_cells

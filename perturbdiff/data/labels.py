@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.data.damage import plain_name

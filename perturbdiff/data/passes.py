@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.matrices import Block

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files, provenance, tabular
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import integrity, passes, spill
 from perturbdiff.data.counts import Inputs
 from perturbdiff.runtime.task_runner import Crew

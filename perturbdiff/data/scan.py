@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import scan_kernels
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.gene_sums import GeneSums, gene_groups, group_of_cells

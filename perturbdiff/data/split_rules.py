@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files, untrusted
-from perturbdiff.config import SplitConfig
+from perturbdiff.config.settings import SplitConfig
 from perturbdiff.data.controls import generator
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

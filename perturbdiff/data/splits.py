@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files, provenance, tabular
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.data.labels import conditions_of
 from perturbdiff.data.pseudobulk import group_means
 from perturbdiff.data.schema import LABELS

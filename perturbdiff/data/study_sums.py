@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.runtime import files
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.composites import Study
 from perturbdiff.data.counts import CountsFile
 from perturbdiff.data.gene_sums import GeneSums

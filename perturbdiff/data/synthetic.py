@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from perturbdiff.runtime import provenance, tabular
-from perturbdiff.config import SimulateConfig
+from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.data.synthetic_counts import Counts, draw_counts, draw_escapes
 from perturbdiff.data.synthetic_effects import Truth, draw_truth
 from perturbdiff.data.synthetic_file import write_counts

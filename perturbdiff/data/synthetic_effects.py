@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from perturbdiff.config import SimulateConfig
+from perturbdiff.config.settings import SimulateConfig
 
 CONTROL = "control"
 MAX_LOG_FOLD_CHANGE = 4.0

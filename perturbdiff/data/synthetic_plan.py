@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from perturbdiff.config import SimulateConfig
+from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.data.synthetic_effects import MAX_LATENT, Truth, stream
 
 TINY = 5  # cells in the largest of the tiny conditions

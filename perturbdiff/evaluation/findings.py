@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import listing
 from perturbdiff.evaluation.scopes import POOLED
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.runtime import provenance
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.evaluation.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.cells import (Cells, Condition, Group, Reader)

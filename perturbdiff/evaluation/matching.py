@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation.cells import Cells, Condition, Reader
 from perturbdiff.evaluation.sides import median_depth

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.runtime import provenance, job_shards
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import tables
 from perturbdiff.evaluation.scopes import POOLED, Scope
 from perturbdiff.evaluation.tables import (DIFFERENTIAL, PART, DifferentialWriter, Tables)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation import matching
 from perturbdiff.evaluation.cells import Cells, Condition, Group

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from perturbdiff.runtime import provenance
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import (catalogue, embedding, inputs, pairing, tables)
 from perturbdiff.evaluation.aggregate import scope_rows
 from perturbdiff.evaluation.chance import chance

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import catalogue
 from perturbdiff.evaluation.cells import Condition, Group, Sparse

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from perturbdiff.runtime import provenance, tabular, untrusted
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.findings import findings

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.definitions import DEFINITIONS
 from perturbdiff.evaluation.differential import Controls, Differential
 from perturbdiff.evaluation.metrics import Comparison

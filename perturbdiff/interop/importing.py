@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, semantic_rows
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing

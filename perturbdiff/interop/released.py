@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.interop.labels import ordered
 from perturbdiff.interop.pickles import plain, read_torch, tensors

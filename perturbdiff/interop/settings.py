@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from perturbdiff import recipes
-from perturbdiff.config import Config
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop.weights import Layout
 

@@ -28,7 +28,7 @@ from perturbdiff.model.layers import (AdaptiveNorm, TimeEmbedding, linear, modul
 from perturbdiff.model.mmdit import MMDiTBlock
 
 if TYPE_CHECKING:
-    from perturbdiff.config import ModelConfig
+    from perturbdiff.config.settings import ModelConfig
 
 NULL_STD = 0.02
 ANCHORED_STD = 1e-3

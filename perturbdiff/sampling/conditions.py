@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.balanced import words
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.runtime import provenance
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 
 _DIGITS = 16
 

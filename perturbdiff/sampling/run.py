@@ -12,7 +12,7 @@ import pandas as pd
 
 from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.model import Covariates, Denoiser
 
 GROUPS: dict[str, tuple[str, ...]] = {

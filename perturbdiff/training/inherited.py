@@ -10,7 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import Config, ModelConfig
+from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, find
 from perturbdiff.data.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import listing

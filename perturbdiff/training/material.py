@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from perturbdiff.bundle import SAME_DEPTH, Bundle, build_model
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.few_shot import leave_out
 from perturbdiff.data.loader import SetLoader

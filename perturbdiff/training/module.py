@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.config import Config, SampleConfig
+from perturbdiff.config.settings import Config, SampleConfig
 from perturbdiff.data.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.diffusion.samplers import Draw, sample

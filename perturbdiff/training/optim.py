@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from perturbdiff.config import TrainConfig
+    from perturbdiff.config.settings import TrainConfig
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff.runtime import provenance
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.gene_lists import read_names
 from perturbdiff.runtime.devices import resolve_device

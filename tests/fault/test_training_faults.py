@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from perturbdiff.runtime import locks
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule

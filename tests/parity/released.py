@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.interop.released import denoiser_of
 from perturbdiff.interop.settings import Stored, recipe_of
 from perturbdiff.interop.weights import layout_of, translate

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate)
 from perturbdiff.evaluation.catalogue import columns
 from perturbdiff.evaluation.differential import Differential, is_rounding

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.baselines import NAMES
 from perturbdiff.baselines.external import tools
 from perturbdiff.cli import app
@@ -127,7 +127,7 @@ def test_modes_and_baselines_are_the_packages():
 def test_recipe_keys_are_those_of_the_configuration():
     listed = (ROOT / "assets" / "recipe_keys.txt").read_text().splitlines()
     assert listed == sorted(recipes.keys()), (
-        "write sorted(perturbdiff.recipes.keys()) into assets/recipe_keys.txt"
+        "write sorted(perturbdiff.config.recipes.keys()) into assets/recipe_keys.txt"
     )
     sections = re.search(
         r"def sections\(\) \{\n    return \[(.*)\]", (ROOT / "modules" / "plan" / "recipes.nf").read_text()

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from perturbdiff import recipes
-from perturbdiff.config import Config
+from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 
 ROOT = Path(__file__).parents[2]
 QUICK = "baseline.settings=quick;baseline.options.epochs=30;baseline.options.lr=0.01;baseline.options.loss=nb"

@@ -10,7 +10,7 @@ from pathlib import Path
 import anndata
 import pytest
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.run import evaluate
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import torch
 from refusals import nothing_left, refused
 from safetensors.torch import load_file, save_file
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle, recipe_of
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
 from perturbdiff.runtime import files
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store

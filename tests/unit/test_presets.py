@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 
 TAHOE_CONTROL = "[('DMSO_TF', 0.0, 'uM')]"
 TAHOE_LINES = ("CVCL_1097", "CVCL_1285", "CVCL_1098", "CVCL_0334", "CVCL_0480")

@@ -4,8 +4,8 @@ from importlib import resources
 import pytest
 import yaml
 
-from perturbdiff import recipes, variants
-from perturbdiff.config import Config
+from perturbdiff.config import recipes, readings
+from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError
 
 
@@ -106,7 +106,7 @@ def flat(name, part):
 def test_variants_say_the_same_switches_and_settings():
     known = set(recipes.keys())
     for part in ("switches", "settings"):
-        said = {name: flat(name, part) for name in variants.variants()}
+        said = {name: flat(name, part) for name in readings.variants()}
         assert said["paper"] == said["released"] == said["recommended"]
         assert said["paper"] <= known
     assert not flat("paper", "switches") & flat("paper", "settings")

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.splits import read_split
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import UserError

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_data import tiny_counts
 
-from perturbdiff import recipes, sampling
+from perturbdiff.config import recipes
+from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.preprocess import preprocess

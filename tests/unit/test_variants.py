@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import sample

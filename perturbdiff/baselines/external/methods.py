@@ -14,7 +14,7 @@ from typing import Any
 
 from perturbdiff.runtime import files
 from perturbdiff.baselines.external import environment, tools
-from perturbdiff.config import BaselineConfig
+from perturbdiff.config.settings import BaselineConfig
 from perturbdiff.runtime.errors import UserError
 
 _START_SECONDS = 120.0

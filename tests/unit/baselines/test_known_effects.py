@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.pseudobulk import condition_means, correlation_of_changes

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import matrices
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, read_labels

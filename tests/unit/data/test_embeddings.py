@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.config import ModelConfig
+from perturbdiff.config.settings import ModelConfig
 from perturbdiff.data.doses import agents, dose_values, dose_weights
 from perturbdiff.data.embeddings import EmbeddingTable, semantic_rows
 from perturbdiff.runtime.errors import UserError

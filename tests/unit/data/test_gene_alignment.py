@@ -10,7 +10,7 @@ import scanpy as sc
 import scipy.sparse as sp
 from small_store import small_store
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import aligned_file
 from perturbdiff.data.gene_alignment import align_genes, synonyms
 from perturbdiff.runtime.errors import UserError

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import composites, gene_vocabulary, study_sums
 from perturbdiff.data.gene_lists import kinds_of, read_names, unique_names
 from perturbdiff.data.gene_vocabulary import build_vocabulary

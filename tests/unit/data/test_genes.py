@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from memory_passes import choose
 from published import published
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import passes
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list

@@ -12,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from memory_passes import choose
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.runtime.errors import UserError
 
 FLAVORS = ("seurat", "cell_ranger", "seurat_v3")

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 from tenx import write_tenx
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store
 

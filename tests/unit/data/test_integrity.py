@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from parts_store import parts_store
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import integrity, store_check
 from perturbdiff.data.store import Store
 from perturbdiff.data.store_check import check_store, row_faults

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse as sp
 from memory_passes import readers
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import passes
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)

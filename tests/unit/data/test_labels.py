@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import columns as columns_module
 from perturbdiff.data.columns import (CategoricalColumn, Numbering, PlainColumn, Texts, joined)
 from perturbdiff.data.counts import Inputs

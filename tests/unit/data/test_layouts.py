@@ -11,7 +11,7 @@ import zarr
 from tenx import write_tenx
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.runtime.errors import UserError
 

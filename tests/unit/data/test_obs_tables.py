@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config import Config, DataConfig
+from perturbdiff.config.settings import Config, DataConfig
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, extra_column, read_labels
 from perturbdiff.data.splits import make_split

@@ -20,7 +20,7 @@ import scipy.sparse as sp
 from tiny_data import tiny_counts
 
 from perturbdiff.runtime import files
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import (passes, scan, spill, store_writer)
 from perturbdiff.data import preprocess as module
 from perturbdiff.runtime.task_runner import Crew

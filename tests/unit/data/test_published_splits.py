@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.data.split_rules import by_toml, read_toml
 
 SPLITS = Path(__file__).parents[3] / "assets" / "splits"

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 from distributed import LocalCluster
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import expression_pass, row_reader
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess

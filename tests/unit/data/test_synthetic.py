@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse, stats
 
 from perturbdiff.runtime import provenance
-from perturbdiff.config import SimulateConfig
+from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.data import synthetic_file
 from perturbdiff.data.synthetic import draw_blocks, simulate
 from perturbdiff.data.synthetic_counts import draw_counts

@@ -13,7 +13,7 @@ from parts_store import parts_store
 from scipy import sparse
 from tiny_data import tiny_counts
 
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.store import Store
 from perturbdiff.data.views import CSRRows
 from perturbdiff.runtime.errors import UserError

@@ -16,7 +16,7 @@ import pytest
 import torch
 from geomloss import SamplesLoss
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.diffusion.losses import (cross_energy_distance, distances, energy_distance, hybrid_loss, population_energy_distance)
 
 ROOT_PI = math.sqrt(math.pi)

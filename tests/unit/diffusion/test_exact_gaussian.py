@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import normal, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import LossConfig
+from perturbdiff.config.settings import LossConfig
 from perturbdiff.diffusion.losses import (cross_energy_distance, energy_distance, hybrid_loss, population_energy_distance)
 from perturbdiff.runtime.errors import UserError
 

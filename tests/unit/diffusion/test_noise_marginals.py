@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.data.loader import Batch
 from perturbdiff.diffusion.samplers import normal, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import guided, normal, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader, disk_rows
 from perturbdiff.evaluation.anndata_reader import AnnDataReader

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from evaluation_pair import GENES, pair_side
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader
 from perturbdiff.evaluation.inputs import open_predictions, open_truth

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation import anndata_reader
 from perturbdiff.evaluation.run import evaluate

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config import (Config, DataConfig, EvaluateConfig, SplitConfig)
+from perturbdiff.config.settings import (Config, DataConfig, EvaluateConfig, SplitConfig)
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
 from perturbdiff.data.store import Store

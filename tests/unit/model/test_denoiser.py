@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import ModelConfig
+from perturbdiff.config.settings import ModelConfig
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.model.layers import sinusoid
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import ModelConfig, SampleConfig
+from perturbdiff.config.settings import ModelConfig, SampleConfig
 from perturbdiff.diffusion.samplers import sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Denoiser, Estimates

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.model import Covariates, Denoiser, Estimates
 from perturbdiff.model.mmdit import MMDiTBlock
 

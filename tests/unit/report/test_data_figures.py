@@ -175,9 +175,9 @@ def test_a_broken_table_is_named(tmp_path):
 
 
 def test_report_shows_figures_of_each_store(counts_file, tmp_path):
-    from perturbdiff import recipes
+    from perturbdiff.config import recipes
     from perturbdiff.baselines.run import predict
-    from perturbdiff.config import EvaluateConfig
+    from perturbdiff.config.settings import EvaluateConfig
     from perturbdiff.data.preprocess import preprocess
     from perturbdiff.data.splits import make_split
     from perturbdiff.evaluation.run import evaluate

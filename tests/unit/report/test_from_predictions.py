@@ -7,7 +7,7 @@ import pytest
 
 from perturbdiff import sampling
 from perturbdiff.baselines import predict
-from perturbdiff.config import EvaluateConfig, SampleConfig
+from perturbdiff.config.settings import EvaluateConfig, SampleConfig
 from perturbdiff.evaluation.run import evaluate
 from perturbdiff.report import svg
 from perturbdiff.report.page import headline, write_report

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import recipe_of
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError

@@ -14,7 +14,7 @@ import torch
 from perturbdiff import sampling
 from perturbdiff.baselines.task import Task
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.store import Store
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError

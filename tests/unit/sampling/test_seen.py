@@ -7,7 +7,7 @@ import pytest
 
 from perturbdiff.baselines import predict
 from perturbdiff.bundle import Bundle
-from perturbdiff.config import EvaluateConfig
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.pairing import pair
 from perturbdiff.predictions import read_predictions

@@ -12,7 +12,7 @@ import pytest
 import sampling_doubles as doubles
 
 from perturbdiff import sampling
-from perturbdiff.config import SampleConfig
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import workers

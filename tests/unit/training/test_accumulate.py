@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_training import B, G, S, tiny_batch, tiny_module
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.training.run import train
 from perturbdiff.training.validation import Averaging

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import Config, ModelConfig
+from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.model import Denoiser
 from perturbdiff.training.counts import (by_group, describe, flops_per_cell, listed)
 

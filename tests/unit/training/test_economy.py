@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_training import tiny_batch, tiny_module
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.module import check_compiler

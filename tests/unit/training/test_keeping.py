@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
-from perturbdiff import recipes, sampling
+from perturbdiff.config import recipes
+from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.folder import CheckpointFolder

@@ -8,7 +8,7 @@ import signal
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.loggers import Curves

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from perturbdiff.config import Config, ModelConfig, TrainConfig
+from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
 from perturbdiff.data.loader import Batch
 from perturbdiff.data.vocabulary import GeneMap
 from perturbdiff.runtime.devices import resolve_device

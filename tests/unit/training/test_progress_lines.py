@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
 from perturbdiff.training import pace, validation
 from perturbdiff.training.module import TrainingModule

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.folder import CheckpointFolder
@@ -64,7 +64,7 @@ def test_crashes_at_many_steps(trained, tmp_path, monkeypatch):
 CHILD = """
 import sys, time
 from pathlib import Path
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run import train
 step = TrainingModule.training_step

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from perturbdiff import recipes
+from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.pseudobulk import correlation_of_changes, r2
 from perturbdiff.training.run import train

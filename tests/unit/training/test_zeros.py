@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from perturbdiff import recipes, sampling
+from perturbdiff.config import recipes
+from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.splits import read_split
 from perturbdiff.training.run import train

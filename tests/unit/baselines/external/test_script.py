@@ -17,7 +17,7 @@ from small_store import small_store
 from perturbdiff.baselines import predict
 from perturbdiff.baselines.external.methods import script_method
 from perturbdiff.baselines.external.run import predict_external
-from perturbdiff.config import BaselineConfig
+from perturbdiff.config.settings import BaselineConfig
 from perturbdiff.predictions import read_predictions
 
 OVERRIDES = ["split.valid_fraction=0", "split.train_fraction=0.34"]

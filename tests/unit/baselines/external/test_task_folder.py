@@ -17,7 +17,7 @@ from tiny_data import tiny_counts
 from perturbdiff.baselines.external import task_folder
 from perturbdiff.baselines.external.variables import ADAPTERS
 from perturbdiff.baselines.output import open_task
-from perturbdiff.config import DataConfig
+from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store

@@ -1,4 +1,4 @@
-"""The configuration: one frozen, typed tree. `perturbdiff.recipes` reads it from presets and files."""
+"""The configuration: one frozen, typed tree. `perturbdiff.config.recipes` reads it from presets and files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config_data import (LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig)
+from perturbdiff.config.data_settings import (LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig)
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.variants import agreeing
+from perturbdiff.config.readings import agreeing
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from perturbdiff import tags
+from perturbdiff.config import value_sources
 from perturbdiff.runtime.errors import UserError, nearest
 
 OWN = "own"
@@ -42,16 +42,16 @@ def expand(layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if (name := _plain(own.pop("variant", None))) not in (None, OWN):
         parts = _read("variants", _known("variant", name, variants(), origin))
-        values = tags.merge(parts["switches"], parts["settings"])
+        values = value_sources.merge(parts["switches"], parts["settings"])
     if (name := _plain(own.pop("size", None))) is not None:
-        values = tags.merge(values, _read("sizes", _known("size", name, sizes(), origin)))
-    return tags.merge(values, own)
+        values = value_sources.merge(values, _read("sizes", _known("size", name, sizes(), origin)))
+    return value_sources.merge(values, own)
 
 
 @cache
 def switches(name: str) -> dict[str, Any]:
     """Return a variant's switches, dotted key → value."""
-    plain, _ = tags.untag(_read("variants", name)["switches"])
+    plain, _ = value_sources.untag(_read("variants", name)["switches"])
     return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
 
 
@@ -71,7 +71,7 @@ def _value(config: object, dotted: str) -> object:
 
 
 def _plain(value: object) -> object:
-    return value.value if isinstance(value, tags.Tagged) else value
+    return value.value if isinstance(value, value_sources.Tagged) else value
 
 
 def _known(what: str, name: object, names: list[str], origin: str) -> str:
@@ -90,4 +90,4 @@ def _names(folder: str) -> list[str]:
 @cache
 def _read(folder: str, name: str) -> dict[str, Any]:
     file = resources.files("perturbdiff") / folder / f"{name}.yaml"
-    return tags.read(file.read_text(), f"{folder}/{name}.yaml")
+    return value_sources.read(file.read_text(), f"{folder}/{name}.yaml")

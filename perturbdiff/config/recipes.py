@@ -4,7 +4,7 @@ A preset says where each value comes from by a YAML tag: ``!paper 1000``, ``!rel
 (`config show` prints them). A user's own file needs no tags.
 
 A recipe is made of layers: the bases of a file, the file, the overrides. A layer may name a `variant` and a
-`size`, which stand for values (`perturbdiff.variants`).
+`size`, which stand for values (`perturbdiff.config.readings`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perturbdiff import tags
+from perturbdiff.config import value_sources
 from perturbdiff.runtime import untrusted
-from perturbdiff.config import Config
+from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError, nearest
-from perturbdiff.variants import expand
+from perturbdiff.config.readings import expand
 
-SOURCES = tags.SOURCES
+SOURCES = value_sources.SOURCES
 DEFAULT = "recommended"
 
 _SHOWN = 80  # characters of a value in a message
@@ -39,9 +39,9 @@ def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Con
     """Return the configuration of a preset or a YAML file, with ``key.path=value`` overrides applied.
 
     None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` gives only what
-    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config`. In each file, and
+    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config.settings`. In each file, and
     among the overrides, ``variant`` and ``size`` are shorthands that come before the other values
-    (`perturbdiff.variants`).
+    (`perturbdiff.config.readings`).
 
     Raises
     ------
@@ -62,7 +62,7 @@ def changed(config: Config, overrides: Iterable[str]) -> Config:
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
-    tree, _ = tags.untag(tags.merge(config.model_dump(mode="json"), expand(changes, "--set")))
+    tree, _ = value_sources.untag(value_sources.merge(config.model_dump(mode="json"), expand(changes, "--set")))
     return validated(tree, f"configuration {config.name}")
 
 
@@ -89,8 +89,8 @@ def load_with_sources(
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
-    tree = tags.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
-    values, sources = tags.untag(tree)
+    tree = value_sources.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
+    values, sources = value_sources.untag(tree)
     return validated(values, f"configuration {source or DEFAULT}"), sources
 
 
@@ -122,14 +122,14 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError(
             f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
         )
-    tree = tags.read(text, f"configuration {source}")
+    tree = value_sources.read(text, f"configuration {source}")
     base = tree.pop("base", None)
     tree = expand(tree, f"configuration {source}")
     if base is None:
         return tree
     if base in seen:
         raise UserError(f"configuration {source}: its bases form a circle")
-    return tags.merge(_read(str(base), (*seen, source)), tree)
+    return value_sources.merge(_read(str(base), (*seen, source)), tree)
 
 
 def _set(tree: dict[str, Any], text: str) -> None:
