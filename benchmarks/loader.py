@@ -34,7 +34,7 @@ from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import SetLoader
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.data.windows import WindowedSampler
 
 WINDOW, STEP = 64, 4096

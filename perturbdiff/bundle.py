@@ -19,7 +19,7 @@ from perturbdiff.runtime import (files, provenance, tabular, untrusted)
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
-from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Denoiser
 

@@ -24,7 +24,7 @@ from perturbdiff.data import h5_output, opening
 from perturbdiff.data.damage import explain_damage
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.data.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.balanced import BalancedControls
-from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.conditions.balanced_controls import BalancedControls
+from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import listing
 from perturbdiff.predictions import LABELS

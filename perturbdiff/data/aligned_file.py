@@ -15,7 +15,7 @@ from scipy import sparse
 from perturbdiff.data import h5_output
 from perturbdiff.data.counted import CellSource
 from perturbdiff.data.matrices import Block
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.progress import track
 
 DEPTH = "depth_before_alignment"

@@ -15,7 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)

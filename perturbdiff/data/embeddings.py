@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files
-from perturbdiff.data.doses import Agent, agents
+from perturbdiff.conditions.doses import Agent, agents
 from perturbdiff.data.opening import read_npz
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

@@ -16,7 +16,7 @@ from perturbdiff.runtime import files
 from perturbdiff.data import sort_kernels, spill
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.passes import load, save
-from perturbdiff.data.schema import LABELS
+from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.data.store import value_factors
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 

@@ -14,7 +14,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
 from perturbdiff.data.counts import CountsFile, Inputs
 from perturbdiff.data.damage import plain_name
-from perturbdiff.data.schema import (ALL, LABELS, RESERVED, dose_label, sort_conditions)
+from perturbdiff.conditions.condition_table import (ALL, LABELS, RESERVED, dose_label, sort_conditions)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from perturbdiff.data import row_kernels
 from perturbdiff.data.batches import (Batch, Buffers, PackedBatch, PackedRows)
 from perturbdiff.data.cell_sets import CellSet, SetStream
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import GeneMap, Vocabulary
+from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.memory import available
 

@@ -33,7 +33,7 @@ from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.data.labels import extra_column, extra_names, read_labels
 from perturbdiff.data.passes import Passes, save
 from perturbdiff.data.scan import Scan, scan_cells
-from perturbdiff.data.schema import complete
+from perturbdiff.conditions.condition_table import complete
 from perturbdiff.data.store_head import FORMAT
 from perturbdiff.runtime.errors import UserError
 

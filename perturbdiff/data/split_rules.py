@@ -16,7 +16,7 @@ import pandas as pd
 
 from perturbdiff.runtime import files, untrusted
 from perturbdiff.config.settings import SplitConfig
-from perturbdiff.data.controls import generator
+from perturbdiff.conditions.control_matching import generator
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 PARTS = ("train", "valid", "test", "unused")

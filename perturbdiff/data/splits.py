@@ -14,7 +14,7 @@ from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import Config
 from perturbdiff.data.labels import conditions_of
 from perturbdiff.data.pseudobulk import group_means
-from perturbdiff.data.schema import LABELS
+from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.data.split_rules import (PARTS, by_rule, by_toml, read_toml)
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -20,7 +20,7 @@ from scipy import sparse
 from perturbdiff.data import integrity, row_kernels
 from perturbdiff.data.columns import num_entries
 from perturbdiff.data.damage import explain_damage
-from perturbdiff.data.schema import condition_table
+from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.data.store_head import StoreHead
 from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.data.zarr_check import check_part, open_group

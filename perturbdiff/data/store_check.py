@@ -16,7 +16,7 @@ import zarr
 from perturbdiff.data import integrity
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.data.schema import LABELS, complete, sort_conditions
+from perturbdiff.conditions.condition_table import LABELS, complete, sort_conditions
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.store import Store, value_factors

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.data.cell_sets import (ORDER, TWIN, CellSet, CellSetSampler)
-from perturbdiff.data.controls import generator
+from perturbdiff.conditions.control_matching import generator
 
 WINDOW = 128
 """Rows read together: two chunks of a store."""

@@ -15,7 +15,7 @@ from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import Config
 from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, semantic_rows
-from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.interop.labels import read_genes, vocabulary_of
 from perturbdiff.interop.released import Checkpoint, Weights, build

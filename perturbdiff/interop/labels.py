@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.runtime import files, untrusted
-from perturbdiff.data.vocabulary import Vocabulary
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.interop.pickles import read_pickle
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.data.balanced import words
+from perturbdiff.conditions.balanced_controls import words
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates

@@ -11,11 +11,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from perturbdiff.data.balanced import BalancedControls, words
-from perturbdiff.data.controls import ControlPools, Rows, generator
+from perturbdiff.conditions.balanced_controls import BalancedControls, words
+from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
 from perturbdiff.data.loader import resident
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.predictions import LABELS
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from perturbdiff.data.loader import SetLoader
 from perturbdiff.data.splits import parts, read_split
 from perturbdiff.data.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
-from perturbdiff.data.vocabulary import GeneMap, Vocabulary
+from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.memory import available

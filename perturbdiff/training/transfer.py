@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.vocabulary import Kind, Vocabulary
+from perturbdiff.conditions.vocabulary import Kind, Vocabulary
 from perturbdiff.model import Denoiser
 from perturbdiff.training.counts import group_of, listed
 

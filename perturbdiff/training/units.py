@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.progress import track

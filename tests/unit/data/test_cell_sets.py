@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.data.controls import ControlPools, Rows
-from perturbdiff.data.schema import condition_table
+from perturbdiff.conditions.control_matching import ControlPools, Rows
+from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError
 

@@ -7,7 +7,7 @@ import pytest
 from perturbdiff.data.distance_tables import COLUMNS, summarise
 from perturbdiff.data.distances import (energy_distance, interval, mean_distance, mean_distance_within)
 from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, PairPlan
-from perturbdiff.data.schema import condition_table
+from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.evaluation import distances as evaluated
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config.settings import ModelConfig
-from perturbdiff.data.doses import agents, dose_values, dose_weights
+from perturbdiff.conditions.doses import agents, dose_values, dose_weights
 from perturbdiff.data.embeddings import EmbeddingTable, semantic_rows
 from perturbdiff.runtime.errors import UserError
 

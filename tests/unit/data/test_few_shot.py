@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturbdiff.data.few_shot import leave_out
-from perturbdiff.data.schema import condition_table
+from perturbdiff.conditions.condition_table import condition_table
 
 
 def table(sizes: dict[str, int]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from perturbdiff.data import columns as columns_module
 from perturbdiff.data.columns import (CategoricalColumn, Numbering, PlainColumn, Texts, joined)
 from perturbdiff.data.counts import Inputs
 from perturbdiff.data.labels import conditions_of, extra_column, read_labels
-from perturbdiff.data.schema import LABELS
+from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.runtime.errors import UserError
 
 

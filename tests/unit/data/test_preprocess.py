@@ -25,7 +25,7 @@ from perturbdiff.data import (passes, scan, spill, store_writer)
 from perturbdiff.data import preprocess as module
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.schema import condition_table
+from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.data.spill import plan_buckets
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import UserError

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.data.schema import condition_table
-from perturbdiff.data.vocabulary import GeneMap, Vocabulary
+from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.runtime.errors import UserError
 
 

@@ -16,7 +16,7 @@ from perturbdiff.baselines.task import Task
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.store import Store
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import ConditionSampler, controls

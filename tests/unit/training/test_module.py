@@ -12,7 +12,7 @@ import torch
 
 from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
 from perturbdiff.data.loader import Batch
-from perturbdiff.data.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.runtime.errors import UserError

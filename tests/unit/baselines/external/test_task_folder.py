@@ -191,7 +191,7 @@ def test_cells_are_copied_in_blocks(small, made, tmp_path, monkeypatch):
 def test_memory_grows_by_far_less_than_the_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(task_folder, "_ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("perturbdiff.data.stored_rows.CACHE_BYTES", 1)
-    monkeypatch.setattr("perturbdiff.data.balanced.SLICE", 16)
+    monkeypatch.setattr("perturbdiff.conditions.balanced_controls.SLICE", 16)
     peaks, cells = [], []
     for number in (4, 32):
         wide = tiny_counts(genes=400)

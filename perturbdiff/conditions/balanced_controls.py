@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from perturbdiff.data.controls import ControlPools, generator
+from perturbdiff.conditions.control_matching import ControlPools, generator
 
 SLICE = 2048
 """Cells that are compared with each other; a larger pool is cut into random slices."""
