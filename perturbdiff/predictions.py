@@ -20,12 +20,12 @@ import zarr
 from scipy import sparse
 
 from perturbdiff.runtime import files
-from perturbdiff.data import h5_output, opening
-from perturbdiff.data.damage import explain_damage
+from perturbdiff.io import h5_output, opening
+from perturbdiff.io.damage import explain_damage
 from perturbdiff.data.splits import parts
 from perturbdiff.data.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.data.zarr_check import open_group
+from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 KIND = "predictions"

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
 from perturbdiff.data.genes import choose_genes, second_pass, sums_stored_values
-from perturbdiff.data.matrices import Block
+from perturbdiff.io.matrices import Block
 
 
 @dataclass

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.data import h5_output
+from perturbdiff.io import h5_output
 from perturbdiff.data.counted import CellSource
-from perturbdiff.data.matrices import Block
+from perturbdiff.io.matrices import Block
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.progress import track
 

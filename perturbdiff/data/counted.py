@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.counts import CountsFile
-from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
+from perturbdiff.io.counts import CountsFile
+from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.data.store import Store
-from perturbdiff.data.zarr_check import open_group
+from perturbdiff.io.zarr_check import open_group
 
 
 class CellSource(Protocol):

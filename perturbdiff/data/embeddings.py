@@ -18,7 +18,7 @@ import pandas as pd
 
 from perturbdiff.runtime import files
 from perturbdiff.conditions.doses import Agent, agents
-from perturbdiff.data.opening import read_npz
+from perturbdiff.io.opening import read_npz
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:

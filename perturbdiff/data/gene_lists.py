@@ -90,7 +90,7 @@ def read_gene_set(path: Path, name: str, config: DataConfig | None, scratch: Pat
     UserError
         If there is no such thing, or it is a file of counts and none may be given.
     """
-    from perturbdiff.data.counts import CountsFile
+    from perturbdiff.io.counts import CountsFile
     from perturbdiff.data.store import Store
 
     files.existing(path, "genes to add or to cover")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.data import gene_kernels, hvg
-from perturbdiff.data.matrices import Block
+from perturbdiff.io.matrices import Block
 
 if TYPE_CHECKING:
     from perturbdiff.data.passes import PieceReader

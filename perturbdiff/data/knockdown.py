@@ -30,12 +30,12 @@ import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import gene_kernels
-from perturbdiff.data.columns import Texts, row_ranges
+from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.data.gene_sums import group_of_cells
 from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:
-    from perturbdiff.data.counts import Inputs
+    from perturbdiff.io.counts import Inputs
     from perturbdiff.data.passes import PieceReader
 
 logger = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.counts import CountsFile, Inputs
+from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.matrices import Block
+from perturbdiff.io.matrices import Block
 
 VALUES_PER_PIECE = 100_000_000
 """Stored values of a piece: about 100,000 cells, some seconds of work."""

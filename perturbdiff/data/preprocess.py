@@ -23,14 +23,14 @@ import pandas as pd
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import integrity, passes, spill
-from perturbdiff.data.counts import Inputs
+from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.gather import (ObsColumns, Part, PartTask, gather, label_columns)
 from perturbdiff.data.gene_lists import unique_names
 from perturbdiff.data.gene_sums import gene_groups
 from perturbdiff.data.genes import (check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values)
 from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
-from perturbdiff.data.labels import extra_column, extra_names, read_labels
+from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.data.passes import Passes, save
 from perturbdiff.data.scan import Scan, scan_cells
 from perturbdiff.conditions.condition_table import complete

@@ -24,7 +24,7 @@ import numpy as np
 import zarr
 from numcodecs.blosc import decompress  # type: ignore[attr-defined]
 
-from perturbdiff.data.damage import explain_damage
+from perturbdiff.io.damage import explain_damage
 
 _AGAIN = "run preprocess again with --force"
 _OPEN_FILES = 128

@@ -12,7 +12,7 @@ import pandas as pd
 
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import Config
-from perturbdiff.data.labels import conditions_of
+from perturbdiff.io.cell_labels import conditions_of
 from perturbdiff.data.pseudobulk import group_means
 from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.data.split_rules import (PARTS, by_rule, by_toml, read_toml)

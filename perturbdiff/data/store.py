@@ -18,12 +18,12 @@ import zarr
 from scipy import sparse
 
 from perturbdiff.data import integrity, row_kernels
-from perturbdiff.data.columns import num_entries
-from perturbdiff.data.damage import explain_damage
+from perturbdiff.io.columns import num_entries
+from perturbdiff.io.damage import explain_damage
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.data.store_head import StoreHead
 from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
-from perturbdiff.data.zarr_check import check_part, open_group
+from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:

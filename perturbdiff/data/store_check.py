@@ -20,7 +20,7 @@ from perturbdiff.conditions.condition_table import LABELS, complete, sort_condit
 from perturbdiff.data.shards import ShardedReader
 from perturbdiff.data.sort_kernels import column_maximum
 from perturbdiff.data.store import Store, value_factors
-from perturbdiff.data.zarr_check import open_group
+from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)

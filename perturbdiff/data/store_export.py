@@ -14,11 +14,12 @@ import pandas as pd
 import zarr
 
 from perturbdiff.runtime import provenance
-from perturbdiff.data import h5_output, integrity
+from perturbdiff.io import h5_output
+from perturbdiff.data import integrity
 from perturbdiff.data.store import Store, reading
 from perturbdiff.data.store_writer import PartWriter, rows_per_shard
 from perturbdiff.data.views import (Scale, check_scale, facts, read_rows)
-from perturbdiff.data.zarr_check import open_group
+from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.progress import track
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from perturbdiff.runtime import outputs
 from perturbdiff.data import integrity
-from perturbdiff.data.damage import explain_damage, plain_name
+from perturbdiff.io.damage import explain_damage, plain_name
 from perturbdiff.runtime.errors import UserError, listing
 
 FORMAT = 1

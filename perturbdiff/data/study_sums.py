@@ -20,7 +20,7 @@ import numpy as np
 from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.composites import Study
-from perturbdiff.data.counts import CountsFile
+from perturbdiff.io.counts import CountsFile
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import SecondPass
 from perturbdiff.data.passes import (VALUES_PER_PIECE, Piece, PieceReader, load, save)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from perturbdiff.data import h5_output
+from perturbdiff.io import h5_output
 from perturbdiff.data.synthetic_counts import Counts
 from perturbdiff.data.synthetic_effects import CONTROL, Truth
 from perturbdiff.data.synthetic_plan import Plan

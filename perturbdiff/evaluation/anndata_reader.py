@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.columns import CheckedColumn, Column
-from perturbdiff.data.damage import explain_damage
-from perturbdiff.data.layouts import find_layout
-from perturbdiff.data.matrices import CscMatrix, CsrMatrix, RowMatrix
-from perturbdiff.data.opening import open_root
+from perturbdiff.io.columns import CheckedColumn, Column
+from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.layouts import find_layout
+from perturbdiff.io.matrices import CscMatrix, CsrMatrix, RowMatrix
+from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.evaluation.disk_rows import (DiskRows, as_csr, scattered, sorted_copy)

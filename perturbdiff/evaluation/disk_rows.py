@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.data.matrices import (VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix)
+from perturbdiff.io.matrices import (VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix)
 from perturbdiff.evaluation.cells import Sparse, empty_rows
 from perturbdiff.runtime.files import explain_os_errors
 

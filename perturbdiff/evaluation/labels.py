@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perturbdiff.data.columns import (MISSING, Column, Numbering, Texts, row_ranges, small_dtype)
+from perturbdiff.io.columns import (MISSING, Column, Numbering, Texts, row_ranges, small_dtype)
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.cells import ALL, Condition, Group

@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff.runtime import provenance, job_shards
-from perturbdiff.data import opening
+from perturbdiff.io import opening
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import (LABELS, NAMED, SOURCES, PredictionWriter, format_of)
 from perturbdiff.runtime.progress import track

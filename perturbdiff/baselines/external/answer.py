@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.data.opening import open_root
+from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.sides import HIGHEST
 

@@ -11,9 +11,9 @@ import scipy.sparse as sp
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import matrices
-from perturbdiff.data.counts import Inputs
-from perturbdiff.data.labels import conditions_of, read_labels
+from perturbdiff.io import matrices
+from perturbdiff.io.counts import Inputs
+from perturbdiff.io.cell_labels import conditions_of, read_labels
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.store import Store
 from perturbdiff.runtime.errors import UserError

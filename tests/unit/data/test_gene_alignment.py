@@ -84,7 +84,7 @@ def test_values_that_need_more_than_float32(genes, tmp_path, monkeypatch):
     x = np.array([[1.0, 2.0], [3.0, 2.0**24 + 1]])
     made = ad.AnnData(sp.csr_matrix(x), var=pd.DataFrame(index=["A", "D"]))
     made.write_h5ad(tmp_path / "large.h5ad")
-    monkeypatch.setattr("perturbdiff.data.matrices.VALUES_PER_BLOCK", 2)
+    monkeypatch.setattr("perturbdiff.io.matrices.VALUES_PER_BLOCK", 2)
     align_genes(tmp_path / "large.h5ad", genes, tmp_path / "r", CONFIG, write=tmp_path / "w.h5ad")
     written = ad.read_h5ad(tmp_path / "w.h5ad")
     assert written.X.dtype == np.float64

@@ -11,7 +11,7 @@ from memory_passes import readers
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import passes
-from perturbdiff.data.counts import Inputs
+from perturbdiff.io.counts import Inputs
 from perturbdiff.data.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.data.preprocess import Machine, preprocess
 from perturbdiff.data.store import Store

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import columns as columns_module
-from perturbdiff.data.columns import (CategoricalColumn, Numbering, PlainColumn, Texts, joined)
-from perturbdiff.data.counts import Inputs
-from perturbdiff.data.labels import conditions_of, extra_column, read_labels
+from perturbdiff.io import columns as columns_module
+from perturbdiff.io.columns import (CategoricalColumn, Numbering, PlainColumn, Texts, joined)
+from perturbdiff.io.counts import Inputs
+from perturbdiff.io.cell_labels import conditions_of, extra_column, read_labels
 from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.runtime.errors import UserError
 

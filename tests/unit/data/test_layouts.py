@@ -12,7 +12,7 @@ from tenx import write_tenx
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.counts import CountsFile, Inputs
+from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.runtime.errors import UserError
 
 

@@ -6,8 +6,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.data import matrices
-from perturbdiff.data.matrices import CscMatrix, CsrMatrix, DenseMatrix
+from perturbdiff.io import matrices
+from perturbdiff.io.matrices import CscMatrix, CsrMatrix, DenseMatrix
 
 
 class Unnamed:

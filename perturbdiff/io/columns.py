@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.damage import explain_damage
+from perturbdiff.io.damage import explain_damage
 
 ROWS_PER_READ = 1 << 17
 """Cells whose labels are read at once."""

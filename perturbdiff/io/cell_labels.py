@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
-from perturbdiff.data.counts import CountsFile, Inputs
-from perturbdiff.data.damage import plain_name
+from perturbdiff.io.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
+from perturbdiff.io.counts import CountsFile, Inputs
+from perturbdiff.io.damage import plain_name
 from perturbdiff.conditions.condition_table import (ALL, LABELS, RESERVED, dose_label, sort_conditions)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.columns import CheckedColumn, Column, joined
-from perturbdiff.data.damage import explain_damage
-from perturbdiff.data.gene_joins import join_genes
-from perturbdiff.data.layouts import find_layout
-from perturbdiff.data.matrices import VALUES_PER_BLOCK, Block
-from perturbdiff.data.obs_tables import JoinedTable, LabelTable, tables_for
-from perturbdiff.data.opening import open_root
+from perturbdiff.io.columns import CheckedColumn, Column, joined
+from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.gene_joins import join_genes
+from perturbdiff.io.layouts import find_layout
+from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
+from perturbdiff.io.obs_tables import JoinedTable, LabelTable, tables_for
+from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ class Inputs:
     files
         The opened files, in the order given.
     genes
-        Their genes together, by ``config.join_genes``; see `perturbdiff.data.gene_joins`.
+        Their genes together, by ``config.join_genes``; see `perturbdiff.io.gene_joins`.
     offsets
         Global row of each file's first cell, and the number of cells at the end.
     """
