@@ -29,11 +29,11 @@ import torch
 import zarr
 from screened_cells import make_store, write_layouts
 
-from perturbdiff.data import stored_rows
+from perturbdiff.store import stored_rows
 from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import SetLoader
-from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.store import Store
+from perturbdiff.store.zarr_shards import ShardedReader
+from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.data.windows import WindowedSampler
 

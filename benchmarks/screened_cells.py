@@ -19,7 +19,7 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 _BLOCK = 20_000
 

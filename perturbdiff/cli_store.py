@@ -73,7 +73,7 @@ def store_check(
 
     Files against their checksums, every cell against the tables; exit code 2 if anything is wrong.
     """
-    from perturbdiff.data.store_check import check_store
+    from perturbdiff.store.store_check import check_store
 
     problems = check_store(store, quick=quick, jobs=jobs)
     for line in problems:
@@ -93,7 +93,7 @@ def store_info(
 
     Cells, genes, conditions, units, size, inputs and versions.
     """
-    from perturbdiff.data.store_facts import describe, render
+    from perturbdiff.store.store_facts import describe, render
 
     facts = describe(store)
     if as_json:

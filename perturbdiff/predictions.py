@@ -23,7 +23,7 @@ from perturbdiff.runtime import files
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.data.splits import parts
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -26,7 +26,7 @@ HEAVY = (
     "perturbdiff.data.preprocess",
     "perturbdiff.data.splits",
     "perturbdiff.data.statistics",
-    "perturbdiff.data.store_check",
+    "perturbdiff.store.store_check",
     "perturbdiff.data.store_export",
     "perturbdiff.data.gene_vocabulary",
     "perturbdiff.evaluation.run",

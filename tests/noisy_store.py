@@ -8,7 +8,7 @@ import zarr
 from small_store import SmallStore
 
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 
 def noisy_store(small: SmallStore, path: Path) -> Path:

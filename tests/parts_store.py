@@ -9,7 +9,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import preprocess as module
-from perturbdiff.data import store_writer
+from perturbdiff.store import store_writer
 from perturbdiff.data.preprocess import preprocess
 
 

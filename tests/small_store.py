@@ -10,7 +10,7 @@ from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 
 @dataclass(frozen=True)

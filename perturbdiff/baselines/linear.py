@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perturbdiff.baselines.task import Predictor, Recipe, Task
-from perturbdiff.data.pseudobulk import group_means
+from perturbdiff.store.pseudobulk import group_means
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from scipy import sparse
 from perturbdiff import predictions
 from perturbdiff.baselines.task import Task
 from perturbdiff.data.splits import parts
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.progress import track
 
 Blocks = Iterable[tuple[pd.DataFrame, sparse.csr_matrix]]

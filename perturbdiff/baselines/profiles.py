@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perturbdiff.baselines.task import Predictor, Recipe, Task
-from perturbdiff.data.pseudobulk import group_means
+from perturbdiff.store.pseudobulk import group_means
 
 
 def mean_of(task: Task, column: str | None) -> Predictor:

@@ -23,7 +23,7 @@ from perturbdiff.baselines.output import open_task, write
 from perturbdiff.baselines.profiles import mean_of
 from perturbdiff.baselines.task import Predictor, Recipe, Task
 from perturbdiff.data.splits import read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

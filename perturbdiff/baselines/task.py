@@ -12,7 +12,7 @@ import pandas as pd
 
 from perturbdiff.conditions.balanced_controls import BalancedControls
 from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import listing
 from perturbdiff.predictions import LABELS
 

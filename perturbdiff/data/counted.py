@@ -13,7 +13,7 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.io.zarr_check import open_group
 
 

@@ -14,8 +14,8 @@ from scipy import stats
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.distances import interval, mean_distance, mean_distance_within
 from perturbdiff.data.group_pairs import (LEVELS, MIN_CELLS, Comparison, PairPlan)
-from perturbdiff.data.row_reader import Located, RowReader
-from perturbdiff.data.store import Store
+from perturbdiff.store.row_reader import Located, RowReader
+from perturbdiff.store.store import Store
 
 KINDS = ("within", "between", "control")
 COLUMNS = ["level", "kind", "cell_type", "batch", "group_a", "group_b", "n_a", "n_b", "ed", "root"]

@@ -16,8 +16,8 @@ import numpy as np
 
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.data.row_reader import RowReader
-from perturbdiff.data.store import Store
+from perturbdiff.store.row_reader import RowReader
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 ROWS_PER_TASK = 524_288

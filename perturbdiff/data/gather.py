@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import files
-from perturbdiff.data import sort_kernels, spill
+from perturbdiff.store import row_sorting
+from perturbdiff.data import spill
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.passes import load, save
 from perturbdiff.conditions.condition_table import LABELS
-from perturbdiff.data.store import value_factors
-from perturbdiff.data.store_writer import PartWriter, rows_per_shard
+from perturbdiff.store.store import value_factors
+from perturbdiff.store.store_writer import PartWriter, rows_per_shard
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def _fill(writer: PartWriter, task: PartTask, largest: np.ndarray) -> None:
         bucket = spill.read_bucket(task.scratch, task.segments[numbers == number], len(task.var), task.dtype)
         obs = task.obs.frame(bucket)
         factors = value_factors(bucket.depth, target_sum, facts["input_scale"])
-        sort_kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
+        row_sorting.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
         writer.append(obs, bucket.indptr, bucket.indices, bucket.data)
     local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
     writer.close(task.var, {"perturbdiff": {**_unstructured(facts), "conditions": local}})

@@ -91,7 +91,7 @@ def read_gene_set(path: Path, name: str, config: DataConfig | None, scratch: Pat
         If there is no such thing, or it is a file of counts and none may be given.
     """
     from perturbdiff.io.counts import CountsFile
-    from perturbdiff.data.store import Store
+    from perturbdiff.store.store import Store
 
     files.existing(path, "genes to add or to cover")
     if (path / "conditions.parquet").is_file():

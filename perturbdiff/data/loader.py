@@ -12,10 +12,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from perturbdiff.data import row_kernels
+from perturbdiff.store import row_kernels
 from perturbdiff.data.batches import (Batch, Buffers, PackedBatch, PackedRows)
 from perturbdiff.data.cell_sets import CellSet, SetStream
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.memory import available

@@ -22,7 +22,8 @@ import pandas as pd
 
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import integrity, passes, spill
+from perturbdiff.store import checksums
+from perturbdiff.data import passes, spill
 from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.gather import (ObsColumns, Part, PartTask, gather, label_columns)
@@ -34,7 +35,7 @@ from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.data.passes import Passes, save
 from perturbdiff.data.scan import Scan, scan_cells
 from perturbdiff.conditions.condition_table import complete
-from perturbdiff.data.store_head import FORMAT
+from perturbdiff.store.store_head import FORMAT
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -197,8 +198,8 @@ def preprocess(
             # first renamed: were it deleted bit by bit, a run killed meanwhile would leave results without their files
             scratch.rename(done_with)
             files.remove(done_with)
-            run.results["checksums"] = integrity.write_checksums(run.path, made.checksums)
-            run.checksums |= integrity.read_checksums(run.path) or {}
+            run.results["checksums"] = checksums.write_checksums(run.path, made.checksums)
+            run.checksums |= checksums.read_checksums(run.path) or {}
     return out
 
 

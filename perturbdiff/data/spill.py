@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.data import sort_kernels
+from perturbdiff.store import row_sorting
 from perturbdiff.data.passes import Passes, PieceReader
 
 pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what is freed: some 30 MiB of each process
@@ -181,7 +181,7 @@ class _Buffer:
                 )
         rows = slice(self._next, self._next + block.stop - block.start)
         keep = self._code[rows] >= 0
-        self._end += sort_kernels.select_columns(
+        self._end += row_sorting.select_columns(
             block.indptr, block.indices, block.data, self._columns, keep,
             self._indices[self._end :], self._data[self._end :], self._lengths[rows],
         )  # fmt: skip
@@ -199,7 +199,7 @@ class _Buffer:
         first, piece = self._first, self._reader.piece
         code, lengths = self._code[rows], self._lengths[rows]
         key = np.empty(len(code), np.uint64)
-        sort_kernels.shuffle_keys(self._given.seed, piece.first + first, key)
+        row_sorting.shuffle_keys(self._given.seed, piece.first + first, key)
         bucket = _buckets(code, key, self._given.plan)
         names = self._reader.file.cell_names(piece.start + rows.start, piece.start + rows.stop)
         starts = np.cumsum(lengths) - lengths
@@ -228,7 +228,7 @@ class _Buffer:
         size = int(lengths.sum())
         indices, data = np.empty(size, self._indices.dtype), np.empty(size, self._data.dtype)
         ends = np.cumsum(lengths)
-        sort_kernels.place_rows(starts, lengths, ends - lengths, self._indices, self._data, indices, data)
+        row_sorting.place_rows(starts, lengths, ends - lengths, self._indices, self._data, indices, data)
         offsets = pa.array(np.concatenate([[0], ends]), pa.int64())
         return {
             "indices": pa.LargeListArray.from_arrays(offsets, pa.array(indices)),
@@ -269,7 +269,7 @@ def read_bucket(folder: Path, segments: np.ndarray, num_genes: int, dtype: np.dt
     for batch in batches:
         own = slice(first, first + batch.num_rows)
         starts = np.cumsum(lengths[own]) - lengths[own]
-        sort_kernels.place_rows(
+        row_sorting.place_rows(
             starts, lengths[own], places[own],
             batch.column("indices").values.to_numpy(), batch.column("data").values.to_numpy(), indices, data,
         )  # fmt: skip

@@ -13,10 +13,10 @@ import pandas as pd
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import conditions_of
-from perturbdiff.data.pseudobulk import group_means
+from perturbdiff.store.pseudobulk import group_means
 from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.data.split_rules import (PARTS, by_rule, by_toml, read_toml)
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
     UserError
         If it is no finished store, or the context column is missing or varies within a condition.
     """
-    from perturbdiff.data.store import Store
+    from perturbdiff.store.store import Store
 
     store = Store(path)
     table = store.conditions

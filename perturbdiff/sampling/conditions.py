@@ -18,7 +18,7 @@ from torch import Tensor
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.conditions.balanced_controls import words
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule

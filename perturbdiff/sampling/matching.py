@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from perturbdiff.bundle import SAME_DEPTH, Bundle
-from perturbdiff.data.store import Store, dataset_of
+from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Covariates
 from perturbdiff.semantics import teach

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.runtime import tabular
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import LABELS
 

@@ -15,7 +15,7 @@ from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.embeddings import SemanticKind
 from perturbdiff.data.splits import read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import (PredictionWriter, append_controls, format_of, requests, seen_facts)

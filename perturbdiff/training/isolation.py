@@ -13,7 +13,7 @@ import pandas as pd
 from pandas.util import hash_array
 
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)

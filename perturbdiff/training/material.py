@@ -20,7 +20,7 @@ from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.data.few_shot import leave_out
 from perturbdiff.data.loader import SetLoader
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store, dataset_of
+from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.data.windows import WindowedSampler

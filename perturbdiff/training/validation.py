@@ -24,7 +24,7 @@ from torch import Tensor
 from perturbdiff.bundle import write_weights
 from perturbdiff.data.cell_sets import CellSetSampler
 from perturbdiff.data.loader import Batch, SetLoader
-from perturbdiff.data.pseudobulk import correlation_of_changes, r2
+from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.journal import Journal

@@ -14,8 +14,8 @@ import zarr
 from parts_store import parts_store
 
 from perturbdiff.runtime import outputs
-from perturbdiff.data import integrity, store_check
-from perturbdiff.data.store import Store
+from perturbdiff.store import checksums, store_check
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 
@@ -98,14 +98,14 @@ HARM = {
     "other perturbations": (lambda s: edit(s, "perturbations", other_label), "perturbations.parquet"),
     "a cut table": (lambda s: cut(s / "conditions.parquet", 200), "conditions.parquet"),
     "missing genes": (lambda s: (s / "genes.parquet").unlink(), "genes.parquet"),
-    "no checksums": (lambda s: (s / integrity.CHECKSUMS).unlink(), integrity.CHECKSUMS),
-    "other checksums": (lambda s: flip(s / integrity.CHECKSUMS, 5), integrity.CHECKSUMS),
+    "no checksums": (lambda s: (s / checksums.CHECKSUMS).unlink(), checksums.CHECKSUMS),
+    "other checksums": (lambda s: flip(s / checksums.CHECKSUMS, 5), checksums.CHECKSUMS),
 }
 
 
 def older(store):
     """Make the store one of a version without checksums."""
-    (store / integrity.CHECKSUMS).unlink(missing_ok=True)
+    (store / checksums.CHECKSUMS).unlink(missing_ok=True)
     manifest = json.loads((store / "manifest.json").read_text())
     manifest["results"].pop("checksums")
     plain = {key: value for key, value in manifest.items() if key not in ("sha256", "files")}
@@ -152,8 +152,8 @@ def rewrite(store, array, change):
     values = stored[:]
     change(values)
     stored[:] = values
-    (store / integrity.CHECKSUMS).unlink()
-    digest = integrity.write_checksums(store)
+    (store / checksums.CHECKSUMS).unlink()
+    digest = checksums.write_checksums(store)
     manifest = json.loads((store / "manifest.json").read_text())
     manifest["results"]["checksums"] = digest
     (store / "manifest.json").write_text(json.dumps(outputs.sealed(manifest)))

@@ -403,7 +403,7 @@ def test_labels_arrive_unchanged(tmp_path, run_cli, monkeypatch):
     made = run_cli("split", "store", *TINY, "--out", "split.parquet", *SPLIT)
     assert made.code == 0, made.err
     assert run_cli("store", "info", "store").code == 0
-    from perturbdiff.data.store import Store
+    from perturbdiff.store.store import Store
 
     obs = (
         Store(tmp_path / "store").obs(["cell", "perturbation", "note"]).set_index("cell").loc[adata.obs_names]

@@ -16,7 +16,7 @@ from perturbdiff.runtime import files
 from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle, write_weights
 from perturbdiff.data.splits import read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 

@@ -14,7 +14,7 @@ from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.splits import read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions, requests
 from perturbdiff.sampling.identity import recipe_facts

@@ -22,7 +22,7 @@ def imported(module, names):
         ),
         ("perturbdiff.embed", ("lightning", "transformers", "huggingface_hub")),
         ("perturbdiff.cli", ("torch", "numpy", "transformers")),
-        ("perturbdiff.data.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
+        ("perturbdiff.store.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
             "perturbdiff.training.run",
             ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),

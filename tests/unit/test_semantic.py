@@ -232,7 +232,7 @@ def test_missing_labels_take_the_mean_if_asked(made):
 
 
 def test_gene_vectors_follow_the_genes(made):
-    from perturbdiff.data.store import Store
+    from perturbdiff.store.store import Store
 
     genes = Store(made / "store").genes
     vectors = table(*reversed(genes), seed=4, width=6)

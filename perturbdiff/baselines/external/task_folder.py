@@ -13,7 +13,7 @@ import pandas as pd
 
 from perturbdiff.baselines.task import Task
 from perturbdiff.data.store_export import H5Writer, ObsReader
-from perturbdiff.data.views import read_rows
+from perturbdiff.store.views import read_rows
 from perturbdiff.runtime.progress import track
 
 CONTRACT = 1

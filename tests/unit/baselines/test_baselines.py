@@ -7,9 +7,9 @@ import zarr
 from small_store import small_store
 
 from perturbdiff.baselines import NAMES, linear, predict
-from perturbdiff.data.pseudobulk import condition_means, group_means
+from perturbdiff.store.pseudobulk import condition_means, group_means
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 
@@ -215,7 +215,7 @@ def test_streamed_means_are_exact(small, facts):
 def test_condition_means_across_block_borders(small, monkeypatch):
     store = small.opened
     whole = dict(condition_means(store, np.arange(len(store.conditions))))
-    monkeypatch.setattr("perturbdiff.data.pseudobulk.row_ranges.__defaults__", (7,))
+    monkeypatch.setattr("perturbdiff.store.pseudobulk.row_ranges.__defaults__", (7,))
     pieces = dict(condition_means(store, np.arange(len(store.conditions))))
     assert list(whole) == list(pieces) == list(range(len(store.conditions)))
     for c, mean in whole.items():

@@ -11,7 +11,7 @@ from scipy import sparse
 from perturbdiff.baselines import linear
 from perturbdiff.baselines.run import METHODS, NAMES, make_cells
 from perturbdiff.baselines.task import Task
-from perturbdiff.data.pseudobulk import ROWS_PER_READ
+from perturbdiff.store.pseudobulk import ROWS_PER_READ
 
 GENES = ["a", "b", "c"]
 

@@ -15,7 +15,7 @@ from perturbdiff.io import matrices
 from perturbdiff.io.counts import Inputs
 from perturbdiff.io.cell_labels import conditions_of, read_labels
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]

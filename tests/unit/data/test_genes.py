@@ -17,7 +17,7 @@ from perturbdiff.data import passes
 from perturbdiff.data.gene_sums import GeneSums
 from perturbdiff.data.genes import check_flavor, choose_genes, read_gene_list
 from perturbdiff.data.preprocess import Machine, preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 FLAVORS = ("seurat", "cell_ranger", "seurat_v3")

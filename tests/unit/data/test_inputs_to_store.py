@@ -8,7 +8,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import Machine, preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 HERE = Machine(jobs=1)
 

@@ -15,10 +15,10 @@ from parts_store import parts_store
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import integrity, store_check
-from perturbdiff.data.store import Store
-from perturbdiff.data.store_check import check_store, row_faults
-from perturbdiff.data.store_facts import describe, render
+from perturbdiff.store import checksums, store_check
+from perturbdiff.store.store import Store
+from perturbdiff.store.store_check import check_store, row_faults
+from perturbdiff.store.store_facts import describe, render
 from perturbdiff.runtime.errors import UserError
 
 
@@ -29,42 +29,42 @@ def store(tmp_path_factory):
 
 def test_checksums_are_those_of_sha256sum(store):
     done = subprocess.run(
-        ["sha256sum", "-c", "--strict", integrity.CHECKSUMS], cwd=store, capture_output=True, text=True
+        ["sha256sum", "-c", "--strict", checksums.CHECKSUMS], cwd=store, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     listed = [line.rpartition(":")[0] for line in done.stdout.splitlines()]
     assert listed == sorted(listed)
     there = {str(p.relative_to(store)) for p in store.rglob("*") if p.is_file()}
-    assert set(listed) == there - integrity.NOT_COVERED
+    assert set(listed) == there - checksums.NOT_COVERED
     manifest = json.loads((store / "manifest.json").read_text())
-    digest = hashlib.sha256((store / integrity.CHECKSUMS).read_bytes()).hexdigest()
+    digest = hashlib.sha256((store / checksums.CHECKSUMS).read_bytes()).hexdigest()
     assert manifest["results"]["checksums"] == digest
 
 
 def test_names_are_escaped_as_sha256sum_does(tmp_path):
     for name in ("plain", "two  spaces", "back\\slash", "line\nbreak", "a\\nb"):
         (tmp_path / name).write_text(name)
-    integrity.write_checksums(tmp_path, {"plain": hashlib.sha256(b"plain").hexdigest()})
-    subprocess.run(["sha256sum", "-c", "--strict", integrity.CHECKSUMS], cwd=tmp_path, check=True)
-    recorded = integrity.read_checksums(tmp_path)
+    checksums.write_checksums(tmp_path, {"plain": hashlib.sha256(b"plain").hexdigest()})
+    subprocess.run(["sha256sum", "-c", "--strict", checksums.CHECKSUMS], cwd=tmp_path, check=True)
+    recorded = checksums.read_checksums(tmp_path)
     assert recorded == {
         p.name: hashlib.sha256(p.read_bytes()).hexdigest()
         for p in tmp_path.iterdir()
-        if p.name != integrity.CHECKSUMS
+        if p.name != checksums.CHECKSUMS
     }
 
 
 def test_known_checksums_are_not_computed_again(tmp_path):
     (tmp_path / "a").write_text("a")
     (tmp_path / ".hidden").write_text("a")
-    integrity.write_checksums(tmp_path, {"a": "0" * 64})
-    assert integrity.read_checksums(tmp_path) == {"a": "0" * 64}
+    checksums.write_checksums(tmp_path, {"a": "0" * 64})
+    assert checksums.read_checksums(tmp_path) == {"a": "0" * 64}
 
 
 def test_what_is_not_a_list_of_checksums(tmp_path):
-    (tmp_path / integrity.CHECKSUMS).write_text("hello\n")
+    (tmp_path / checksums.CHECKSUMS).write_text("hello\n")
     with pytest.raises(UserError, match="is not a list of checksums"):
-        integrity.read_checksums(tmp_path)
+        checksums.read_checksums(tmp_path)
 
 
 def test_a_sound_store_has_no_problem(store):

@@ -14,7 +14,7 @@ from perturbdiff.data import passes
 from perturbdiff.io.counts import Inputs
 from perturbdiff.data.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.data.preprocess import Machine, preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 HERE = Machine(jobs=1)

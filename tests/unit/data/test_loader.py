@@ -8,7 +8,8 @@ import torch
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.data import loader, stored_rows
+from perturbdiff.data import loader
+from perturbdiff.store import stored_rows
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.loader import SetLoader, in_order, resident
 from perturbdiff.data.splits import parts, read_split

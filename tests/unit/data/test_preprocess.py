@@ -21,13 +21,14 @@ from tiny_data import tiny_counts
 
 from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import (passes, scan, spill, store_writer)
+from perturbdiff.data import passes, scan, spill
+from perturbdiff.store import store_writer
 from perturbdiff.data import preprocess as module
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.data.spill import plan_buckets
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]
@@ -114,7 +115,7 @@ def test_cells_are_shuffled_by_the_seed_within_conditions_only(counts_file, tmp_
 
 
 def test_shuffle_is_uniform():
-    from perturbdiff.data import sort_kernels as kernels
+    from perturbdiff.store import row_sorting as kernels
 
     key = np.empty(200_000, np.uint64)
     kernels.shuffle_keys(3, 0, key)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 

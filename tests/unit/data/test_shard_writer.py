@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from scipy import sparse
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from perturbdiff.data.shard_writer import ShardWriter, TextWriter
-from perturbdiff.data.store_writer import PartWriter
+from perturbdiff.store.shard_writer import ShardWriter, TextWriter
+from perturbdiff.store.store_writer import PartWriter
 
 CHUNK, SHARD = 10, 40
 TEXTS = ["", "a", "é", "cell-1", "a longer name of a cell\n", "细胞"]
@@ -169,7 +169,7 @@ def frames(rng, sizes):
 
 
 def test_part_is_the_anndata_that_was_appended(tmp_path, monkeypatch):
-    monkeypatch.setattr("perturbdiff.data.store_writer._OBS_CHUNK", 16)
+    monkeypatch.setattr("perturbdiff.store.store_writer._OBS_CHUNK", 16)
     blocks = list(frames(np.random.default_rng(0), (30, 1, 50)))
     values = sum(x.nnz for _, x in blocks)
     part = PartWriter(

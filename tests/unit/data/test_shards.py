@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import zarr
 
-from perturbdiff.data.shard_writer import ShardWriter
-from perturbdiff.data.shards import ShardedReader
+from perturbdiff.store.shard_writer import ShardWriter
+from perturbdiff.store.zarr_shards import ShardedReader
 from perturbdiff.runtime.errors import UserError
 
 CHUNK, SHARD = 10, 40
@@ -48,7 +48,7 @@ def test_slices_equal_zarr(tmp_path, values):
 
 
 def test_many_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("perturbdiff.data.shards._OPEN_FILES", 2)
+    monkeypatch.setattr("perturbdiff.store.zarr_shards._OPEN_FILES", 2)
     values = np.arange(5000, dtype=np.uint16)
     reader = ShardedReader(written(tmp_path, values))
 

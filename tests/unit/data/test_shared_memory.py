@@ -20,7 +20,7 @@ OTHER = """
 import sys
 import numpy as np
 from perturbdiff.runtime.shared_memory import Node
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 store = Store(sys.argv[1])
 node = Node(sys.argv[2], int(sys.argv[3]), 3)

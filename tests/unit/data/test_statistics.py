@@ -11,12 +11,13 @@ from distributed import LocalCluster
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import expression_pass, row_reader
+from perturbdiff.data import expression_pass
+from perturbdiff.store import row_reader
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.row_reader import RowReader
+from perturbdiff.store.row_reader import RowReader
 from perturbdiff.data.statistics import write_statistics
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 KEYS = ["cell_type", "batch", "perturbation"]

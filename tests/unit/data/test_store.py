@@ -11,8 +11,8 @@ import scanpy as sc
 from parts_store import parts_store
 
 from perturbdiff.runtime import outputs
-from perturbdiff.data import stored_rows
-from perturbdiff.data.store import Store
+from perturbdiff.store import stored_rows
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
 

@@ -10,7 +10,7 @@ from small_store import small_store
 
 from perturbdiff.data import store_export
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.data.store_export import export
 from perturbdiff.runtime.errors import UserError
 

@@ -14,8 +14,8 @@ from scipy import sparse
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.store import Store
-from perturbdiff.data.views import CSRRows
+from perturbdiff.store.store import Store
+from perturbdiff.store.views import CSRRows
 from perturbdiff.runtime.errors import UserError
 
 ROWS = 50

@@ -13,7 +13,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config.settings import (Config, DataConfig, EvaluateConfig, SplitConfig)
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import make_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.embedding import choose
 from perturbdiff.evaluation.run import ceiling, evaluate

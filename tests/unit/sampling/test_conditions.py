@@ -15,7 +15,7 @@ from perturbdiff import sampling
 from perturbdiff.baselines.task import Task
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from perturbdiff.runtime import outputs
 from perturbdiff import predictions, sampling
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.provenance import read_manifest

@@ -15,7 +15,7 @@ from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.training.isolation import HeldOut

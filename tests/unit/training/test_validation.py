@@ -11,7 +11,7 @@ from sklearn.metrics import r2_score
 
 from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.pseudobulk import correlation_of_changes, r2
+from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.training.run import train
 from perturbdiff.training.validation import Population, compare, is_better
 

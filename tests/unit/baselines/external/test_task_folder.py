@@ -20,7 +20,7 @@ from perturbdiff.baselines.output import open_task
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.data.splits import parts, read_split
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 
 OVERRIDES = ["split.valid_fraction=0.3", "split.train_fraction=0.34"]
 LABELS = ["perturbation", "cell_type", "batch"]
@@ -190,7 +190,7 @@ def test_cells_are_copied_in_blocks(small, made, tmp_path, monkeypatch):
 
 def test_memory_grows_by_far_less_than_the_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(task_folder, "_ROWS_PER_BLOCK", 64)
-    monkeypatch.setattr("perturbdiff.data.stored_rows.CACHE_BYTES", 1)
+    monkeypatch.setattr("perturbdiff.store.stored_rows.CACHE_BYTES", 1)
     monkeypatch.setattr("perturbdiff.conditions.balanced_controls.SLICE", 16)
     peaks, cells = [], []
     for number in (4, 32):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from perturbdiff.data.shards import ShardedReader
+from perturbdiff.store.zarr_shards import ShardedReader
 from perturbdiff.runtime.shared_memory import Node
-from perturbdiff.data.store import Store
-from perturbdiff.data.stored_rows import Pieces, RowPointers
+from perturbdiff.store.store import Store
+from perturbdiff.store.stored_rows import Pieces, RowPointers
 
 _VALUES_PER_READ = 1 << 24
 _ALIGNED = 64

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from perturbdiff.data import row_kernels
+from perturbdiff.store import row_kernels
 
 _AWAITED, _READY, _FAILED = 0, 1, 2
 

@@ -17,12 +17,12 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.data import integrity, row_kernels
+from perturbdiff.store import checksums, row_kernels
 from perturbdiff.io.columns import num_entries
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.data.store_head import StoreHead
-from perturbdiff.data.stored_rows import Pieces, RowPointers, RowsOnDisk
+from perturbdiff.store.store_head import StoreHead
+from perturbdiff.store.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import anndata
     import dask.array as da
 
-    from perturbdiff.data import views
-    from perturbdiff.data.memory_store import MemoryStore
+    from perturbdiff.store import views
+    from perturbdiff.store.memory_store import MemoryStore
     from perturbdiff.runtime.shared_memory import Node
 
 __all__ = ["Store", "condition_table", "dataset_of", "value_factors"]
@@ -168,7 +168,7 @@ class Store(StoreHead):
 
     def require(self, prefix: str) -> None:
         """Raise `UserError` if a file of the store whose name begins with ``prefix`` is gone."""
-        integrity.require(self.path, self._recorded, prefix)
+        checksums.require(self.path, self._recorded, prefix)
 
     @cached_property
     def n_counts(self) -> np.ndarray:
@@ -273,7 +273,7 @@ class Store(StoreHead):
 
     def in_memory(self, node: Node | None = None) -> MemoryStore:
         """Return the same store held in memory (`nbytes_in_memory`), in one copy for all processes of ``node``."""
-        from perturbdiff.data.memory_store import MemoryStore
+        from perturbdiff.store.memory_store import MemoryStore
 
         return MemoryStore(self, node)
 
@@ -286,7 +286,7 @@ class Store(StoreHead):
         scale: views.Scale = "log1p",
     ) -> da.Array:
         """Return the cells as a dask array [n, G] in blocks of CSR or dense rows; see `views.to_dask`."""
-        from perturbdiff.data import views
+        from perturbdiff.store import views
 
         return views.to_dask(self, rows=rows, rows_per_block=rows_per_block, dense=dense, scale=scale)
 
@@ -300,7 +300,7 @@ class Store(StoreHead):
         rows_per_block: int = _ROWS_PER_READ,
     ) -> anndata.AnnData:
         """Return the store as one AnnData, with ``lazy`` its X as a dask array; see `views.to_anndata`."""
-        from perturbdiff.data import views
+        from perturbdiff.store import views
 
         settings = {"scale": scale, "columns": columns, "rows_per_block": rows_per_block}
         return views.to_anndata(self, lazy=lazy, rows=rows, **settings)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 import zarr
 
-from perturbdiff.data import row_kernels
-from perturbdiff.data.chunk_cache import ChunkCache
-from perturbdiff.data.shards import ShardedReader
+from perturbdiff.store import row_kernels
+from perturbdiff.store.chunk_cache import ChunkCache
+from perturbdiff.store.zarr_shards import ShardedReader
 from perturbdiff.runtime.errors import UserError
 
 CACHE_BYTES = 256 << 20

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.data.shard_writer import ShardWriter, TextWriter
+from perturbdiff.store.shard_writer import ShardWriter, TextWriter
 from perturbdiff.runtime.files import sha256
 
 ROWS_PER_CHUNK = 64

@@ -21,7 +21,7 @@ from scipy import sparse
 from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from perturbdiff.data.store import Rows, Store
+    from perturbdiff.store.store import Rows, Store
 
 Scale = Literal["log1p", "counts", "model"]
 SCALES: tuple[Scale, ...] = ("log1p", "counts", "model")
@@ -190,7 +190,7 @@ def opened(path: Path) -> Store:
 
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, _stamp: int) -> Store:
-    from perturbdiff.data.store import Store
+    from perturbdiff.store.store import Store
 
     return Store(path)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.runtime import outputs
-from perturbdiff.data import integrity
+from perturbdiff.store import checksums
 from perturbdiff.io.damage import explain_damage, plain_name
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -74,7 +74,7 @@ class StoreHead:
         missing = [p.name for p in self._parts if not p.is_dir()]
         if missing:
             raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")
-        self._recorded = integrity.confirm(self.path, tables)
+        self._recorded = checksums.confirm(self.path, tables)
 
     def _facts(self) -> dict[str, Any]:
         if not self.path.exists():

@@ -13,13 +13,13 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.data import integrity
+from perturbdiff.store import checksums
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.runtime.compiled import kernel
 from perturbdiff.conditions.condition_table import LABELS, complete, sort_conditions
-from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.sort_kernels import column_maximum
-from perturbdiff.data.store import Store, value_factors
+from perturbdiff.store.zarr_shards import ShardedReader
+from perturbdiff.store.row_sorting import column_maximum
+from perturbdiff.store.store import Store, value_factors
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -76,13 +76,13 @@ def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
     problems: list[str] = []
     with Crew(jobs) as crew:
         try:
-            recorded = integrity.read_checksums(path)
+            recorded = checksums.read_checksums(path)
             if recorded is None:
                 logger.warning(
                     "%s has no checksums (it is of an older version): its files cannot be compared", path
                 )
             else:
-                problems += integrity.changed_files(path, recorded, crew)
+                problems += checksums.changed_files(path, recorded, crew)
         except UserError as error:
             problems.append(str(error))
         try:
@@ -101,7 +101,7 @@ def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
 
 
 def _parts(store: Store) -> list[_Part]:
-    facts = integrity.facts_of(store.path)["parts"]
+    facts = checksums.facts_of(store.path)["parts"]
     edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts)]).tolist()
     return [
         _Part(store.path, str(part["name"]), a, b)

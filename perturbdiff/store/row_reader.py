@@ -14,9 +14,9 @@ import numpy as np
 import zarr
 from scipy import sparse
 
-from perturbdiff.data import row_kernels
-from perturbdiff.data.shards import ShardedReader
-from perturbdiff.data.store import Store, reading, value_factors
+from perturbdiff.store import row_kernels
+from perturbdiff.store.zarr_shards import ShardedReader
+from perturbdiff.store.store import Store, reading, value_factors
 from perturbdiff.runtime.errors import UserError
 
 _WINDOW = 65_536

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.runtime import provenance
-from perturbdiff.data.store_head import StoreHead
+from perturbdiff.store.store_head import StoreHead
 
 
 def describe(path: Path) -> dict[str, Any]:

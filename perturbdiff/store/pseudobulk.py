@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import sparse
 
-from perturbdiff.data.store import Store
+from perturbdiff.store.store import Store
 from perturbdiff.runtime.progress import track
 
 ROWS_PER_READ = 4096
