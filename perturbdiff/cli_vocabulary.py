@@ -83,7 +83,7 @@ def align(
 
     Shared, missing and extra genes, the share of the counts kept, other spellings of missing genes.
     """
-    from perturbdiff.data.gene_alignment import align_genes
+    from perturbdiff.genes.alignment import align_genes
 
     config = config_of(recipe, overrides).data
     typer.echo(str(align_genes(source, genes, out, config, write=write, force=force)))

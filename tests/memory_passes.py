@@ -10,8 +10,8 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
-from perturbdiff.data.genes import choose_genes, second_pass, sums_stored_values
+from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
+from perturbdiff.genes.selection import choose_genes, second_pass, sums_stored_values
 from perturbdiff.io.matrices import Block
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
+from perturbdiff.genes.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
 from perturbdiff.io.matrices import CscMatrix
 from perturbdiff.data.passes import VALUES_PER_PIECE
 from perturbdiff.runtime.errors import UserError, listing, nearest

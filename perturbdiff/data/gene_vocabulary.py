@@ -19,9 +19,9 @@ from perturbdiff.runtime import files, locks, provenance
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.composites import (Corpus, balanced, from_table, study_paths, survey)
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.gene_lists import GeneSet, read_gene_set, unique_names
-from perturbdiff.data.gene_sums import GeneSums
-from perturbdiff.data.genes import (check_flavor, choose_genes, second_pass, sums_stored_values)
+from perturbdiff.genes.gene_lists import GeneSet, read_gene_set, unique_names
+from perturbdiff.genes.gene_sums import GeneSums
+from perturbdiff.genes.selection import (check_flavor, choose_genes, second_pass, sums_stored_values)
 from perturbdiff.data.passes import VALUES_PER_PIECE, load, save
 from perturbdiff.data.preprocess import Machine
 from perturbdiff.data.study_sums import (SecondTask, StudyPiece, check_unchanged, merge, name_of, pieces_of, sum_again, sum_piece)

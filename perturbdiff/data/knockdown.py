@@ -29,9 +29,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import gene_kernels
+from perturbdiff.genes import gene_kernels
 from perturbdiff.io.columns import Texts, row_ranges
-from perturbdiff.data.gene_sums import group_of_cells
+from perturbdiff.genes.gene_sums import group_of_cells
 from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:

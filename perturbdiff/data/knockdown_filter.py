@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.io.counts import Inputs
-from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
-from perturbdiff.data.genes import sums_stored_values
+from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
+from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.data.knockdown import (PASS, KnockdownDecision, decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.io.cell_labels import Labels
 from perturbdiff.data.passes import DROPPED, Passes, PieceReader

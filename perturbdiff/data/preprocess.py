@@ -27,9 +27,9 @@ from perturbdiff.data import passes, spill
 from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.gather import (ObsColumns, Part, PartTask, gather, label_columns)
-from perturbdiff.data.gene_lists import unique_names
-from perturbdiff.data.gene_sums import gene_groups
-from perturbdiff.data.genes import (check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values)
+from perturbdiff.genes.gene_lists import unique_names
+from perturbdiff.genes.gene_sums import gene_groups
+from perturbdiff.genes.selection import (check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values)
 from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.data.passes import Passes, save

@@ -12,8 +12,8 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import scan_kernels
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.data.gene_sums import GeneSums, gene_groups, group_of_cells
-from perturbdiff.data.genes import sums_stored_values
+from perturbdiff.genes.gene_sums import GeneSums, gene_groups, group_of_cells
+from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.io.matrices import Block
 from perturbdiff.data.passes import DROPPED, Passes, PieceReader
 from perturbdiff.data.tally import Tally

@@ -14,7 +14,7 @@ from perturbdiff.runtime import provenance, tabular
 from perturbdiff.data import distance_tables
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.data.expression_pass import (QUANTILES, ExpressionSums, describe_depth, describe_histogram, sum_expression)
-from perturbdiff.data.genes import read_gene_list
+from perturbdiff.genes.selection import read_gene_list
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

@@ -21,8 +21,8 @@ from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.composites import Study
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.data.gene_sums import GeneSums
-from perturbdiff.data.genes import SecondPass
+from perturbdiff.genes.gene_sums import GeneSums
+from perturbdiff.genes.selection import SecondPass
 from perturbdiff.data.passes import (VALUES_PER_PIECE, Piece, PieceReader, load, save)
 from perturbdiff.data.scan import ScanSettings, scan_piece
 from perturbdiff.runtime.errors import UserError

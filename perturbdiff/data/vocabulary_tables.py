@@ -13,7 +13,7 @@ import pandas as pd
 
 from perturbdiff.runtime import tabular
 from perturbdiff.data.composites import Corpus
-from perturbdiff.data.gene_lists import FILE_NAME, GeneSet
+from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)

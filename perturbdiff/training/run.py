@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import Config
 from perturbdiff.data.embeddings import SemanticKind
-from perturbdiff.data.gene_lists import read_names
+from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output
 from perturbdiff.semantics import read_tables

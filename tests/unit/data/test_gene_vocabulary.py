@@ -14,7 +14,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import composites, gene_vocabulary, study_sums
-from perturbdiff.data.gene_lists import kinds_of, read_names, unique_names
+from perturbdiff.genes.gene_lists import kinds_of, read_names, unique_names
 from perturbdiff.data.gene_vocabulary import build_vocabulary
 from perturbdiff.data.preprocess import Machine
 from perturbdiff.runtime.errors import UserError

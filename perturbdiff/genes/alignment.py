@@ -14,9 +14,9 @@ import pandas as pd
 
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.aligned_file import write_aligned
-from perturbdiff.data.counted import CellSource, open_cells
-from perturbdiff.data.gene_lists import (KINDS, kinds_of, main_kind, read_names)
+from perturbdiff.genes.aligned_file import write_aligned
+from perturbdiff.genes.counted_cells import CellSource, open_cells
+from perturbdiff.genes.gene_lists import (KINDS, kinds_of, main_kind, read_names)
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import track

@@ -1,6 +1,6 @@
 """Scanpy's three flavors of highly variable genes, from each batch's means and variances.
 
-Nothing here sees a cell: the moments come from streaming sums (`perturbdiff.data.genes`). Ties, undefined
+Nothing here sees a cell: the moments come from streaming sums (`perturbdiff.genes.selection`). Ties, undefined
 values and the combination of batches are those of scanpy 1.11, so that the same genes are chosen.
 """
 

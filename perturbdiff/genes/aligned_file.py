@@ -13,7 +13,7 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff.io import h5_output
-from perturbdiff.data.counted import CellSource
+from perturbdiff.genes.counted_cells import CellSource
 from perturbdiff.io.matrices import Block
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.progress import track

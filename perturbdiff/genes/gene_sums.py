@@ -1,4 +1,4 @@
-"""Sums over cells by batch and gene, made piece by piece, from which genes are chosen (`perturbdiff.data.genes`)."""
+"""Sums over cells by batch and gene, made piece by piece, from which genes are chosen (`perturbdiff.genes.selection`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data import gene_kernels, hvg
+from perturbdiff.genes import gene_kernels, highly_variable
 from perturbdiff.io.matrices import Block
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class GeneSums:
             raise ValueError("no piece to merge")
         return whole
 
-    def moments(self, batch: int, factor: float = 1.0) -> hvg.Moments:
+    def moments(self, batch: int, factor: float = 1.0) -> highly_variable.Moments:
         """Return mean, unbiased variance and detection of each gene in a batch, values times ``factor``."""
         total, squares, positive = self.values[batch].T
-        return hvg.moments(int(self.cells[batch]), factor * total, factor**2 * squares, positive > 0)
+        return highly_variable.moments(int(self.cells[batch]), factor * total, factor**2 * squares, positive > 0)
 
     def pooled(self) -> GeneSums:
         """Return the sums over all batches as one."""

@@ -23,9 +23,9 @@ import pandas as pd
 
 from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import hvg
-from perturbdiff.data.gene_lists import read_names
-from perturbdiff.data.gene_sums import (GeneSums, SumsRequest, clipped_sums, log_sums)
+from perturbdiff.genes import highly_variable
+from perturbdiff.genes.gene_lists import read_names
+from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, clipped_sums, log_sums)
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
@@ -101,13 +101,13 @@ def second_pass(
     return SecondPass("clipped-sums", clipped_sums, SumsRequest(group, num_groups, limits=str(path)))
 
 
-def _fits(sums: GeneSums) -> Iterable[tuple[int, hvg.Moments, np.ndarray]]:
+def _fits(sums: GeneSums) -> Iterable[tuple[int, highly_variable.Moments, np.ndarray]]:
     """Yield number, moments and expected deviation of each batch that seurat_v3 can rank genes in."""
     without = 0
     for batch in np.flatnonzero(sums.cells):
         moments = sums.moments(int(batch))
         name = "the data" if len(sums.cells) == 1 else f"batch {batch + 1} of {len(sums.cells)}"
-        deviation = hvg.regularised_deviation(moments, name)
+        deviation = highly_variable.regularised_deviation(moments, name)
         if deviation is None:
             without += 1
         else:
@@ -171,7 +171,7 @@ def choose_genes(
         found, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
         found = found if by_batch else found.pooled()
         batches = [found.moments(int(batch), factor) for batch in np.flatnonzero(found.cells)]
-        table = hvg.rank_by_dispersion(flavor, batches, genes, wanted, by_batch=by_batch)
+        table = highly_variable.rank_by_dispersion(flavor, batches, genes, wanted, by_batch=by_batch)
     if wanted >= len(genes):
         if wanted > len(genes):
             logger.warning("data.num_hvgs is %d but there are %d genes: all are kept", wanted, len(genes))
@@ -205,12 +205,12 @@ def _rank_by_variance(
     variances = []
     for batch, moments, deviation in _fits(sums):
         limit = deviation * np.sqrt(moments.cells) + moments.mean
-        variances.append(hvg.clipped_variance(moments, deviation, limit, clipped.values[batch]))
+        variances.append(highly_variable.clipped_variance(moments, deviation, limit, clipped.values[batch]))
     if not variances:
         raise UserError(
             "data.hvg_flavor=seurat_v3: no gene varies within any batch; use data.hvg_by_batch=false"
         )
-    return hvg.rank_by_variance(
+    return highly_variable.rank_by_variance(
         sums.pooled().moments(0), np.array(variances), genes, num_top, by_batch=by_batch
     )
 
