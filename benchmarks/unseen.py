@@ -20,7 +20,7 @@ from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import make_split, read_split
+from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.data.synthetic import simulate
 from perturbdiff.evaluation.run import evaluate
 from perturbdiff.sampling import sample

@@ -101,7 +101,7 @@ def split(
 
     Every condition is put into train, valid, test or unused; a leak is an error; counts are written.
     """
-    from perturbdiff.data.splits import make_split
+    from perturbdiff.splits.splits import make_split
 
     config = config_of(recipe, overrides, seed)
     _done(make_split(source, out, config, toml=toml, obs=obs, seed=config.seed, force=force))

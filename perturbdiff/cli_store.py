@@ -45,7 +45,7 @@ def store_export(
 
     An .h5ad file or a .zarr folder with obs, var and uns, copied in blocks.
     """
-    from perturbdiff.data.store_export import export
+    from perturbdiff.splits.store_export import export
 
     labels = {"perturbation": perturbation or (), "cell_type": cell_type or (), "batch": batch or ()}
     done = export(

@@ -22,7 +22,7 @@ from scipy import sparse
 from perturbdiff.runtime import files
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
-from perturbdiff.data.splits import parts
+from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io.zarr_check import open_group

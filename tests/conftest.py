@@ -71,7 +71,7 @@ def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
     from perturbdiff.config import recipes
     from perturbdiff.data.preprocess import preprocess
-    from perturbdiff.data.splits import make_split
+    from perturbdiff.splits.splits import make_split
     from perturbdiff.training.run import train
 
     folder = tmp_path_factory.mktemp("trained")

@@ -7,7 +7,7 @@ import numpy as np
 import zarr
 from small_store import SmallStore
 
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
 
 

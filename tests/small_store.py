@@ -9,7 +9,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import make_split
+from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 
 

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.baselines.task import Task
-from perturbdiff.data.splits import parts
+from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.progress import track
 

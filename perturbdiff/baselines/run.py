@@ -22,7 +22,7 @@ from perturbdiff.baselines.nearest_context import nearest_context
 from perturbdiff.baselines.output import open_task, write
 from perturbdiff.baselines.profiles import mean_of
 from perturbdiff.baselines.task import Predictor, Recipe, Task
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

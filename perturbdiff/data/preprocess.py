@@ -359,7 +359,7 @@ def _visible(conditions: pd.DataFrame, config: DataConfig, split: Path | None) -
     """Return whether the choice of genes and of the target depth may look at each condition."""
     if config.hvg_cells == "all" or split is None:
         return np.ones(len(conditions), bool)
-    from perturbdiff.data import splits
+    from perturbdiff.splits import splits
 
     return np.asarray(splits.parts(conditions, splits.read_split(split)) == "train")
 

@@ -114,7 +114,7 @@ def write_statistics(
 
 
 def _parts(store: Store, split: Path) -> np.ndarray:
-    from perturbdiff.data import splits
+    from perturbdiff.splits import splits
 
     return splits.parts(store.conditions, splits.read_split(split))
 

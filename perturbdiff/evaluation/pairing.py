@@ -231,7 +231,7 @@ def held_out_conditions(split: Path, part: str, truth: Cells) -> list[Condition]
     UserError
         If there is none.
     """
-    from perturbdiff.data.splits import read_split
+    from perturbdiff.splits.splits import read_split
 
     table = read_split(split)
     table = table[table["part"].astype(str) == part]

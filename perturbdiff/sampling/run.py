@@ -14,7 +14,7 @@ from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.data.embeddings import SemanticKind
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pandas.util import hash_array
 
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

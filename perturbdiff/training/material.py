@@ -17,9 +17,9 @@ import torch
 from perturbdiff.bundle import SAME_DEPTH, Bundle, build_model
 from perturbdiff.config.settings import Config
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
-from perturbdiff.data.few_shot import leave_out
+from perturbdiff.splits.few_shot import leave_out
 from perturbdiff.data.loader import SetLoader
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.data.twins import TwinStream, check_even
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary

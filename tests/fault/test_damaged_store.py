@@ -245,7 +245,7 @@ def test_full_disk_while_exporting(sound, tmp_path, monkeypatch, run_cli):
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("perturbdiff.data.store_export.H5Writer.append", full)
+    monkeypatch.setattr("perturbdiff.splits.store_export.H5Writer.append", full)
     outcome = run_cli("store", "export", sound, "--out", tmp_path / "x.h5ad")
     assert outcome.code == 2
     assert "disk full while writing" in outcome.err

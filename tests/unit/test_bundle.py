@@ -15,7 +15,7 @@ from safetensors.torch import save as to_bytes
 from perturbdiff.runtime import files
 from perturbdiff.config import recipes
 from perturbdiff.bundle import Bundle, write_weights
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train

@@ -9,7 +9,7 @@ from small_store import small_store
 
 from perturbdiff.runtime import files
 from perturbdiff import predictions
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.runtime.errors import UserError
 
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions, requests

@@ -13,7 +13,7 @@ from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import make_split, read_split
+from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.semantics import add_tables, tables_of, teach

@@ -26,7 +26,7 @@ from perturbdiff.baselines.external.methods import Method
 from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.task_folder import (CONTRACT, FACTS, PREDICTIONS, TRAIN, Written, write_task)
 from perturbdiff.baselines.external.variables import environment
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.errors import UserError

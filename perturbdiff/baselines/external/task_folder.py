@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.baselines.task import Task
-from perturbdiff.data.store_export import H5Writer, ObsReader
+from perturbdiff.splits.store_export import H5Writer, ObsReader
 from perturbdiff.store.views import read_rows
 from perturbdiff.runtime.progress import track
 

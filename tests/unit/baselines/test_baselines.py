@@ -8,7 +8,7 @@ from small_store import small_store
 
 from perturbdiff.baselines import NAMES, linear, predict
 from perturbdiff.store.pseudobulk import condition_means, group_means
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions

@@ -8,7 +8,7 @@ from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
 from perturbdiff.data.preprocess import preprocess
 from perturbdiff.store.pseudobulk import condition_means, correlation_of_changes
-from perturbdiff.data.splits import make_split, read_split
+from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.store.store import Store
 from perturbdiff.data.synthetic import simulate
 from perturbdiff.predictions import read_predictions, requests

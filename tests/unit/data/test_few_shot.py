@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.data.few_shot import leave_out
+from perturbdiff.splits.few_shot import leave_out
 from perturbdiff.conditions.condition_table import condition_table
 
 

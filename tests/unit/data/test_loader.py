@@ -12,7 +12,7 @@ from perturbdiff.data import loader
 from perturbdiff.store import stored_rows
 from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.data.loader import SetLoader, in_order, resident
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.data.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError

@@ -10,7 +10,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config.settings import Config, DataConfig
 from perturbdiff.io.counts import Inputs
 from perturbdiff.io.cell_labels import conditions_of, extra_column, read_labels
-from perturbdiff.data.splits import make_split
+from perturbdiff.splits.splits import make_split
 from perturbdiff.runtime.errors import UserError
 
 CONFIG = DataConfig()

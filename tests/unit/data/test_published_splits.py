@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config import recipes
-from perturbdiff.data.split_rules import by_toml, read_toml
+from perturbdiff.splits.split_rules import by_toml, read_toml
 
 SPLITS = Path(__file__).parents[3] / "assets" / "splits"
 CONTEXTS = {

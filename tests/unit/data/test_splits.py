@@ -8,8 +8,8 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import SplitConfig
-from perturbdiff.data.split_rules import (by_rule, by_toml, read_toml, spread)
-from perturbdiff.data.splits import (KEYS, check, count, make_split, parts, read_split)
+from perturbdiff.splits.split_rules import (by_rule, by_toml, read_toml, spread)
+from perturbdiff.splits.splits import (KEYS, check, count, make_split, parts, read_split)
 from perturbdiff.runtime.errors import UserError
 
 

@@ -8,10 +8,10 @@ import pytest
 import scanpy as sc
 from small_store import small_store
 
-from perturbdiff.data import store_export
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits import store_export
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
-from perturbdiff.data.store_export import export
+from perturbdiff.splits.store_export import export
 from perturbdiff.runtime.errors import UserError
 
 

@@ -12,7 +12,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import (Config, DataConfig, EvaluateConfig, SplitConfig)
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import make_split
+from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.embedding import choose

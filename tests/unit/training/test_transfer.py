@@ -14,7 +14,7 @@ from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import read_split
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions

@@ -19,7 +19,7 @@ from perturbdiff.baselines.external.variables import ADAPTERS
 from perturbdiff.baselines.output import open_task
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.data.preprocess import preprocess
-from perturbdiff.data.splits import parts, read_split
+from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
 
 OVERRIDES = ["split.valid_fraction=0.3", "split.train_fraction=0.34"]

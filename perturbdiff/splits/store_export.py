@@ -108,7 +108,7 @@ def select(
     if (split is None) != (part is None):
         raise UserError("--part and --split belong together: give both or none")
     if split is not None:
-        from perturbdiff.data.splits import parts, read_split
+        from perturbdiff.splits.splits import parts, read_split
 
         found = np.asarray(parts(table, read_split(split)))
         if part not in found:

@@ -15,7 +15,7 @@ from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import conditions_of
 from perturbdiff.store.pseudobulk import group_means
 from perturbdiff.conditions.condition_table import LABELS
-from perturbdiff.data.split_rules import (PARTS, by_rule, by_toml, read_toml)
+from perturbdiff.splits.split_rules import (PARTS, by_rule, by_toml, read_toml)
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
