@@ -30,7 +30,7 @@ from scipy import sparse
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 from perturbdiff.data.synthetic import simulate

@@ -47,7 +47,7 @@ def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
     from perturbdiff.runtime import files
     from perturbdiff.config.settings import DataConfig
     from perturbdiff.runtime import task_runner
-    from perturbdiff.data.preprocess import Machine, preprocess
+    from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 
     plain_hash, plain_run = files.sha256, task_runner.Crew.run
 

@@ -18,7 +18,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.store import Store
 
 _BLOCK = 20_000

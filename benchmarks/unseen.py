@@ -19,7 +19,7 @@ import pandas as pd
 from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
 from perturbdiff.data.embeddings import EmbeddingTable
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.data.synthetic import simulate
 from perturbdiff.evaluation.run import evaluate

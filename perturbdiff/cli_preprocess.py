@@ -39,8 +39,8 @@ def preprocess(
     Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition. A run that was
     interrupted goes on where it stopped.
     """
-    from perturbdiff.data.preprocess import Machine
-    from perturbdiff.data.preprocess import preprocess as run
+    from perturbdiff.preprocessing.preprocessing_stage import Machine
+    from perturbdiff.preprocessing.preprocessing_stage import preprocess as run
 
     config = config_of(recipe, overrides, seed)
     machine = Machine(jobs, scheduler, size_in_bytes(memory_limit), unfinished)

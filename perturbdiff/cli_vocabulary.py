@@ -51,8 +51,8 @@ def build(
 
     Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
     """
-    from perturbdiff.data.gene_vocabulary import build_vocabulary
-    from perturbdiff.data.preprocess import Machine
+    from perturbdiff.preprocessing.shared_genes import build_vocabulary
+    from perturbdiff.preprocessing.preprocessing_stage import Machine
 
     given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
     settings: dict[str, Any] = {

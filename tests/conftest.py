@@ -70,7 +70,7 @@ def counts_file(tmp_path) -> Path:
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
     from perturbdiff.config import recipes
-    from perturbdiff.data.preprocess import preprocess
+    from perturbdiff.preprocessing.preprocessing_stage import preprocess
     from perturbdiff.splits.splits import make_split
     from perturbdiff.training.run import train
 

@@ -8,9 +8,9 @@ import pytest
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import preprocess as module
+from perturbdiff.preprocessing import preprocessing_stage as module
 from perturbdiff.store import store_writer
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 
 
 def parts_store(folder: Path, config: DataConfig | None = None, adata: ad.AnnData | None = None) -> Path:

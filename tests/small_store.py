@@ -8,7 +8,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 

@@ -13,7 +13,7 @@ from perturbdiff.genes import gene_kernels, highly_variable
 from perturbdiff.io.matrices import Block
 
 if TYPE_CHECKING:
-    from perturbdiff.data.passes import PieceReader
+    from perturbdiff.preprocessing.passes import PieceReader
 
 _LEFT_OUT = -1
 

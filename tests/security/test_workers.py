@@ -24,7 +24,7 @@ COMMANDS = """
 import sys
 if __name__ == "__main__":  # not in the workers, which need none of it
     from perturbdiff import cli
-    from perturbdiff.data import passes
+    from perturbdiff.preprocessing import passes
     passes.VALUES_PER_PIECE = 1000
     if "stats" in sys.argv:
         from perturbdiff.data import expression_pass, statistics

@@ -12,7 +12,7 @@ from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
 from perturbdiff.data.embeddings import EmbeddingTable
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions

@@ -6,7 +6,7 @@ import pytest
 
 from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.pseudobulk import condition_means, correlation_of_changes
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.store.store import Store

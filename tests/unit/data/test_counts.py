@@ -14,7 +14,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import matrices
 from perturbdiff.io.counts import Inputs
 from perturbdiff.io.cell_labels import conditions_of, read_labels
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

@@ -13,10 +13,10 @@ from small_store import small_store
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import composites, gene_vocabulary, study_sums
+from perturbdiff.preprocessing import composites, shared_genes, study_sums
 from perturbdiff.genes.gene_lists import kinds_of, read_names, unique_names
-from perturbdiff.data.gene_vocabulary import build_vocabulary
-from perturbdiff.data.preprocess import Machine
+from perturbdiff.preprocessing.shared_genes import build_vocabulary
+from perturbdiff.preprocessing.preprocessing_stage import Machine
 from perturbdiff.runtime.errors import UserError
 
 TOP = 60
@@ -306,14 +306,14 @@ def test_the_order_in_which_tasks_end_changes_nothing(folder, tmp_path, monkeypa
     def backward(self, function, tasks, **_):
         return [function(pickle.loads(pickle.dumps(task))) for task in reversed(tasks)][::-1]
 
-    monkeypatch.setattr(gene_vocabulary.Crew, "run", backward)
+    monkeypatch.setattr(shared_genes.Crew, "run", backward)
     other = build_vocabulary(files_of(folder), tmp_path / "backward", config, composites=2)
     assert tree(forward) == tree(other)
 
 
 @pytest.mark.slow
 def test_same_bytes_from_worker_processes(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(gene_vocabulary, "_STUDIES_PER_JOB", 2)
+    monkeypatch.setattr(shared_genes, "_STUDIES_PER_JOB", 2)
     one = build_vocabulary(files_of(folder), tmp_path / "one", CONFIG, composites=2)
     two = build_vocabulary(files_of(folder), tmp_path / "two", CONFIG, composites=2, machine=Machine(jobs=2))
     assert tree(one) == tree(two)
@@ -383,5 +383,5 @@ def test_kinds():
 
 
 def test_vocabulary_module_lists_its_settings():
-    assert set(gene_vocabulary.SETTINGS) <= set(DataConfig.model_fields)
-    assert set(study_sums._SETTINGS) <= set(gene_vocabulary.SETTINGS)
+    assert set(shared_genes.SETTINGS) <= set(DataConfig.model_fields)
+    assert set(study_sums._SETTINGS) <= set(shared_genes.SETTINGS)

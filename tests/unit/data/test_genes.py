@@ -13,10 +13,10 @@ from memory_passes import choose
 from published import published
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import passes
+from perturbdiff.preprocessing import passes
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.genes.selection import check_flavor, choose_genes, read_gene_list
-from perturbdiff.data.preprocess import Machine, preprocess
+from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

@@ -7,7 +7,7 @@ from tenx import write_tenx
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.preprocess import Machine, preprocess
+from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.store.store import Store
 
 HERE = Machine(jobs=1)

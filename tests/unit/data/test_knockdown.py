@@ -10,10 +10,10 @@ import scipy.sparse as sp
 from memory_passes import readers
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import passes
+from perturbdiff.preprocessing import passes
 from perturbdiff.io.counts import Inputs
-from perturbdiff.data.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)
-from perturbdiff.data.preprocess import Machine, preprocess
+from perturbdiff.preprocessing.knockdown import (decide, knockdown_values, plan_knockdown, read_targets)
+from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

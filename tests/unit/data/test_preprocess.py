@@ -21,13 +21,13 @@ from tiny_data import tiny_counts
 
 from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import passes, scan, spill
+from perturbdiff.preprocessing import passes, scan, spill
 from perturbdiff.store import store_writer
-from perturbdiff.data import preprocess as module
+from perturbdiff.preprocessing import preprocessing_stage as module
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.data.spill import plan_buckets
+from perturbdiff.preprocessing.spill import plan_buckets
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 

@@ -14,7 +14,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.data import expression_pass
 from perturbdiff.store import row_reader
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.row_reader import RowReader
 from perturbdiff.data.statistics import write_statistics
 from perturbdiff.store.store import Store

@@ -18,7 +18,7 @@ from perturbdiff.runtime.errors import UserError
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("perturbdiff.data.preprocess.CELLS_PER_PART", (60, 60))
+        patch.setattr("perturbdiff.preprocessing.preprocessing_stage.CELLS_PER_PART", (60, 60))
         return small_store(tmp_path_factory.mktemp("export"), ["data.extra_obs=[]"])
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import (Config, DataConfig, EvaluateConfig, SplitConfig)
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError

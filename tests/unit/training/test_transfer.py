@@ -13,7 +13,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError

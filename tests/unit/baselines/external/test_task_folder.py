@@ -18,7 +18,7 @@ from perturbdiff.baselines.external import task_folder
 from perturbdiff.baselines.external.variables import ADAPTERS
 from perturbdiff.baselines.output import open_task
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.preprocess import preprocess
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
 

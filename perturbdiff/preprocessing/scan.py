@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import scan_kernels
+from perturbdiff.preprocessing import scan_kernels
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.genes.gene_sums import GeneSums, gene_groups, group_of_cells
 from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.io.matrices import Block
-from perturbdiff.data.passes import DROPPED, Passes, PieceReader
-from perturbdiff.data.tally import Tally
+from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
+from perturbdiff.preprocessing.streaming_median import Tally
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)

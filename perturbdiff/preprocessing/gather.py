@@ -14,9 +14,9 @@ import pandas as pd
 
 from perturbdiff.runtime import files
 from perturbdiff.store import row_sorting
-from perturbdiff.data import spill
+from perturbdiff.preprocessing import spill
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.passes import load, save
+from perturbdiff.preprocessing.passes import load, save
 from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.store.store import value_factors
 from perturbdiff.store.store_writer import PartWriter, rows_per_shard

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import tabular
-from perturbdiff.data.composites import Corpus
+from perturbdiff.preprocessing.composites import Corpus
 from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet
 from perturbdiff.runtime.errors import UserError, listing
 

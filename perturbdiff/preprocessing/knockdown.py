@@ -36,7 +36,7 @@ from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:
     from perturbdiff.io.counts import Inputs
-    from perturbdiff.data.passes import PieceReader
+    from perturbdiff.preprocessing.passes import PieceReader
 
 logger = logging.getLogger(__name__)
 

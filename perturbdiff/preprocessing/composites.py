@@ -16,7 +16,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.genes.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
 from perturbdiff.io.matrices import CscMatrix
-from perturbdiff.data.passes import VALUES_PER_PIECE
+from perturbdiff.preprocessing.passes import VALUES_PER_PIECE
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import pandas as pd
 from perturbdiff.io.counts import Inputs
 from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
 from perturbdiff.genes.selection import sums_stored_values
-from perturbdiff.data.knockdown import (PASS, KnockdownDecision, decide, knockdown_values, plan_knockdown, read_targets)
+from perturbdiff.preprocessing.knockdown import (PASS, KnockdownDecision, decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.io.cell_labels import Labels
-from perturbdiff.data.passes import DROPPED, Passes, PieceReader
-from perturbdiff.data.scan import Scan
-from perturbdiff.data.tally import Tally
+from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
+from perturbdiff.preprocessing.scan import Scan
+from perturbdiff.preprocessing.streaming_median import Tally
 
 _LEFT = "knocked-down"
 

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from perturbdiff.store import row_sorting
-from perturbdiff.data.passes import Passes, PieceReader
+from perturbdiff.preprocessing.passes import Passes, PieceReader
 
 pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what is freed: some 30 MiB of each process
 

@@ -23,17 +23,17 @@ import pandas as pd
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.store import checksums
-from perturbdiff.data import passes, spill
+from perturbdiff.preprocessing import passes, spill
 from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.gather import (ObsColumns, Part, PartTask, gather, label_columns)
+from perturbdiff.preprocessing.gather import (ObsColumns, Part, PartTask, gather, label_columns)
 from perturbdiff.genes.gene_lists import unique_names
 from perturbdiff.genes.gene_sums import gene_groups
 from perturbdiff.genes.selection import (check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values)
-from perturbdiff.data.knockdown_filter import apply_knockdown, target_genes
+from perturbdiff.preprocessing.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
-from perturbdiff.data.passes import Passes, save
-from perturbdiff.data.scan import Scan, scan_cells
+from perturbdiff.preprocessing.passes import Passes, save
+from perturbdiff.preprocessing.scan import Scan, scan_cells
 from perturbdiff.conditions.condition_table import complete
 from perturbdiff.store.store_head import FORMAT
 from perturbdiff.runtime.errors import UserError

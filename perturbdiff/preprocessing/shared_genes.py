@@ -17,15 +17,15 @@ import pandas as pd
 
 from perturbdiff.runtime import files, locks, provenance
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data.composites import (Corpus, balanced, from_table, study_paths, survey)
+from perturbdiff.preprocessing.composites import (Corpus, balanced, from_table, study_paths, survey)
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.genes.gene_lists import GeneSet, read_gene_set, unique_names
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.genes.selection import (check_flavor, choose_genes, second_pass, sums_stored_values)
-from perturbdiff.data.passes import VALUES_PER_PIECE, load, save
-from perturbdiff.data.preprocess import Machine
-from perturbdiff.data.study_sums import (SecondTask, StudyPiece, check_unchanged, merge, name_of, pieces_of, sum_again, sum_piece)
-from perturbdiff.data.vocabulary_tables import Composite, write_tables
+from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, load, save
+from perturbdiff.preprocessing.preprocessing_stage import Machine
+from perturbdiff.preprocessing.study_sums import (SecondTask, StudyPiece, check_unchanged, merge, name_of, pieces_of, sum_again, sum_piece)
+from perturbdiff.preprocessing.shared_gene_tables import Composite, write_tables
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
