@@ -30,12 +30,12 @@ import zarr
 from screened_cells import make_store, write_layouts
 
 from perturbdiff.store import stored_rows
-from perturbdiff.data.cell_sets import CellSetSampler
-from perturbdiff.data.loader import SetLoader
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.loader import SetLoader
 from perturbdiff.store.zarr_shards import ShardedReader
 from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.windows import WindowedSampler
 
 WINDOW, STEP = 64, 4096
 Turn = Callable[[], int]

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.training.material import Material, from_scratch
 from perturbdiff.training.module import Draws, TrainingModule
 from perturbdiff.training.optim import optimizer

@@ -3,7 +3,7 @@
 import torch
 
 from perturbdiff.config.settings import (Config, LossConfig, ModelConfig, TrainConfig)
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.model import Denoiser
 from perturbdiff.training.module import TrainingModule
 

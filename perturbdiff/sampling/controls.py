@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perturbdiff.conditions.balanced_controls import BalancedControls, words
 from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
-from perturbdiff.data.loader import resident
+from perturbdiff.loading.loader import resident
 from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.predictions import LABELS

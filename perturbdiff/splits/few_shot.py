@@ -7,7 +7,7 @@ import pandas as pd
 
 from perturbdiff.conditions.control_matching import generator
 
-_FEW = 11  # first word of the seed, see `perturbdiff.data.cell_sets`
+_FEW = 11  # first word of the seed, see `perturbdiff.loading.cell_sets`
 _ROUNDING = 1e-9  # 0.07 · 100 is a little more than 7
 
 

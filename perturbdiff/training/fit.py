@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.batches import Batch, PackedBatch
-from perturbdiff.data.loader import SetLoader
+from perturbdiff.loading.batches import Batch, PackedBatch
+from perturbdiff.loading.loader import SetLoader
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.allocation import Allocation

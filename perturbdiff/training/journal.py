@@ -12,7 +12,7 @@ import pandas as pd
 from torch import Tensor
 
 from perturbdiff.runtime import tabular
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.loggers import Curves
 from perturbdiff.training.module import TrainingModule, ends_step

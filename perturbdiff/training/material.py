@@ -16,14 +16,14 @@ import torch
 
 from perturbdiff.bundle import SAME_DEPTH, Bundle, build_model
 from perturbdiff.config.settings import Config
-from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler, SetStream
+from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.splits.few_shot import leave_out
-from perturbdiff.data.loader import SetLoader
+from perturbdiff.loading.loader import SetLoader
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store, dataset_of
-from perturbdiff.data.twins import TwinStream, check_even
+from perturbdiff.loading.independent_pairs import TwinStream, check_even
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.memory import available
 from perturbdiff.model import Denoiser

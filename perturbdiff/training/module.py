@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.config.settings import Config, SampleConfig
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule

@@ -22,8 +22,8 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from perturbdiff.bundle import write_weights
-from perturbdiff.data.cell_sets import CellSetSampler
-from perturbdiff.data.loader import Batch, SetLoader
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.loader import Batch, SetLoader
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.training.folder import CheckpointFolder

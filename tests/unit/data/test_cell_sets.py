@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler
 from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError
 
 

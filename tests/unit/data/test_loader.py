@@ -8,13 +8,13 @@ import torch
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.data import loader
+from perturbdiff.loading import loader
 from perturbdiff.store import stored_rows
-from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.data.loader import SetLoader, in_order, resident
+from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.loading.loader import SetLoader, in_order, resident
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError
 
 

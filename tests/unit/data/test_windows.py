@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.windows import WindowedSampler
 
 CELLS, CONTROLS, GROUPS, GENES = 6000, 5000, 12, 300
 

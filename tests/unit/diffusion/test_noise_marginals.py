@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from perturbdiff.config import recipes
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.diffusion.samplers import normal, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.training.module import TrainingModule

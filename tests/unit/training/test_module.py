@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
-from perturbdiff.data.loader import Batch
+from perturbdiff.loading.loader import Batch
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.diffusion.losses import hybrid_loss

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import tiny_module
 
-from perturbdiff.data.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.data.twins import TwinStream
-from perturbdiff.data.windows import WindowedSampler
+from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler
+from perturbdiff.loading.independent_pairs import TwinStream
+from perturbdiff.loading.windows import WindowedSampler
 
 CONDITIONS = pd.DataFrame(
     {

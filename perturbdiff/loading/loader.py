@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from perturbdiff.store import row_kernels
-from perturbdiff.data.batches import (Batch, Buffers, PackedBatch, PackedRows)
-from perturbdiff.data.cell_sets import CellSet, SetStream
+from perturbdiff.loading.batches import (Batch, Buffers, PackedBatch, PackedRows)
+from perturbdiff.loading.cell_sets import CellSet, SetStream
 from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.runtime.errors import UserError

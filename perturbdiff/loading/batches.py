@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.data.packed import dense_log1p
+from perturbdiff.loading.packed import dense_log1p
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from perturbdiff.data.cell_sets import (ORDER, TWIN, CellSet, CellSetSampler)
+from perturbdiff.loading.cell_sets import (ORDER, TWIN, CellSet, CellSetSampler)
 from perturbdiff.conditions.control_matching import generator
 
 WINDOW = 128
