@@ -33,7 +33,7 @@ from perturbdiff.config.settings import Config
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
-from perturbdiff.data.synthetic import simulate
+from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.evaluation import set_variation as sv
 from perturbdiff.sampling import sample
 from perturbdiff.training.run import train

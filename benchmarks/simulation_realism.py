@@ -18,7 +18,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config import settings as configuration
-from perturbdiff.data.synthetic import simulate
+from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.runtime.files import existing
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

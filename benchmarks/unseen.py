@@ -21,7 +21,7 @@ from perturbdiff.baselines import predict
 from perturbdiff.data.embeddings import EmbeddingTable
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
-from perturbdiff.data.synthetic import simulate
+from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.evaluation.run import evaluate
 from perturbdiff.sampling import sample
 from perturbdiff.training.run import train

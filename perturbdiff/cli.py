@@ -74,7 +74,7 @@ def simulate(
 
     Writes counts.h5ad (raw counts), effects.parquet (the true effects) and conditions.csv.
     """
-    from perturbdiff.data.synthetic import simulate as run
+    from perturbdiff.simulation.simulation_stage import simulate as run
 
     given = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
     config = config_of(recipe, given, seed)

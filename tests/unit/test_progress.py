@@ -58,7 +58,7 @@ def test_a_bug_leaves_its_trace(run_cli, tmp_path, log, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("perturbdiff.data.synthetic.simulate", broken)
+    monkeypatch.setattr("perturbdiff.simulation.simulation_stage.simulate", broken)
     assert run_cli("simulate", "--out", tmp_path / "x").code == 1
     text = log.read_text()
     assert "this is a bug in perturbdiff" in text

@@ -10,7 +10,7 @@ from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.pseudobulk import condition_means, correlation_of_changes
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.store.store import Store
-from perturbdiff.data.synthetic import simulate
+from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.predictions import read_predictions, requests
 
 SCREEN = [

@@ -10,11 +10,11 @@ from scipy import sparse, stats
 
 from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import SimulateConfig
-from perturbdiff.data import synthetic_file
-from perturbdiff.data.synthetic import draw_blocks, simulate
-from perturbdiff.data.synthetic_counts import draw_counts
-from perturbdiff.data.synthetic_effects import draw_truth
-from perturbdiff.data.synthetic_plan import TINY, draw_plan
+from perturbdiff.simulation import counts_file
+from perturbdiff.simulation.simulation_stage import draw_blocks, simulate
+from perturbdiff.simulation.simulated_counts import draw_counts
+from perturbdiff.simulation.true_effects import draw_truth
+from perturbdiff.simulation.cell_plan import TINY, draw_plan
 from perturbdiff.runtime.errors import UserError
 
 SMALL = SimulateConfig(
@@ -237,7 +237,7 @@ def test_depth_is_log_normal_and_cells_co_vary():
 
 
 def test_memory_does_not_grow_with_the_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr(synthetic_file, "_PIECE", 4096)
+    monkeypatch.setattr(counts_file, "_PIECE", 4096)
 
     def peak(cells):
         config = SimulateConfig(

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from perturbdiff.config.settings import SimulateConfig
-from perturbdiff.data.synthetic_effects import MAX_LATENT, Truth, stream
+from perturbdiff.simulation.true_effects import MAX_LATENT, Truth, stream
 
 TINY = 5  # cells in the largest of the tiny conditions
 MIN_CONTROLS = 10  # control cells that every (cell type, batch) has at least
