@@ -37,7 +37,7 @@ def stats(
     Non-zero genes, depth, cells per perturbation and condition, composition, distances within and between
     perturbations.
     """
-    from perturbdiff.data.statistics import write_statistics
+    from perturbdiff.statistics.statistics_stage import write_statistics
     from perturbdiff.report.data_figures import write_figures
 
     done = write_statistics(

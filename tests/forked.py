@@ -25,7 +25,7 @@ HEAVY = (
     "perturbdiff.cli",
     "perturbdiff.preprocessing.preprocessing_stage",
     "perturbdiff.splits.splits",
-    "perturbdiff.data.statistics",
+    "perturbdiff.statistics.statistics_stage",
     "perturbdiff.store.store_check",
     "perturbdiff.splits.store_export",
     "perturbdiff.preprocessing.shared_genes",

@@ -27,7 +27,7 @@ if __name__ == "__main__":  # not in the workers, which need none of it
     from perturbdiff.preprocessing import passes
     passes.VALUES_PER_PIECE = 1000
     if "stats" in sys.argv:
-        from perturbdiff.data import expression_pass, statistics
+        from perturbdiff.statistics import expression_pass, statistics_stage as statistics
         expression_pass.ROWS_PER_TASK = 100
         statistics.SMALL_STORE = 0
     sys.argv[0] = "perturbdiff"

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.data.distance_tables import COLUMNS, summarise
-from perturbdiff.data.distances import (energy_distance, interval, mean_distance, mean_distance_within)
-from perturbdiff.data.group_pairs import LEVELS, MIN_CELLS, PairPlan
+from perturbdiff.statistics.distance_tables import COLUMNS, summarise
+from perturbdiff.statistics.group_distances import (energy_distance, interval, mean_distance, mean_distance_within)
+from perturbdiff.statistics.group_pairs import LEVELS, MIN_CELLS, PairPlan
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.evaluation import distances as evaluated
 

@@ -11,12 +11,12 @@ from distributed import LocalCluster
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.data import expression_pass
+from perturbdiff.statistics import expression_pass
 from perturbdiff.store import row_reader
 from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.store.row_reader import RowReader
-from perturbdiff.data.statistics import write_statistics
+from perturbdiff.statistics.statistics_stage import write_statistics
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 
@@ -172,7 +172,7 @@ def test_rows_read_in_windows(store, monkeypatch):
 
 def test_neither_tasks_nor_workers_change_a_byte(store, tmp_path, monkeypatch):
     one = write_statistics(store, tmp_path / "one", cells_per_group=10)
-    monkeypatch.setattr("perturbdiff.data.distance_tables._GROUPS_PER_TASK", 2)
+    monkeypatch.setattr("perturbdiff.statistics.distance_tables._GROUPS_PER_TASK", 2)
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         address = cluster.scheduler_address
         two = write_statistics(store, tmp_path / "two", cells_per_group=10, scheduler=address)
@@ -220,8 +220,8 @@ def test_between_exceeds_within_where_a_perturbation_shifts(tmp_path):
 
 
 def test_distance_is_that_of_the_rows_drawn(tmp_path):
-    from perturbdiff.data.distances import energy_distance
-    from perturbdiff.data.group_pairs import PairPlan
+    from perturbdiff.statistics.group_distances import energy_distance
+    from perturbdiff.statistics.group_pairs import PairPlan
 
     path = many_cells(tmp_path, 0.5)
     out = write_statistics(path, tmp_path / "stats", cells_per_group=12, seed=5)

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import provenance, tabular
-from perturbdiff.data import distance_tables
+from perturbdiff.statistics import distance_tables
 from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.data.expression_pass import (QUANTILES, ExpressionSums, describe_depth, describe_histogram, sum_expression)
+from perturbdiff.statistics.expression_pass import (QUANTILES, ExpressionSums, describe_depth, describe_histogram, sum_expression)
 from perturbdiff.genes.selection import read_gene_list
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
