@@ -18,7 +18,7 @@ import pandas as pd
 
 from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
-from perturbdiff.data.embeddings import EmbeddingTable
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.simulation.simulation_stage import simulate

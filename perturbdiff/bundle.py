@@ -18,7 +18,7 @@ from torch import Tensor
 from perturbdiff.runtime import (files, provenance, tabular, untrusted)
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
-from perturbdiff.data.embeddings import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
+from perturbdiff.embeddings.embedding_tables import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Denoiser

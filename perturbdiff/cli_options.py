@@ -12,7 +12,7 @@ from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import Config
-    from perturbdiff.data.embeddings import SemanticKind
+    from perturbdiff.embeddings.embedding_tables import SemanticKind
 
 Recipe = Annotated[
     str | None, typer.Option("--config", "-c", help="Preset name or YAML file; default: recommended.")

@@ -15,7 +15,7 @@ import torch
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.conditions.doses import agents, dose_values, dose_weights
-from perturbdiff.data.embeddings import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
+from perturbdiff.embeddings.embedding_tables import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.model import Denoiser

@@ -14,7 +14,7 @@ from torch import Tensor
 from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import Config
-from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, semantic_rows
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, semantic_rows
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.interop.labels import read_genes, vocabulary_of

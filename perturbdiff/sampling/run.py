@@ -13,7 +13,7 @@ import pandas as pd
 from perturbdiff.runtime import provenance
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.data.embeddings import SemanticKind
+from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.devices import resolve_devices

@@ -11,7 +11,7 @@ import pandas as pd
 
 from perturbdiff.bundle import Bundle
 from perturbdiff.config.settings import Config, ModelConfig
-from perturbdiff.data.embeddings import EmbeddingTable, SemanticKind, find
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, find
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import listing
 from perturbdiff.semantics import (Semantics, Tables, known_doses, semantics, tables_of, validation_labels)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import Config
-from perturbdiff.data.embeddings import SemanticKind
+from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output

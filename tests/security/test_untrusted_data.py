@@ -297,7 +297,7 @@ def _header(shape, descr="<f4"):
     ],
 )
 def test_vectors_in_an_npz(tmp_path, vectors, said):
-    from perturbdiff.data.embeddings import EmbeddingTable
+    from perturbdiff.embeddings.embedding_tables import EmbeddingTable
     from perturbdiff.runtime.errors import UserError
 
     names = _header((2,), "<U2") + np.array(["p1", "p2"]).tobytes()

@@ -6,10 +6,10 @@ import logging
 import numpy as np
 import pytest
 
-from perturbdiff.data.embeddings import EmbeddingTable
-from perturbdiff.data.named_texts import read_named_texts
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.embeddings.named_texts import read_named_texts
 from perturbdiff.embed import embed
-from perturbdiff.embed.hub import PRESETS, locate
+from perturbdiff.embeddings.hub import PRESETS, locate
 from perturbdiff.runtime.errors import UserError
 
 torch = pytest.importorskip("torch")

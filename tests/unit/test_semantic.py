@@ -11,7 +11,7 @@ from tiny_data import tiny_counts
 from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.embeddings import EmbeddingTable
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.runtime.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.conditions.doses import agents, dose_values, dose_weights
-from perturbdiff.data.embeddings import EmbeddingTable, semantic_rows
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable, semantic_rows
 from perturbdiff.runtime.errors import UserError
 
 VECTORS = np.array([[1, 0, 3], [0, 2, 1], [5, 4, 2]], np.float32)

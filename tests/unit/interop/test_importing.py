@@ -12,7 +12,7 @@ from small_store import small_store
 from tiny_data import tiny_counts
 
 from perturbdiff.bundle import Bundle
-from perturbdiff.data.embeddings import EmbeddingTable
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop import load_released
 from perturbdiff.interop.importing import import_checkpoint

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perturbdiff.data.embeddings import EmbeddingTable
-from perturbdiff.data.named_texts import NamedTexts, TextKind, read_named_texts
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.embeddings.named_texts import NamedTexts, TextKind, read_named_texts
 from perturbdiff.runtime.devices import resolve_device
-from perturbdiff.embed.encoder import (DEFAULT_POOL, Encoder, Pool, Tokens)
-from perturbdiff.embed.hub import locate
+from perturbdiff.embeddings.encoder import (DEFAULT_POOL, Encoder, Pool, Tokens)
+from perturbdiff.embeddings.hub import locate
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import track
 from perturbdiff.runtime.provenance import stage
@@ -47,11 +47,11 @@ def embed(
     Parameters
     ----------
     source
-        FASTA, CSV or TSV; see `perturbdiff.data.named_texts.read_named_texts`.
+        FASTA, CSV or TSV; see `perturbdiff.embeddings.named_texts.read_named_texts`.
     out
         ``.parquet`` or ``.npz``.
     model
-        Folder, name on the Hugging Face hub, or one of `perturbdiff.embed.hub.PRESETS`.
+        Folder, name on the Hugging Face hub, or one of `perturbdiff.embeddings.hub.PRESETS`.
     kind
         What the texts are; default: what the file says.
     pool

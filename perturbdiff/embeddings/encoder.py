@@ -14,7 +14,7 @@ import torch
 from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:
-    from perturbdiff.data.named_texts import TextKind
+    from perturbdiff.embeddings.named_texts import TextKind
 
 Pool = Literal["mean", "cls", "last"]
 DEFAULT_POOL: dict[TextKind, Pool] = {"sequence": "mean", "smiles": "cls", "text": "mean"}
