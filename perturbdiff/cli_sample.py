@@ -54,7 +54,7 @@ def sample(
     --config the bundle's own recipe holds, changed by --set.
     """
     from perturbdiff.config import recipes
-    from perturbdiff.bundle import recipe_of
+    from perturbdiff.checkpoint.bundle import recipe_of
     from perturbdiff.sampling import sample as run
 
     config = recipes.load(recipe, overrides or ()) if recipe else None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.runtime import provenance
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, semantic_rows
 from perturbdiff.conditions.vocabulary import Vocabulary

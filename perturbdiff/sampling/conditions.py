@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.conditions.balanced_controls import words
 from perturbdiff.store.store import Store

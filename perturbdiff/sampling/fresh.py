@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from perturbdiff.bundle import Bundle, build_model, frozen_widths
+from perturbdiff.checkpoint.bundle import Bundle, build_model, frozen_widths
 
 
 def reinitialise(bundle: Bundle, seed: int) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from perturbdiff.bundle import SAME_DEPTH, Bundle
+from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Covariates
-from perturbdiff.semantics import teach
+from perturbdiff.checkpoint.pretrained_embeddings import teach
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.runtime import provenance
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.splits.splits import read_split
@@ -25,7 +25,7 @@ from perturbdiff.sampling.fresh import reinitialise
 from perturbdiff.sampling.identity import recipe_facts
 from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.workers import drawn
-from perturbdiff.semantics import add_tables, read_tables
+from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 
 _MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes
 

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import pandas as pd
 import torch
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.loading.batches import Batch, PackedBatch
 from perturbdiff.loading.loader import SetLoader
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError

@@ -9,12 +9,12 @@ from typing import Literal
 
 import pandas as pd
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, find
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import listing
-from perturbdiff.semantics import (Semantics, Tables, known_doses, semantics, tables_of, validation_labels)
+from perturbdiff.checkpoint.pretrained_embeddings import (Semantics, Tables, known_doses, semantics, tables_of, validation_labels)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Inheritance:
         return validation_labels(settings, words, validation, self.tables)
 
     def semantics(self, settings: ModelConfig, genes: list[str], vocabulary: Vocabulary) -> Semantics:
-        """Return the frozen vectors of the network; see `perturbdiff.semantics.semantics`."""
+        """Return the frozen vectors of the network; see `perturbdiff.checkpoint.pretrained_embeddings.semantics`."""
         read_back = "perturbation" in self.tables and "perturbation" not in self.kept
         return semantics(settings, genes, vocabulary, self.tables, control_by_name=read_back)
 

@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from perturbdiff.runtime import files
-from perturbdiff.bundle import STEPS, Bundle, write_weights
+from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder
 from perturbdiff.training.loggers import NOTES

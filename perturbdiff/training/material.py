@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from perturbdiff.bundle import SAME_DEPTH, Bundle, build_model
+from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle, build_model
 from perturbdiff.config.settings import Config
 from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, SetStream
 from perturbdiff.splits.few_shot import leave_out
@@ -27,7 +27,7 @@ from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.memory import available
 from perturbdiff.model import Denoiser
-from perturbdiff.semantics import (Semantics, Tables, check_tables, semantics, validation_labels)
+from perturbdiff.checkpoint.pretrained_embeddings import (Semantics, Tables, check_tables, semantics, validation_labels)
 from perturbdiff.training.inherited import Inheritance, with_architecture, with_vectors
 from perturbdiff.training.processes import Processes
 from perturbdiff.training.transfer import Transfer, transfer_weights

@@ -14,7 +14,7 @@ from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output
-from perturbdiff.semantics import read_tables
+from perturbdiff.checkpoint.pretrained_embeddings import read_tables
 from perturbdiff.training.allocation import Allocation
 from perturbdiff.training.folder import LOGS, CheckpointFolder, Start
 from perturbdiff.training.material import (Material, for_finetuning, for_pretraining, from_scratch)

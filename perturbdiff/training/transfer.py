@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.conditions.vocabulary import Kind, Vocabulary
 from perturbdiff.model import Denoiser
 from perturbdiff.training.counts import group_of, listed

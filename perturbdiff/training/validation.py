@@ -21,7 +21,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
-from perturbdiff.bundle import write_weights
+from perturbdiff.checkpoint.bundle import write_weights
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import Batch, SetLoader
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2

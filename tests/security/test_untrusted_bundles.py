@@ -13,7 +13,7 @@ from refusals import nothing_left, refused
 from safetensors.torch import load_file, save_file
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle, recipe_of
+from perturbdiff.checkpoint.bundle import Bundle, recipe_of
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 

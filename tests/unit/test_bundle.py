@@ -14,7 +14,7 @@ from safetensors.torch import save as to_bytes
 
 from perturbdiff.runtime import files
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle, write_weights
+from perturbdiff.checkpoint.bundle import Bundle, write_weights
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
@@ -156,7 +156,7 @@ def test_weights_are_readable_by_others_and_a_full_disk_is_said(trained, tmp_pat
     def full(*_: object) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("perturbdiff.bundle.save_file", full)
+    monkeypatch.setattr("perturbdiff.checkpoint.bundle.save_file", full)
     with pytest.raises(UserError, match="disk full while writing"):
         with files.writing(tmp_path / "b.safetensors") as partial:
             write_weights(model, partial)

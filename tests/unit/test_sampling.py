@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff import sampling
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store

@@ -10,13 +10,13 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import recipes
 from perturbdiff import sampling
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.semantics import add_tables, tables_of, teach
+from perturbdiff.checkpoint.pretrained_embeddings import add_tables, tables_of, teach
 from perturbdiff.training.material import for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.run import train
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import sample
 from perturbdiff.training.run import train

@@ -65,7 +65,7 @@ def works(bundles: Mapping[Run, Path]) -> dict[Run, Work]:
 
 def _counted(path: Path) -> tuple[int, float]:
     """Return parameters, and operations of a step, of the network in a bundle."""
-    from perturbdiff.bundle import Bundle  # torch: only pages that need it load it
+    from perturbdiff.checkpoint.bundle import Bundle  # torch: only pages that need it load it
     from perturbdiff.training.counts import by_group, flops_per_step
 
     bundle = Bundle.load(path)

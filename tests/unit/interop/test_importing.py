@@ -11,7 +11,7 @@ from released_layout import BY_NAME, ReleasedLayout
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.interop import load_released

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import recipe_of
+from perturbdiff.checkpoint.bundle import recipe_of
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions

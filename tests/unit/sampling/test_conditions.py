@@ -13,7 +13,7 @@ import torch
 
 from perturbdiff import sampling
 from perturbdiff.baselines.task import Task
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.baselines import predict
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.pairing import pair

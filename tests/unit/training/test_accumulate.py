@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny_training import B, G, S, tiny_batch, tiny_module
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.run import train
 

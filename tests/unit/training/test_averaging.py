@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.training.run import train
 from perturbdiff.training.validation import Averaging
 

@@ -10,7 +10,7 @@ import torch
 from tiny_training import tiny_batch, tiny_module
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.module import check_compiler
 from perturbdiff.training.run import train

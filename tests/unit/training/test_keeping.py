@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff import sampling
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.folder import CheckpointFolder
 from perturbdiff.training.keeping import hand_over, kept_steps

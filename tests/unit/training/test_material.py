@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.material import from_scratch
 from perturbdiff.training.processes import Processes

@@ -12,7 +12,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config import recipes
 from perturbdiff import sampling
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
@@ -195,7 +195,7 @@ def test_the_bundle_decides_the_architecture(pretrained, trained, tmp_path, capl
 
 
 def test_an_unknown_data_set_starts_from_the_mean_layer(pretrained, trained):
-    from perturbdiff.bundle import build_model
+    from perturbdiff.checkpoint.bundle import build_model
     from perturbdiff.training.transfer import transfer_weights
 
     old = Bundle.load(pretrained)
@@ -230,7 +230,7 @@ def test_stores_with_other_gene_names_are_refused(pretrained, trained, tmp_path)
 
 def test_an_anchored_model_learns_its_output_layer_anew(pretrained, trained):
     """Pretraining without controls makes whole cells, an anchored output layer changes to control cells."""
-    from perturbdiff.bundle import build_model
+    from perturbdiff.checkpoint.bundle import build_model
     from perturbdiff.training.transfer import transfer_weights
 
     old = Bundle.load(pretrained)

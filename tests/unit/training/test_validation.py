@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import r2_score
 
 from perturbdiff.config import recipes
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.training.run import train
 from perturbdiff.training.validation import Population, compare, is_better

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff import sampling
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.splits.splits import read_split
 from perturbdiff.training.run import train
 from perturbdiff.training.zeros import _levels

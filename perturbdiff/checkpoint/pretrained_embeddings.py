@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from perturbdiff.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.conditions.doses import agents, dose_values, dose_weights
 from perturbdiff.embeddings.embedding_tables import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
