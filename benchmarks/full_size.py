@@ -27,7 +27,7 @@ import yaml
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.model import Denoiser
-from perturbdiff.training.counts import by_group, flops_per_cell
+from perturbdiff.training.network_size import by_group, flops_per_cell
 
 ROOT = Path(__file__).parents[1]
 SHEETS = ROOT / "assets" / "experiments"

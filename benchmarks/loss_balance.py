@@ -32,10 +32,10 @@ from torch import Tensor
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.loading.loader import Batch
-from perturbdiff.training.material import Material, from_scratch
+from perturbdiff.training.setup import Material, from_scratch
 from perturbdiff.training.module import Draws, TrainingModule
-from perturbdiff.training.optim import optimizer
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.optimiser import optimizer
+from perturbdiff.training.distributed.processes import Processes
 
 READINGS = {
     "mean": ("loss.mse_reduction=mean",),

@@ -36,7 +36,7 @@ from perturbdiff.store.store import Store
 from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.evaluation import set_variation as sv
 from perturbdiff.sampling import sample
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 LEVELS = {"absent": (0.0, 0.0), "default": (0.25, 0.1), "strong": (0.5, 0.3)}
 SCREEN = (

@@ -25,8 +25,8 @@ WARM_UP = 20
 def once(given: argparse.Namespace) -> None:
     """Train, and print the CPU seconds of a step."""
     from perturbdiff.config import recipes
-    from perturbdiff.training.pace import Pace
-    from perturbdiff.training.run import train
+    from perturbdiff.training.callbacks.throughput import Pace
+    from perturbdiff.training.training_stages import train
 
     steps = WARM_UP + given.steps
     never = [f"train.{name}=1000000" for name in ("valid_every", "checkpoint_every", "log_every")]

@@ -24,7 +24,7 @@ from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.evaluation.run import evaluate
 from perturbdiff.sampling import sample
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 METRICS = ("R2", "PDCorr", "DEOver", "PDS_L1")
 SCREEN = (

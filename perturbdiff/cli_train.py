@@ -46,7 +46,7 @@ def pretrain(
     force: Force = False,
 ) -> None:
     """Learn a prior from unperturbed cells."""
-    from perturbdiff.training.run import pretrain as run
+    from perturbdiff.training.training_stages import pretrain as run
 
     pairs = [store_and_split(text) for text in downstream or []]
     config = config_of(recipe, _kept(overrides, keep_every), seed)
@@ -70,7 +70,7 @@ def train(
     force: Force = False,
 ) -> None:
     """Train a model from scratch and write a bundle."""
-    from perturbdiff.training.run import train as run
+    from perturbdiff.training.training_stages import train as run
 
     config = config_of(recipe, _kept(overrides, keep_every), seed)
     settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
@@ -100,7 +100,7 @@ def finetune(
     force: Force = False,
 ) -> None:
     """Continue from a pretrained bundle on perturbation data."""
-    from perturbdiff.training.run import finetune as run
+    from perturbdiff.training.training_stages import finetune as run
 
     config = config_of(recipe, _kept(overrides, keep_every), seed)
     settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}

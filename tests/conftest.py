@@ -72,7 +72,7 @@ def trained(tmp_path_factory) -> Path:
     from perturbdiff.config import recipes
     from perturbdiff.preprocessing.preprocessing_stage import preprocess
     from perturbdiff.splits.splits import make_split
-    from perturbdiff.training.run import train
+    from perturbdiff.training.training_stages import train
 
     folder = tmp_path_factory.mktemp("trained")
     tiny_counts().write_h5ad(folder / "counts.h5ad")

@@ -35,7 +35,7 @@ HEAVY = (
     "perturbdiff.report.data_figures",
     "perturbdiff.sampling",
     "perturbdiff.sampling.merge",
-    "perturbdiff.training.run",
+    "perturbdiff.training.training_stages",
     "anndata",
     "h5py",
     "lightning",

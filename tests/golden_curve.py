@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from small_store import small_store
 
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 STORED = Path(__file__).parent / "unit" / "training" / "golden_tiny.json"
 CHANGES = ["train.max_steps=30", "train.log_every=1", "train.loggers=[]"]

@@ -19,19 +19,19 @@ from perturbdiff.loading.batches import Batch, PackedBatch
 from perturbdiff.loading.loader import SetLoader
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.model import Denoiser
-from perturbdiff.training.allocation import Allocation
-from perturbdiff.training.checkpoints import Checkpoints
-from perturbdiff.training.counts import describe
-from perturbdiff.training.folder import (FIRST_EPOCH, LOGS, CheckpointFolder, Start)
-from perturbdiff.training.journal import Journal
-from perturbdiff.training.keeping import Keeping
-from perturbdiff.training.loggers import Curves
-from perturbdiff.training.material import Material
+from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.callbacks.checkpointing import Checkpoints
+from perturbdiff.training.network_size import describe
+from perturbdiff.training.checkpoints.run_folder import (FIRST_EPOCH, LOGS, CheckpointFolder, Start)
+from perturbdiff.training.callbacks.training_log import Journal
+from perturbdiff.training.callbacks.snapshots import Keeping
+from perturbdiff.training.callbacks.loggers import Curves
+from perturbdiff.training.setup import Material
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.processes import Processes, lost
-from perturbdiff.training.validation import Averaging, Validation, averaged
-from perturbdiff.training.writer import Writer
-from perturbdiff.training.zeros import zero_levels
+from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
+from perturbdiff.training.checkpoints.lightning_writer import Writer
+from perturbdiff.training.zero_cutoff import zero_levels
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Covariates, Denoiser
-from perturbdiff.training.optim import optimizer, rate_factor
+from perturbdiff.training.optimiser import optimizer, rate_factor
 
 _COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.conditions.vocabulary import Kind, Vocabulary
 from perturbdiff.model import Denoiser
-from perturbdiff.training.counts import group_of, listed
+from perturbdiff.training.network_size import group_of, listed
 
 Transfer = Literal["keep", "reinit", "new-genes"]
 STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)

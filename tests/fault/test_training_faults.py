@@ -20,9 +20,9 @@ import torch
 from perturbdiff.runtime import locks
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 CHANGES = ("split.held_out=[d2]", "split.valid_fraction=0.4", "train.loggers=[]")
 
@@ -317,7 +317,7 @@ def child(folder, out, kept, pause):
 def start():
     """Start `child`; the server has imported what takes long."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["perturbdiff.training.run"])
+    context.set_forkserver_preload(["perturbdiff.training.training_stages"])
     begun = []
 
     def start(folder, out, kept, pause=0.0):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle, recipe_of
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json", "seen.parquet", "training.csv")
 

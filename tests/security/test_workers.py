@@ -38,7 +38,7 @@ if __name__ == "__main__":  # not in the workers, which need none of it
 LAUNCHED = """
 import sys, time
 import torch, torch.distributed as group
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.distributed.processes import Processes
 Processes.from_environment().meet("cpu")
 ours = torch.ones(1)
 group.all_reduce(ours)
@@ -199,7 +199,7 @@ def test_commands_with_workers_are_closed_to_others(command, counts_file, traine
 
 
 def test_processes_of_a_training_on_one_node_listen_on_loopback_alone(public):
-    launch = [sys.executable, "-m", "perturbdiff.training.launch", "--processes", "2"]
+    launch = [sys.executable, "-m", "perturbdiff.training.distributed.launcher", "--processes", "2"]
     seen = Watched([*launch, sys.executable, "-c", LAUNCHED], public)
     assert seen.code == 0
     assert seen.most >= 3

@@ -18,7 +18,7 @@ from perturbdiff.checkpoint.bundle import Bundle, write_weights
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 LABELS = ["cell_type", "batch", "perturbation"]
 

@@ -24,7 +24,7 @@ def imported(module, names):
         ("perturbdiff.cli", ("torch", "numpy", "transformers")),
         ("perturbdiff.store.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
-            "perturbdiff.training.run",
+            "perturbdiff.training.training_stages",
             ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),
         ),
     ],

@@ -17,8 +17,8 @@ from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.checkpoint.pretrained_embeddings import add_tables, tables_of, teach
-from perturbdiff.training.material import for_finetuning, for_pretraining, from_scratch
-from perturbdiff.training.run import train
+from perturbdiff.training.setup import for_finetuning, for_pretraining, from_scratch
+from perturbdiff.training.training_stages import train
 
 SHORT = (
     "model.width=16", "model.depth=1", "model.covariate_width=8", "train.max_steps=2", "train.warmup_steps=0",

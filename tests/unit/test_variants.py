@@ -7,7 +7,7 @@ from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.predictions import read_predictions
 from perturbdiff.sampling import sample
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 
 @pytest.mark.parametrize("name", ["paper", "released", "recommended"])

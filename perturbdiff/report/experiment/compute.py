@@ -66,7 +66,7 @@ def works(bundles: Mapping[Run, Path]) -> dict[Run, Work]:
 def _counted(path: Path) -> tuple[int, float]:
     """Return parameters, and operations of a step, of the network in a bundle."""
     from perturbdiff.checkpoint.bundle import Bundle  # torch: only pages that need it load it
-    from perturbdiff.training.counts import by_group, flops_per_step
+    from perturbdiff.training.network_size import by_group, flops_per_step
 
     bundle = Bundle.load(path)
     return sum(by_group(bundle.model).values()), flops_per_step(bundle.model, bundle.config)

@@ -11,7 +11,7 @@ from tiny_training import B, G, S, tiny_batch, tiny_module
 from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 
 @pytest.mark.parametrize("statistic", ["V", "cross"])

@@ -7,8 +7,8 @@ import torch
 
 from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.training.run import train
-from perturbdiff.training.validation import Averaging
+from perturbdiff.training.training_stages import train
+from perturbdiff.training.callbacks.validation import Averaging
 
 
 def clone(module):

@@ -7,7 +7,7 @@ import torch
 
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.model import Denoiser
-from perturbdiff.training.counts import (by_group, describe, flops_per_cell, listed)
+from perturbdiff.training.network_size import (by_group, describe, flops_per_cell, listed)
 
 WIDE = {"width": 16, "heads": 4, "covariate_width": 8}
 

@@ -13,7 +13,7 @@ from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.module import check_compiler
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 
 def gradients(**settings):

@@ -9,9 +9,9 @@ from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.folder import CheckpointFolder
-from perturbdiff.training.keeping import hand_over, kept_steps
-from perturbdiff.training.run import train
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.snapshots import hand_over, kept_steps
+from perturbdiff.training.training_stages import train
 
 CHANGES = (
     "split.held_out=[d2]", "split.valid_fraction=0.4", "train.max_steps=8", "train.valid_every=4",

@@ -10,10 +10,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.folder import CheckpointFolder
-from perturbdiff.training.loggers import Curves
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 
 def steps_of(folder, tag):

@@ -8,9 +8,9 @@ import pytest
 from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.material import from_scratch
-from perturbdiff.training.processes import Processes
-from perturbdiff.training.run import train
+from perturbdiff.training.setup import from_scratch
+from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.training_stages import train
 
 SHORT = ("split.held_out=[d2]", "split.valid_fraction=0.4", "train.max_steps=2", "train.warmup_steps=1")
 
@@ -60,7 +60,7 @@ def test_a_bundle_tells_how_few_cells_it_saw(trained, tmp_path, few):
 
 
 def mixture(trained, weights):
-    from perturbdiff.training.material import for_pretraining
+    from perturbdiff.training.setup import for_pretraining
 
     chosen = recipe(f"train.store_weights={weights}", "train.zero_control=true", "train.control_targets=true")
     return for_pretraining([trained / "store", trained / "store"], chosen, (), None)

@@ -18,9 +18,9 @@ from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Denoiser
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.optim import parameter_groups, rate_factor
-from perturbdiff.training.processes import Processes
-from perturbdiff.training.units import measure
+from perturbdiff.training.optimiser import parameter_groups, rate_factor
+from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.value_range import measure
 
 B, S, G = 4, 5, 6
 SMALL = ModelConfig(width=16, depth=1, heads=4, covariate_width=8)

@@ -48,7 +48,7 @@ def test_one_process_is_the_command_itself(run, gpus):
 
 def test_several_processes_on_one_node(run):
     said = run("train", "store", PD_GPUS="3").stdout
-    assert said == "python -m perturbdiff.training.launch --processes 3 perturbdiff train store\n"
+    assert said == "python -m perturbdiff.training.distributed.launcher --processes 3 perturbdiff train store\n"
     assert run("--version", PD_GPUS="3").stdout == "perturbdiff --version\n"
 
 
@@ -58,7 +58,7 @@ def test_each_node_has_one_launcher(run):
         "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=6 --kill-on-bad-exit=1 "
     )
     assert said[1] == (
-        "python -m perturbdiff.training.launch --processes 2 --nodes 2 --node 0 --first a1:10007 "
+        "python -m perturbdiff.training.distributed.launcher --processes 2 --nodes 2 --node 0 --first a1:10007 "
         "perturbdiff train store"
     )
 

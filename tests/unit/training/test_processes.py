@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training import launch, processes
-from perturbdiff.training.launch import Place, exit_code
-from perturbdiff.training.processes import Processes, lost
+from perturbdiff.training.distributed import launcher as launch, processes
+from perturbdiff.training.distributed.launcher import Place, exit_code
+from perturbdiff.training.distributed.processes import Processes, lost
 
 SHELL = ["bash", "-c"]
 
@@ -135,7 +135,7 @@ def test_nodes_end_alike(script, code):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         first = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "perturbdiff.training.launch", "--processes", "1", "--nodes", "2"]
+    command = [sys.executable, "-m", "perturbdiff.training.distributed.launcher", "--processes", "1", "--nodes", "2"]
     other = subprocess.Popen([*command, "--node", "1", "--first", first, *SHELL, script])
     port = int(first.rpartition(":")[2])
     begin = time.monotonic()
@@ -147,7 +147,7 @@ def test_nodes_end_alike(script, code):
 AGREE = """
 import sys
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.distributed.processes import Processes
 own = Processes.from_environment()
 own.meet("cpu")
 calls = []
@@ -187,7 +187,7 @@ def test_processes_on_different_devices_do_not_start(capfd):
     script = """
 import sys
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training import processes
+from perturbdiff.training.distributed import processes
 processes._check_gpus = lambda *_: None
 try:
     processes.Processes.from_environment().meet(sys.argv[1] if processes.Processes.from_environment().rank else "cpu")
@@ -209,7 +209,7 @@ def test_too_few_gpus_are_told(monkeypatch):
 def test_processes_do_not_outlive_their_launcher(tmp_path):
     script = f"""
 import os, time
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.distributed.processes import Processes
 Processes.from_environment().meet("cpu")
 open(r"{tmp_path}/" + str(os.getpid()), "w").close()
 time.sleep(600)
@@ -218,7 +218,7 @@ time.sleep(600)
         [
             sys.executable,
             "-m",
-            "perturbdiff.training.launch",
+            "perturbdiff.training.distributed.launcher",
             "--processes",
             "2",
             sys.executable,

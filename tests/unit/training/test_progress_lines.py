@@ -10,10 +10,10 @@ import pytest
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
-from perturbdiff.training import pace, validation
+from perturbdiff.training.callbacks import throughput, validation
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.pace import Pace, span
-from perturbdiff.training.run import train
+from perturbdiff.training.callbacks.throughput import Pace, span
+from perturbdiff.training.training_stages import train
 
 LINE = re.compile(r"step (\d+)/20: loss \S+ \(.*\), rate \S+, (\d+) cells/s, (.*) left")
 
@@ -23,7 +23,7 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(pace.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(throughput.time, "monotonic", lambda: Clock.now)
     return Clock
 
 
@@ -99,7 +99,7 @@ def test_lines_of_a_training_and_its_continuation(trained, tmp_path, monkeypatch
 
 def test_lines_between_rows_and_in_validations_change_nothing(trained, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "perturbdiff")
-    monkeypatch.setattr(pace, "SPEAK_SECONDS", 0.0)
+    monkeypatch.setattr(throughput, "SPEAK_SECONDS", 0.0)
     monkeypatch.setattr(validation, "SPEAK_SECONDS", 0.0)
     out = run(trained, tmp_path / "b")
     steps = [int(found[1]) for m in caplog.messages if (found := LINE.fullmatch(m))]

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.allocation import Allocation
-from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 
 SAME = ("model.safetensors", "training.csv", "vocabulary.json", "genes.json", "seen.parquet", "README.md")
 
@@ -66,7 +66,7 @@ import sys, time
 from pathlib import Path
 from perturbdiff.config import recipes
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.run import train
+from perturbdiff.training.training_stages import train
 step = TrainingModule.training_step
 def slow(self, *arguments):
     time.sleep(0.3)

@@ -18,9 +18,9 @@ from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.training.isolation import HeldOut
-from perturbdiff.training.material import dataset_names
-from perturbdiff.training.run import finetune, pretrain
+from perturbdiff.training.holdout_filter import HeldOut
+from perturbdiff.training.setup import dataset_names
+from perturbdiff.training.training_stages import finetune, pretrain
 from perturbdiff.training.transfer import STRATEGIES
 
 SHORT = (

@@ -12,8 +12,8 @@ from sklearn.metrics import r2_score
 from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
-from perturbdiff.training.run import train
-from perturbdiff.training.validation import Population, compare, is_better
+from perturbdiff.training.training_stages import train
+from perturbdiff.training.callbacks.validation import Population, compare, is_better
 
 
 def test_scores_of_profiles_are_those_of_the_field():

@@ -12,8 +12,8 @@ from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.splits.splits import read_split
-from perturbdiff.training.run import train
-from perturbdiff.training.zeros import _levels
+from perturbdiff.training.training_stages import train
+from perturbdiff.training.zero_cutoff import _levels
 
 SET = 16
 MATCHED = (

@@ -15,10 +15,10 @@ from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output
 from perturbdiff.checkpoint.pretrained_embeddings import read_tables
-from perturbdiff.training.allocation import Allocation
-from perturbdiff.training.folder import LOGS, CheckpointFolder, Start
-from perturbdiff.training.material import (Material, for_finetuning, for_pretraining, from_scratch)
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.checkpoints.run_folder import LOGS, CheckpointFolder, Start
+from perturbdiff.training.setup import (Material, for_finetuning, for_pretraining, from_scratch)
+from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ def _train(
         material, fitted = run()
         bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
-        from perturbdiff.training.keeping import hand_over, kept_steps
+        from perturbdiff.training.callbacks.snapshots import hand_over, kept_steps
 
         kept = material.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))

@@ -8,8 +8,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.allocation import Allocation
-from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import ends_step
 
 logger = logging.getLogger(__name__)

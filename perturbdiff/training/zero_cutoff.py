@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from perturbdiff.training.material import Material
+from perturbdiff.training.setup import Material
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.distributed.processes import Processes
 
 logger = logging.getLogger(__name__)
 

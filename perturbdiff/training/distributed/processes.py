@@ -1,4 +1,4 @@
-"""Who computes: one process, or several started by `perturbdiff.training.launch`, torchrun or srun."""
+"""Who computes: one process, or several started by `perturbdiff.training.distributed.launcher`, torchrun or srun."""
 
 from __future__ import annotations
 

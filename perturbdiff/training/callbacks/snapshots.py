@@ -14,10 +14,10 @@ import lightning.pytorch as pl
 from perturbdiff.runtime import files
 from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
-from perturbdiff.training.folder import FIRST_EPOCH, LOGS, CheckpointFolder
-from perturbdiff.training.loggers import NOTES
+from perturbdiff.training.checkpoints.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
+from perturbdiff.training.callbacks.loggers import NOTES
 from perturbdiff.training.module import TrainingModule, ends_step
-from perturbdiff.training.validation import Averaging, averaged
+from perturbdiff.training.callbacks.validation import Averaging, averaged
 
 _EVENTS = "events.out.tfevents."
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from perturbdiff.training.folder import CheckpointFolder
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 
 
 class Writer(TorchCheckpointIO):

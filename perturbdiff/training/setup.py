@@ -28,10 +28,10 @@ from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.memory import available
 from perturbdiff.model import Denoiser
 from perturbdiff.checkpoint.pretrained_embeddings import (Semantics, Tables, check_tables, semantics, validation_labels)
-from perturbdiff.training.inherited import Inheritance, with_architecture, with_vectors
-from perturbdiff.training.processes import Processes
+from perturbdiff.training.inherited_settings import Inheritance, with_architecture, with_vectors
+from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.transfer import Transfer, transfer_weights
-from perturbdiff.training.units import measure
+from perturbdiff.training.value_range import measure
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ def for_pretraining(
     tables: Tables | None = None,
 ) -> Material:
     """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
-    from perturbdiff.training.isolation import HeldOut
+    from perturbdiff.training.holdout_filter import HeldOut
 
     tables = tables or {}
     check_tables(config.model, tables)

@@ -14,9 +14,9 @@ from torch import Tensor
 from perturbdiff.runtime import tabular
 from perturbdiff.loading.loader import Batch
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.loggers import Curves
+from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.module import TrainingModule, ends_step
-from perturbdiff.training.pace import Pace
+from perturbdiff.training.callbacks.throughput import Pace
 
 logger = logging.getLogger(__name__)
 

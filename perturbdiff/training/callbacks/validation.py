@@ -26,10 +26,10 @@ from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import Batch, SetLoader
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
-from perturbdiff.training.folder import CheckpointFolder
-from perturbdiff.training.journal import Journal
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.training_log import Journal
 from perturbdiff.training.module import (VALIDATION, Draws, TrainingModule, ends_step, generator)
-from perturbdiff.training.pace import SPEAK_SECONDS, span
+from perturbdiff.training.callbacks.throughput import SPEAK_SECONDS, span
 
 logger = logging.getLogger(__name__)
 
