@@ -156,7 +156,7 @@ def merge(
     from perturbdiff.runtime.job_shards import stage_of
 
     if stage_of(parts[0]) == "sample":
-        from perturbdiff.sampling.merge import merge as join
+        from perturbdiff.sampling.merge_samples import merge as join
     else:
         from perturbdiff.evaluation.merge import merge as join
 

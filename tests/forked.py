@@ -34,7 +34,7 @@ HEAVY = (
     "perturbdiff.report.page",
     "perturbdiff.report.data_figures",
     "perturbdiff.sampling",
-    "perturbdiff.sampling.merge",
+    "perturbdiff.sampling.merge_samples",
     "perturbdiff.training.training_stages",
     "anndata",
     "h5py",

@@ -17,7 +17,7 @@ from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions, requests
-from perturbdiff.sampling.identity import recipe_facts
+from perturbdiff.sampling.recipe_key import recipe_facts
 
 LABELS = ["cell_type", "batch", "perturbation"]
 

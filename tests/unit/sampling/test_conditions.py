@@ -19,10 +19,10 @@ from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
-from perturbdiff.sampling import ConditionSampler, controls
-from perturbdiff.sampling.controls import ControlSets
-from perturbdiff.sampling.fresh import reinitialise
-from perturbdiff.sampling.run import Job
+from perturbdiff.sampling import ConditionSampler, starting_controls as controls
+from perturbdiff.sampling.starting_controls import ControlSets
+from perturbdiff.sampling.random_init import reinitialise
+from perturbdiff.sampling.sampling_stage import Job
 
 
 def wanted(tmp_path, guidance=None):

@@ -22,8 +22,8 @@ from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.provenance import read_manifest
-from perturbdiff.sampling import merge as merging
-from perturbdiff.sampling.merge import merge
+from perturbdiff.sampling import merge_samples as merging
+from perturbdiff.sampling.merge_samples import merge
 
 CONFIG = SampleConfig(num_steps=2, sets_per_batch=1, guidance=0.5)
 LABELS = ["cell_type", "batch", "perturbation"]
@@ -209,7 +209,7 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from scipy import sparse
 from perturbdiff import predictions; from perturbdiff.runtime import provenance
-from perturbdiff.sampling.merge import merge
+from perturbdiff.sampling.merge_samples import merge
 
 folder, blocks = Path(sys.argv[1]), int(sys.argv[2])
 obs = pd.DataFrame({"perturbation": "p", "cell_type": "T", "batch": "b"}, index=range(1000))

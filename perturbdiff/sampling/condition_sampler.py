@@ -24,8 +24,8 @@ from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
 from perturbdiff.predictions import LABELS
-from perturbdiff.sampling.controls import ControlSets
-from perturbdiff.sampling.matching import check_depth, encode, input_layer
+from perturbdiff.sampling.starting_controls import ControlSets
+from perturbdiff.sampling.bundle_matching import check_depth, encode, input_layer
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import (PredictionWriter, append_controls, format_of, requests, seen_facts)
 from perturbdiff.runtime.progress import track
-from perturbdiff.sampling.conditions import ConditionSampler
-from perturbdiff.sampling.fresh import reinitialise
-from perturbdiff.sampling.identity import recipe_facts
+from perturbdiff.sampling.condition_sampler import ConditionSampler
+from perturbdiff.sampling.random_init import reinitialise
+from perturbdiff.sampling.recipe_key import recipe_facts
 from perturbdiff.sampling.requests import read_requests
-from perturbdiff.sampling.workers import drawn
+from perturbdiff.sampling.worker_processes import drawn
 from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 
 _MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes

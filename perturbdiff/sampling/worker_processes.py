@@ -14,7 +14,7 @@ import torch
 import torch.multiprocessing as mp
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.sampling.conditions import Cells, ConditionSampler, SetToDraw
+from perturbdiff.sampling.condition_sampler import Cells, ConditionSampler, SetToDraw
 
 Open = Callable[[str], ConditionSampler]
 """Device → sampler. Must be picklable: it is called in each process."""
