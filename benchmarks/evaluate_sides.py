@@ -85,7 +85,7 @@ def prototype(given: argparse.Namespace) -> Turn:
 
 
 def names_of_theirs() -> tuple[str, ...]:
-    from perturbdiff.evaluation.catalogue import METRICS
+    from perturbdiff.evaluation.metrics.catalogue import METRICS
 
     return tuple(n for n, metric in METRICS.items() if metric.column or n == "R2")
 
@@ -119,7 +119,9 @@ def library(given: argparse.Namespace) -> Turn:
 def ours(given: argparse.Namespace) -> Turn:
     """Return turns that open the files, as `evaluate` does, and make the tests and cell-eval's metrics."""
     from perturbdiff.config.settings import EvaluateConfig
-    from perturbdiff.evaluation import (catalogue, inputs, pairing, scoring)
+    from perturbdiff.evaluation.metrics import catalogue
+    from perturbdiff.evaluation.readers import inputs, pairing
+    from perturbdiff.evaluation.scoring import condition_pass
 
     names = names_of_theirs()
     config = EvaluateConfig(
@@ -130,7 +132,7 @@ def ours(given: argparse.Namespace) -> Turn:
         predicted = inputs.open_predictions(given.predicted, config)
         pairs = pairing.pair(predicted, inputs.open_truth(given.real, config, control=CONTROL), config)
         start = time.perf_counter()
-        scored = scoring.score_cells(pairs, config, seed=0, threads=given.threads)
+        scored = condition_pass.score_cells(pairs, config, seed=0, threads=given.threads)
         (comparison,) = scored.comparisons.values()
         found = catalogue.score(comparison, names)
         of = comparison.perturbations
@@ -151,14 +153,14 @@ def for_each(values: Any, count: int) -> list[float]:
 def whole(given: argparse.Namespace) -> Turn:
     """Return turns of the whole stage with every metric: from files to a folder of tables."""
     from perturbdiff.config.settings import EvaluateConfig
-    from perturbdiff.evaluation import run
+    from perturbdiff.evaluation import evaluation_stage
 
     config = EvaluateConfig(definition=DEFINITION, cell_type_key=None, batch_key=None, control=CONTROL)
     out = given.folder / f"tables-{given.threads}"
 
     def turn() -> tuple[float, Values]:
         start = time.perf_counter()
-        run.evaluate(given.predicted, given.real, out, config, threads=given.threads, force=True)
+        evaluation_stage.evaluate(given.predicted, given.real, out, config, threads=given.threads, force=True)
         return start, {}
 
     turn()

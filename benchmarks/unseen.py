@@ -22,7 +22,7 @@ from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.simulation.simulation_stage import simulate
-from perturbdiff.evaluation.run import evaluate
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.sampling import sample
 from perturbdiff.training.training_stages import train
 

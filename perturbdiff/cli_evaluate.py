@@ -91,7 +91,7 @@ def evaluate(
     The metrics of cell-eval and R², distances and realism of the cells, DE tables. Files of perturbdiff need no
     options; for other AnnData files name the columns, the control and the scale. An option overrides the recipe.
     """
-    from perturbdiff.evaluation import run
+    from perturbdiff.evaluation import evaluation_stage
 
     config = config_of(recipe, overrides, seed)
     given = _columns(perturbation, control, context, cell_type, batch)
@@ -99,7 +99,7 @@ def evaluate(
     given["controls"] = "own" if predicted_controls else None
     settings: dict[str, Any] = {"method": method, "dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}
-    typer.echo(str(run.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings)))
+    typer.echo(str(evaluation_stage.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings)))
 
 
 def ceiling(
@@ -129,14 +129,14 @@ def ceiling(
 
     One random half of each condition's cells is the prediction of the other half. Without a split: all conditions.
     """
-    from perturbdiff.evaluation import run
+    from perturbdiff.evaluation import evaluation_stage
 
     config = config_of(recipe, overrides, seed)
     given = _columns(perturbation, control, context, cell_type, batch)
     given |= {"definition": definition, "scale": scale, "metrics": _names(metrics)}
     settings: dict[str, Any] = {"split": split, "part": part, "dataset": dataset, "seed": config.seed}
     settings |= {"threads": threads, "shard": shard_of(shard), "force": force}
-    typer.echo(str(run.ceiling(truth, out, _changed(config.evaluate, given), **settings)))
+    typer.echo(str(evaluation_stage.ceiling(truth, out, _changed(config.evaluate, given), **settings)))
 
 
 def merge(
@@ -158,7 +158,7 @@ def merge(
     if stage_of(parts[0]) == "sample":
         from perturbdiff.sampling.merge_samples import merge as join
     else:
-        from perturbdiff.evaluation.merge import merge as join
+        from perturbdiff.evaluation.tables.merge_evaluations import merge as join
 
     typer.echo(str(join(parts, out, force=force)))
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.evaluation.metrics import Metric
+from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.metrics.profile_metrics import Metric
 from perturbdiff.report.results import POOLED, Run, Scope
 
 PDCORR, ENERGY = "PDCorr", "energy_distance"

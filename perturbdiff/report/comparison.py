@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.collapse import Collapse, collapse, shared
+from perturbdiff.evaluation.metrics.collapse import Collapse, collapse, shared
 
 _DRAWS = 2000
 
@@ -149,7 +149,7 @@ def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
     Parameters
     ----------
     real, predicted
-        Changes [perturbations × genes], see `perturbdiff.evaluation.collapse.changes`; what both have is used.
+        Changes [perturbations × genes], see `perturbdiff.evaluation.metrics.collapse.changes`; what both have is used.
 
     Returns
     -------

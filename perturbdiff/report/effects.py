@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.collapse import Collapse, collapse
+from perturbdiff.evaluation.metrics.collapse import Collapse, collapse
 from perturbdiff.report.results import POOLED, Run
 
 STEP = 0.01

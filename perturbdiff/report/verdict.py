@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.intervals import bootstrap_mean
+from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.report.columns import ENERGY, PDCORR, Column
 
 Relation = Literal["better", "level", "worse", "unknown"]

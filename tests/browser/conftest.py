@@ -16,7 +16,7 @@ from small_store import small_store
 from perturbdiff.baselines.run import predict
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.statistics.statistics_stage import write_statistics
-from perturbdiff.evaluation.run import ceiling, evaluate
+from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.report.page import write_report
 
 ROOT = Path(__file__).parents[2]

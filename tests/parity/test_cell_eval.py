@@ -21,8 +21,8 @@ import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate)
-from perturbdiff.evaluation.catalogue import columns
-from perturbdiff.evaluation.differential import Differential, is_rounding
+from perturbdiff.evaluation.metrics.catalogue import columns
+from perturbdiff.evaluation.metrics.differential import Differential, is_rounding
 
 DATA = Path(__file__).parents[1] / "data" / "metrics"
 CASES = [

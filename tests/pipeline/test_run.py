@@ -11,7 +11,7 @@ import anndata
 import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.run import evaluate
+from perturbdiff.evaluation.evaluation_stage import evaluate
 
 ROOT = Path(__file__).parents[2]
 

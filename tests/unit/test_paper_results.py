@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation.catalogue import PAPER
+from perturbdiff.evaluation.metrics.catalogue import PAPER
 
 TABLE = Path(__file__).parents[2] / "assets" / "paper_results.csv"
 KEYS = ["dataset", "method", "metric"]

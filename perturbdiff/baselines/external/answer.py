@@ -15,7 +15,7 @@ from scipy import sparse
 
 from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.sides import HIGHEST
+from perturbdiff.evaluation.readers.expression_view import HIGHEST
 
 _ROWS_PER_BLOCK = 4096
 

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.intervals import bootstrap_nested
+from perturbdiff.evaluation.scoring.intervals import bootstrap_nested
 from perturbdiff.report.experiment.groups import Group, Line, Units
 
 DRAWS = 2000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.evaluation.catalogue import METRICS
+from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.report.columns import Column
 from perturbdiff.report.experiment.estimates import Estimates
 from perturbdiff.report.svg import slug

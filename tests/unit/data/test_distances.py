@@ -8,7 +8,7 @@ from perturbdiff.statistics.distance_tables import COLUMNS, summarise
 from perturbdiff.statistics.group_distances import (energy_distance, interval, mean_distance, mean_distance_within)
 from perturbdiff.statistics.group_pairs import LEVELS, MIN_CELLS, PairPlan
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.evaluation import distances as evaluated
+from perturbdiff.evaluation.metrics import population_distances as evaluated
 
 
 def test_by_hand():

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation.aggregate import aggregate, condition_chance
+from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance
 
 
 def rows(scope, metric, values, status=None, kind="context"):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.evaluation.definitions import DEFINITIONS
+from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 ARROWS = {"higher": "↑", "lower": "↓", "one": "→ 1", "none": ""}

@@ -7,12 +7,12 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from perturbdiff.evaluation import chance as module
-from perturbdiff.evaluation.catalogue import METRICS, score
-from perturbdiff.evaluation.chance import chance
-from perturbdiff.evaluation.definitions import DEFINITIONS
-from perturbdiff.evaluation.differential import Differential
-from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation.metrics import chance as module
+from perturbdiff.evaluation.metrics.catalogue import METRICS, score
+from perturbdiff.evaluation.metrics.chance import chance
+from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
+from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 
 TABLE = [n for n, m in METRICS.items() if m.compute is not None]
 PER_PAIR = [

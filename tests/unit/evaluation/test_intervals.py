@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from perturbdiff.evaluation import intervals
-from perturbdiff.evaluation.intervals import bootstrap_mean, bootstrap_means
+from perturbdiff.evaluation.scoring import intervals
+from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 
 
 def test_the_interval_is_that_of_the_mean():

@@ -9,11 +9,11 @@ import pytest
 from scipy import stats
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation import metrics as m
-from perturbdiff.evaluation.catalogue import (METRICS, PAPER, chosen, score)
-from perturbdiff.evaluation.definitions import DEFINITIONS
-from perturbdiff.evaluation.differential import Differential
-from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation.metrics import profile_metrics as m
+from perturbdiff.evaluation.metrics.catalogue import (METRICS, PAPER, chosen, score)
+from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
+from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 
 GENES = tuple(f"g{i}" for i in range(12))
 

@@ -11,10 +11,10 @@ from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation import anndata_reader
-from perturbdiff.evaluation.inputs import open_predictions, open_truth
-from perturbdiff.evaluation.pairing import pair, split_half
-from perturbdiff.evaluation.sides import Side
+from perturbdiff.evaluation.readers import anndata_reader
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.readers.pairing import pair, split_half
+from perturbdiff.evaluation.readers.expression_view import Side
 
 CONFIG = EvaluateConfig()
 

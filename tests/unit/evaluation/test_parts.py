@@ -14,11 +14,11 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation import scoring, tested
-from perturbdiff.evaluation.catalogue import chosen
-from perturbdiff.evaluation.differential import Controls
-from perturbdiff.evaluation.merge import merge
-from perturbdiff.evaluation.run import ceiling, evaluate
+from perturbdiff.evaluation.scoring import condition_pass, test_results
+from perturbdiff.evaluation.metrics.catalogue import chosen
+from perturbdiff.evaluation.metrics.differential import Controls
+from perturbdiff.evaluation.tables.merge_evaluations import merge
+from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 
 GENES = [f"g{i}" for i in range(24)]
 CONFIG = EvaluateConfig(embed_conditions=2, embed_cells=8, max_cells=10, bootstrap=100)
@@ -73,9 +73,9 @@ def test_threads_do_not_matter(files, one, tmp_path):
 
 
 def test_where_intermediate_results_wait_does_not_matter(files, one, tmp_path, monkeypatch):
-    monkeypatch.setattr(tested, "HELD_BYTES", 0)
-    monkeypatch.setattr(scoring, "HELD_BYTES", 0)
-    monkeypatch.setattr(scoring, "KEPT_VALUES", 0)
+    monkeypatch.setattr(test_results, "HELD_BYTES", 0)
+    monkeypatch.setattr(condition_pass, "HELD_BYTES", 0)
+    monkeypatch.setattr(condition_pass, "KEPT_VALUES", 0)
     assert written(evaluate(*files, tmp_path / "out", CONFIG, threads=2)) == written(one)
 
 
@@ -204,7 +204,7 @@ import os, signal
 from pathlib import Path
 from perturbdiff.config import EvaluateConfig
 from perturbdiff.evaluation import {module}
-from perturbdiff.evaluation.run import evaluate
+from perturbdiff.evaluation.evaluation_stage import evaluate
 {module}.{name} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 config = EvaluateConfig.model_validate_json('''{CONFIG.model_dump_json()}''')
 evaluate(Path({str(files[0])!r}), Path({str(files[1])!r}), Path({str(tmp_path / "out")!r}), config)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, Differential, compare, score, tabulate)
-from perturbdiff.evaluation.catalogue import chosen
+from perturbdiff.evaluation.metrics.catalogue import chosen
 
 TABLE = [name for name in chosen() if METRICS[name].compute is not None]
 GENES = [f"g{i:02d}" for i in range(24)]

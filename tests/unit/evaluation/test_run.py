@@ -12,8 +12,8 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation import anndata_reader
-from perturbdiff.evaluation.run import evaluate
+from perturbdiff.evaluation.readers import anndata_reader
+from perturbdiff.evaluation.evaluation_stage import evaluate
 
 GENES = [f"g{i}" for i in range(30)]
 CONFIG = EvaluateConfig(embed_conditions=3, embed_cells=10)

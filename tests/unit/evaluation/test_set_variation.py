@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.evaluation import set_variation as sv
-from perturbdiff.evaluation.distances import energy_distance
+from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics.population_distances import energy_distance
 
 
 def one_gene(*sets: list[float]) -> np.ndarray:

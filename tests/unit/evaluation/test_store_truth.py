@@ -15,8 +15,8 @@ from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.embedding import choose
-from perturbdiff.evaluation.run import ceiling, evaluate
+from perturbdiff.evaluation.scoring.cell_map import choose
+from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.predictions import PredictionWriter, append_controls
 
 EVALUATE = EvaluateConfig(context_column="batch", embed_conditions=2)

@@ -180,7 +180,7 @@ def test_report_shows_figures_of_each_store(counts_file, tmp_path):
     from perturbdiff.config.settings import EvaluateConfig
     from perturbdiff.preprocessing.preprocessing_stage import preprocess
     from perturbdiff.splits.splits import make_split
-    from perturbdiff.evaluation.run import evaluate
+    from perturbdiff.evaluation.evaluation_stage import evaluate
     from perturbdiff.report.page import write_report
 
     recipe = recipes.load("tiny", ["split.held_out=[d2]"])

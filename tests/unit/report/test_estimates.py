@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation.intervals import bootstrap_means, bootstrap_nested
+from perturbdiff.evaluation.scoring.intervals import bootstrap_means, bootstrap_nested
 from perturbdiff.report.experiment.design import Entry
 from perturbdiff.report.experiment.estimates import COLUMNS, Estimates, frame
 from perturbdiff.report.experiment.groups import groups, units

@@ -8,7 +8,7 @@ import pytest
 from perturbdiff import sampling
 from perturbdiff.baselines import predict
 from perturbdiff.config.settings import EvaluateConfig, SampleConfig
-from perturbdiff.evaluation.run import evaluate
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.report import svg
 from perturbdiff.report.page import headline, write_report
 from perturbdiff.report.results import read_runs

@@ -8,8 +8,8 @@ import pytest
 from perturbdiff.baselines import predict
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.inputs import open_predictions, open_truth
-from perturbdiff.evaluation.pairing import pair
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.readers.pairing import pair
 from perturbdiff.predictions import read_predictions
 
 CONFIG = EvaluateConfig()

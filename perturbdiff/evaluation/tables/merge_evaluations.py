@@ -8,9 +8,9 @@ from typing import Any
 
 from perturbdiff.runtime import provenance, job_shards
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation import tables
-from perturbdiff.evaluation.scopes import POOLED, Scope
-from perturbdiff.evaluation.tables import (DIFFERENTIAL, PART, DifferentialWriter, Tables)
+from perturbdiff.evaluation.tables import score_tables
+from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
+from perturbdiff.evaluation.tables.score_tables import (DIFFERENTIAL, PART, DifferentialWriter, Tables)
 
 _STAGES = ("evaluate", "ceiling")
 
@@ -55,7 +55,7 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
             names = {key: str(first["results"][key]) for key in ("kind", "method", "dataset")}
             fields = {k: v for k, v in base["config"].items() if k in EvaluateConfig.model_fields}
             config = EvaluateConfig.model_validate(fields)
-            summary = tables.write_folder(stage.path, found, config, names, int(base["seed"]))
+            summary = score_tables.write_folder(stage.path, found, config, names, int(base["seed"]))
             _join_differential(ordered, stage.path)
             stage.results.update(summary)
             stage.notes["parts"] = len(ordered)
@@ -72,7 +72,7 @@ def _join_differential(parts: Sequence[Path], folder: Path) -> None:
         for side, name in DIFFERENTIAL.items():
             groups: list[tuple[tuple[bool, Scope], Path, int]] = []
             for path in (part / name for part in parts):
-                scopes = tables.differential_scopes(path) if path.is_file() else []
+                scopes = score_tables.differential_scopes(path) if path.is_file() else []
                 groups += [((scope[0] != POOLED, scope), path, i) for i, scope in enumerate(scopes)]
             for _, path, number in sorted(groups):
-                writer.add_group(side, tables.read_group(path, number))
+                writer.add_group(side, score_tables.read_group(path, number))

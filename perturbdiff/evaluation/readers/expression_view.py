@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.cells import Condition, Reader, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import Condition, Reader, Sparse
 
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""

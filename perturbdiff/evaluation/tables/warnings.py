@@ -8,7 +8,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import listing
-from perturbdiff.evaluation.scopes import POOLED
+from perturbdiff.evaluation.scoring.scopes import POOLED
 
 FEW_CELLS = 10
 FEW_PERTURBATIONS = 5
@@ -26,7 +26,7 @@ def findings(
     Parameters
     ----------
     metrics, conditions, collapse
-        Tables of a whole evaluation as `perturbdiff.evaluation.tables` writes them.
+        Tables of a whole evaluation as `perturbdiff.evaluation.tables.score_tables` writes them.
     """
     pooled = pd.DataFrame(metrics[metrics["scope_kind"] == POOLED])
     found = [

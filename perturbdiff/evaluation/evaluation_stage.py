@@ -9,12 +9,15 @@ import pandas as pd
 
 from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation import (catalogue, embedding, inputs, pairing, tables)
-from perturbdiff.evaluation.aggregate import scope_rows
-from perturbdiff.evaluation.chance import chance
-from perturbdiff.evaluation.collapse import collapse
-from perturbdiff.evaluation.scopes import POOLED, sizes_of, units_of
-from perturbdiff.evaluation.scoring import Scored, score_cells
+from perturbdiff.evaluation.metrics import catalogue
+from perturbdiff.evaluation.scoring import cell_map
+from perturbdiff.evaluation.readers import inputs, pairing
+from perturbdiff.evaluation.tables import score_tables
+from perturbdiff.evaluation.scoring.aggregate import scope_rows
+from perturbdiff.evaluation.metrics.chance import chance
+from perturbdiff.evaluation.metrics.collapse import collapse
+from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"
@@ -51,7 +54,7 @@ def evaluate(
     threads
         Threads that compare; by default the processors that this process may use. The result does not depend on it.
     shard
-        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.merge.merge`.
+        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.tables.merge_evaluations.merge`.
 
     Returns
     -------
@@ -145,11 +148,11 @@ def _run(
     scored = score_cells(pairs, config, seed=seed, threads=threads, shard=shard)
     found = _tables(scored, pairs, config, stage.path, seed)
     if any(unit.is_pool for unit in scored.units):
-        shown = embedding.choose(scored.conditions, config.embed_conditions)
-        found.points = embedding.embed(pairs, shown, cells=config.embed_cells, seed=seed)
+        shown = cell_map.choose(scored.conditions, config.embed_conditions)
+        found.points = cell_map.embed(pairs, shown, cells=config.embed_cells, seed=seed)
     found.facts, found.findings = _facts(pairs), list(pairs.findings)
     if shard[1] == 1:
-        stage.results.update(tables.write_folder(stage.path, found, config, names, seed))
+        stage.results.update(score_tables.write_folder(stage.path, found, config, names, seed))
     else:
         found.save(stage.path)
         stage.results.update(
@@ -159,10 +162,10 @@ def _run(
 
 def _tables(
     scored: Scored, pairs: pairing.Pairing, config: EvaluateConfig, folder: Path, seed: int
-) -> tables.Tables:
+) -> score_tables.Tables:
     """Score one scope after the other; write its DE tables if tests were made."""
     metrics, by_chance, alike = [], [], []
-    with tables.DifferentialWriter(folder) as writer:
+    with score_tables.DifferentialWriter(folder) as writer:
         for tested in scored.tested:
             comparison = tested.comparison(config)
             values = catalogue.score(comparison, scored.wanted.table)
@@ -178,11 +181,11 @@ def _tables(
                 if scored.wanted.tests:
                     writer.add(scope, comparison)
     own = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
-    return tables.Tables(
+    return score_tables.Tables(
         metrics=pd.concat(metrics, ignore_index=True) if metrics else pd.DataFrame(),
         conditions=pd.DataFrame(own).drop(columns="own", errors="ignore").reset_index(drop=True),
-        chance=pd.DataFrame(by_chance, columns=pd.Index(tables.CHANCE)),
-        collapse=pd.DataFrame(alike, columns=pd.Index(tables.COLLAPSE)),
+        chance=pd.DataFrame(by_chance, columns=pd.Index(score_tables.CHANCE)),
+        collapse=pd.DataFrame(alike, columns=pd.Index(score_tables.COLLAPSE)),
     )
 
 

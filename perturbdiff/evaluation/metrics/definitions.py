@@ -10,7 +10,7 @@ INFINITY = float("inf")
 
 @dataclass(frozen=True)
 class Definition:
-    """In what one release differs from the other; `perturbdiff.evaluation.catalogue` has what they share.
+    """In what one release differs from the other; `perturbdiff.evaluation.metrics.catalogue` has what they share.
 
     Attributes
     ----------

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from perturbdiff.evaluation import metrics as m
-from perturbdiff.evaluation.metrics import Comparison, Metric
+from perturbdiff.evaluation.metrics import profile_metrics as m
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
 
 _INF = float("inf")
 _WITHOUT_DE = "absent without a real DE gene"

@@ -1,7 +1,7 @@
 """Differential expression of every perturbation against one shared set of control cells.
 
 Two-sided Mann–Whitney U on log1p values with tie and continuity correction, Benjamini–Hochberg adjustment and
-fold changes of back-transformed means, as `perturbdiff.evaluation.definitions` says in detail. The controls are
+fold changes of back-transformed means, as `perturbdiff.evaluation.metrics.definitions` says in detail. The controls are
 sorted once; the perturbations then come one after the other as sparse matrices, so that memory holds the
 controls and the cells of one perturbation. Tests of several perturbations can run in threads at once.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perturbdiff.evaluation.columns import Columns, Sparse
-from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
-from perturbdiff.evaluation.rank_sums import rank_test
+from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
+from perturbdiff.evaluation.metrics.rank_sums import rank_test
 
 # A relative difference of two mean log1p values below this is what rounding to float32 leaves of two equal means.
 NO_CHANGE = 1e-6

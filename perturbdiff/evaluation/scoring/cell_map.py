@@ -7,8 +7,8 @@ import pandas as pd
 import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
-from perturbdiff.evaluation.cells import Condition, Sparse
-from perturbdiff.evaluation.pairing import Pairing
+from perturbdiff.evaluation.readers.cells_by_condition import Condition, Sparse
+from perturbdiff.evaluation.readers.pairing import Pairing
 
 _EXTRA, _TURNS = 10, 8  # further directions that are followed along, and how often they are turned
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from perturbdiff.io.columns import (MISSING, Column, Numbering, Texts, row_ranges, small_dtype)
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.cells import ALL, Condition, Group
-from perturbdiff.evaluation.store_cells import single
+from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
+from perturbdiff.evaluation.readers.cells_by_condition import ALL, Condition, Group
+from perturbdiff.evaluation.readers.store_cells import single
 
 _SOURCES = ("predicted", "control")
 

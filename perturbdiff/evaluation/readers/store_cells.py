@@ -10,7 +10,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.evaluation.cells import (ALL, Cells, Condition, Group, Sparse)
+from perturbdiff.evaluation.readers.cells_by_condition import (ALL, Cells, Condition, Group, Sparse)
 
 
 class StoreReader:

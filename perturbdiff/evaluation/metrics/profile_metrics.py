@@ -2,7 +2,7 @@
 
 Numbers follow cell-eval in the definition asked for and, for R², CellFlow. M perturbations, G genes; ``real`` and
 ``predicted`` are [M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in
-all), NaN where the metric is not defined. `perturbdiff.evaluation.catalogue` says of each what it is, which way is
+all), NaN where the metric is not defined. `perturbdiff.evaluation.metrics.catalogue` says of each what it is, which way is
 better and when it is undefined.
 """
 
@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from perturbdiff.evaluation.definitions import DEFAULT, DEFINITIONS, Definition
-from perturbdiff.evaluation.differential import Differential
-from perturbdiff.evaluation.discrimination import Distance, discrimination
+from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
+from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.discrimination import Distance, discrimination
 
 __all__ = ["Comparison", "Distance", "Metric", "discrimination"]
 
@@ -228,7 +228,7 @@ class Metric:
         Range.
     chance
         What a prediction that tells perturbations apart no better than a coin scores, in words; empty if no
-        formula gives it (`perturbdiff.evaluation.chance` measures it).
+        formula gives it (`perturbdiff.evaluation.metrics.chance` measures it).
     source
         Where the definition is from.
     per_perturbation
@@ -242,7 +242,7 @@ class Metric:
     uses_q
         The value depends on q or on what is significant.
     compute
-        From a `Comparison`; None for metrics of the distribution, see `perturbdiff.evaluation.distances`.
+        From a `Comparison`; None for metrics of the distribution, see `perturbdiff.evaluation.metrics.population_distances`.
     """
 
     name: str

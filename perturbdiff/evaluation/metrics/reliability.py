@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perturbdiff.evaluation.catalogue import METRICS
+from perturbdiff.evaluation.metrics.catalogue import METRICS
 
 _OTHERS = ("mse", "mae", "mse_delta", "mae_delta", "de_nsig_counts_real", "de_nsig_counts_pred")
 CORRECTED = tuple(name for name, m in METRICS.items() if m.column and m.column not in _OTHERS)

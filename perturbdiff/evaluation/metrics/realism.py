@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.evaluation.columns import Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Sparse
 
 EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed
 _TOP_GENES = 60
@@ -120,7 +120,7 @@ def realism(predicted: Sparse, real: Sparse) -> dict[str, float]:
     -------
     dict
         nonzero_ratio, library_ratio, library_sd_ratio, gene_sd_ratio, cell_sd_ratio, mean_variance_gap,
-        correlation_agreement and max_value as `perturbdiff.evaluation.catalogue` defines them; NaN where
+        correlation_agreement and max_value as `perturbdiff.evaluation.metrics.catalogue` defines them; NaN where
         undefined.
     """
     x, y = Moments.of(predicted), Moments.of(real)

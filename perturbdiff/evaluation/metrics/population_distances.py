@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.evaluation.columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
 
 CHANCE_CELLS = (
     256  # cells of another perturbation in the pairwise distances by chance; no bias, a little noise

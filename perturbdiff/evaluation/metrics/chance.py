@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from perturbdiff.evaluation.catalogue import METRICS, score
-from perturbdiff.evaluation.differential import Differential
-from perturbdiff.evaluation.metrics import Comparison
+from perturbdiff.evaluation.metrics.catalogue import METRICS, score
+from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 
 PAIRS = 250  # mismatched pairs scored at most: a metric of SD 0.2 over pairs has a standard error of 0.013
 _PAIRS_HELD = 32  # whose tables are in memory at a time

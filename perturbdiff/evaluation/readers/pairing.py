@@ -15,10 +15,10 @@ import numpy as np
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.evaluation import matching
-from perturbdiff.evaluation.cells import Cells, Condition, Group
-from perturbdiff.evaluation.matching import Findings
-from perturbdiff.evaluation.sides import Side, median_depth
+from perturbdiff.evaluation.readers import compatibility
+from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Group
+from perturbdiff.evaluation.readers.compatibility import Findings
+from perturbdiff.evaluation.readers.expression_view import Side, median_depth
 
 _CELLS_AT_ONCE = 4096
 
@@ -77,12 +77,12 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     notes = Findings()
     if predictions.reader.path.samefile(truth.reader.path):
         notes.add("same", f"{truth.reader.path}: predictions and truth are the same file", 1)
-    matching.check_units(predictions, truth)
-    predictions, truth = matching.same_covariates(predictions, truth, notes)
-    columns = matching.columns(predictions.reader, truth.reader, notes)
-    conditions = matching.conditions(predictions, truth, config, notes)
+    compatibility.check_units(predictions, truth)
+    predictions, truth = compatibility.same_covariates(predictions, truth, notes)
+    columns = compatibility.columns(predictions.reader, truth.reader, notes)
+    conditions = compatibility.conditions(predictions, truth, config, notes)
     controls = _controls(truth, conditions, notes)
-    depths = matching.depths(predictions, truth)
+    depths = compatibility.depths(predictions, truth)
     real = Side(truth.reader, truth.rows, depth=depths[1])
     predicted = Side(predictions.reader, predictions.rows, columns, depth=depths[0])
     own = None

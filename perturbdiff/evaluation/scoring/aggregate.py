@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.catalogue import METRICS
-from perturbdiff.evaluation.definitions import DEFAULT
-from perturbdiff.evaluation.intervals import bootstrap_means
-from perturbdiff.evaluation.metrics import Comparison
-from perturbdiff.evaluation.scopes import POOLED, Scope
+from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.metrics.definitions import DEFAULT
+from perturbdiff.evaluation.scoring.intervals import bootstrap_means
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 
 ALL_PERTURBATIONS = "*"  # in the perturbation column: one number for all of them (ES)
 _DISTRIBUTION = [name for name, m in METRICS.items() if m.family == "distribution"]

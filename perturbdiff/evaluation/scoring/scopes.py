@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perturbdiff.evaluation.cells import Condition
-from perturbdiff.evaluation.pairing import Pairing
+from perturbdiff.evaluation.readers.cells_by_condition import Condition
+from perturbdiff.evaluation.readers.pairing import Pairing
 
 POOLED = "pooled"
 Scope = tuple[str, str]  # kind ("pooled" or "context") and label

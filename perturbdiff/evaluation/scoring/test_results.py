@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.definitions import DEFINITIONS
-from perturbdiff.evaluation.differential import Controls, Differential
-from perturbdiff.evaluation.metrics import Comparison
-from perturbdiff.evaluation.scopes import Scope, Unit
+from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
+from perturbdiff.evaluation.metrics.differential import Controls, Differential
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.scoring.scopes import Scope, Unit
 from perturbdiff.runtime.files import explain_os_errors
 
 HELD_BYTES = 1 << 26

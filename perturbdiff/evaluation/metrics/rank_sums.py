@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.evaluation.columns import Columns
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
 
 # Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
 _STRIDES, _SEARCH = 4, 512

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from perturbdiff.runtime.errors import UserError, nearest
-from perturbdiff.evaluation.metrics import Comparison, Metric
-from perturbdiff.evaluation.table_metrics import (COUNT, DE, EXPRESSION, FURTHER)
+from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
+from perturbdiff.evaluation.metrics.table_metrics import (COUNT, DE, EXPRESSION, FURTHER)
 
 _INF = float("inf")
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.evaluation.cells import Cells, Condition, Reader
-from perturbdiff.evaluation.sides import median_depth
+from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Reader
+from perturbdiff.evaluation.readers.expression_view import median_depth
 
 logger = logging.getLogger(__name__)
 
