@@ -56,9 +56,9 @@ baseline_app = typer.Typer(
 def methods() -> tuple[str, ...]:
     """Return all names: of the package's methods, of tools, and 'script'."""
     from perturbdiff.baselines import NAMES
-    from perturbdiff.baselines.external import tools
+    from perturbdiff.baselines.external import known_tools
 
-    return (*NAMES, *tools.names(), "script")
+    return (*NAMES, *known_tools.names(), "script")
 
 
 @baseline_app.command(_PREDICT, cls=Work, hidden=True)
@@ -112,9 +112,9 @@ def predict(
 def _external(
     name: str, store: Path, split: Path, out: Path, config: Any, own: dict[str, Any], shared: dict[str, Any]
 ) -> None:
-    from perturbdiff.baselines.external import tools
+    from perturbdiff.baselines.external import known_tools
     from perturbdiff.baselines.external.methods import script_method, tool_method
-    from perturbdiff.baselines.external.run import predict_external
+    from perturbdiff.baselines.external.external_stage import predict_external
 
     chosen = {"python": own["python"], "name": own["name"]}
     if name == "script":
@@ -123,7 +123,7 @@ def _external(
         method = script_method(own["script"], config, **chosen)
     else:
         _refuse(name, {"script": own["script"]})
-        method = tool_method(tools.load(name), config, **chosen)
+        method = tool_method(known_tools.load(name), config, **chosen)
     rest = {"threads": own["threads"], "keep": own["keep"], "timeout_hours": config.timeout_hours}
     predict_external(method, store, split, out, **rest, **shared)
 

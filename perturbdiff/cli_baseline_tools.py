@@ -11,7 +11,7 @@ from perturbdiff.cli_commands import Work
 from perturbdiff.cli_options import Force
 
 if TYPE_CHECKING:
-    from perturbdiff.baselines.external.tools import Tool
+    from perturbdiff.baselines.external.known_tools import Tool
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A tool that 'baseline list' lists.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Tools that 'baseline list' lists.")]
@@ -36,21 +36,21 @@ def install(
 
     Each gets one of its own from locked versions, checked by their hashes. Prints where they lie.
     """
-    from perturbdiff.baselines.external import environment, tools
+    from perturbdiff.baselines.external import tool_environments, known_tools
 
-    for tool in [tools.load(name) for name in names]:
+    for tool in [known_tools.load(name) for name in names]:
         typer.echo(f"{tool.title} {tool.version}, licence: {tool.licence}; see {tool.url}", err=True)
-        typer.echo(str(environment.install(tool, python, force=force).folder))
+        typer.echo(str(tool_environments.install(tool, python, force=force).folder))
 
 
 def list_tools() -> None:
     """List the methods: built in, and tools of others with version and licence."""
     from perturbdiff.baselines import NAMES
-    from perturbdiff.baselines.external import environment, tools
+    from perturbdiff.baselines.external import tool_environments, known_tools
 
     rows = [(name, "built in", "", "") for name in NAMES]
-    for tool in map(tools.load, tools.names()):
-        found = environment.installed(tool)
+    for tool in map(known_tools.load, known_tools.names()):
+        found = tool_environments.installed(tool)
         rows.append((tool.name, tool.version, "installed" if found else "not installed", tool.licence))
     rows.append(("script", "your own", "", "docs/adapters.md"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -60,9 +60,9 @@ def list_tools() -> None:
 
 def show(name: Name) -> None:
     """Show what a tool is, what can be set and where it is installed."""
-    from perturbdiff.baselines.external import tools
+    from perturbdiff.baselines.external import known_tools
 
-    tool = tools.load(name)
+    tool = known_tools.load(name)
     for label, text in _facts(tool):
         typer.echo(f"{label:<13}{text}")
     if tool.settings:
@@ -80,18 +80,18 @@ def show(name: Name) -> None:
 
 def remove(names: Names) -> None:
     """Remove the environments of tools, those of earlier versions too."""
-    from perturbdiff.baselines.external import environment, tools
+    from perturbdiff.baselines.external import tool_environments, known_tools
 
-    for tool in [tools.load(name) for name in names]:
-        for folder in environment.remove(tool) or ["nothing to remove"]:
+    for tool in [known_tools.load(name) for name in names]:
+        for folder in tool_environments.remove(tool) or ["nothing to remove"]:
             typer.echo(f"{tool.name}: {folder}")
 
 
 def _facts(tool: Tool) -> list[tuple[str, str]]:
     """Return what is said of a tool above its settings."""
-    from perturbdiff.baselines.external import environment
+    from perturbdiff.baselines.external import tool_environments
 
-    found = environment.installed(tool)
+    found = tool_environments.installed(tool)
     where = "no"
     if found:
         record = found.record

@@ -3,7 +3,7 @@
 import hashlib
 import zipfile
 
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 
 DESCRIPTION = """
 title: Fake
@@ -52,6 +52,6 @@ def make_registry(folder, description=DESCRIPTION, digest="0" * 64, name="fake")
 
 def load(monkeypatch, folder, name="fake"):
     """Load a tool from a registry made above."""
-    monkeypatch.setattr(tools, "FOLDER", folder)
-    tools._load.cache_clear()
-    return tools.load(name)
+    monkeypatch.setattr(known_tools, "FOLDER", folder)
+    known_tools._load.cache_clear()
+    return known_tools.load(name)

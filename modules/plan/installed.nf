@@ -3,7 +3,7 @@
 include { isImage    } from './site'
 include { toolFolder } from './tools'
 
-// where `perturbdiff baseline install` puts environments: perturbdiff/baselines/external/environment.py
+// where `perturbdiff baseline install` puts environments: perturbdiff/baselines/external/tool_environments.py
 def environments() {
     def own  = System.getenv('PD_BASELINES')
     def data = System.getenv('XDG_DATA_HOME') ?: "${System.getProperty('user.home')}/.local/share"

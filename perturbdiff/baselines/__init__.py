@@ -1,5 +1,5 @@
 """Baselines that every model has to beat, with the same files in and out."""
 
-from perturbdiff.baselines.run import NAMES, predict
+from perturbdiff.baselines.baseline_stage import NAMES, predict
 
 __all__ = ["NAMES", "predict"]

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse as sp
 from small_store import small_store
 
-from perturbdiff.baselines.run import predict
+from perturbdiff.baselines.baseline_stage import predict
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.statistics.statistics_stage import write_statistics
 from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hpc.bed import ROOT
 
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 
 pytestmark = pytest.mark.hpc
 
@@ -28,7 +28,7 @@ MAKE = (
 )
 
 
-@pytest.fixture(params=tools.names())
+@pytest.fixture(params=known_tools.names())
 def inside(request, apptainer, account):
     """Run a command in a tool's image, and the tool's name."""
     image = FOLDER / f"perturbdiff-{request.param}.sif"
@@ -39,7 +39,7 @@ def inside(request, apptainer, account):
         alone = ("--no-home", "--containall", "--bind", bind)
         return account.run("apptainer", verb, *alone, image, *words, timeout=timeout)
 
-    run.tool, run.image = tools.load(request.param), image
+    run.tool, run.image = known_tools.load(request.param), image
     return run
 
 

@@ -11,7 +11,7 @@ import typer
 
 from perturbdiff.config import recipes
 from perturbdiff.baselines import NAMES
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 from perturbdiff.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -119,9 +119,9 @@ def test_modes_and_baselines_are_the_packages():
     modes = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["mode"][
         "enum"
     ]
-    assert modes == ["train", "pretrain", "finetune", "sample", *NAMES, *tools.names(), "script"]
+    assert modes == ["train", "pretrain", "finetune", "sample", *NAMES, *known_tools.names(), "script"]
     schema = json.loads((ROOT / "nextflow_schema.json").read_text())
-    assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == [*NAMES, *tools.names()]
+    assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == [*NAMES, *known_tools.names()]
 
 
 def test_recipe_keys_are_those_of_the_configuration():

@@ -12,7 +12,7 @@ import pytest
 from small_store import SmallStore, small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.baselines.external import environment, tools
+from perturbdiff.baselines.external import tool_environments, known_tools
 
 pytestmark = pytest.mark.tools
 
@@ -29,8 +29,8 @@ FEW |= dict.fromkeys(("hidden_width", "time_width", "decoder_width", "condition_
 
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    if environment.installed(tools.load("cellflow")) is None:
-        pytest.skip(f"not installed in {environment.root()}: perturbdiff baseline install cellflow")
+    if tool_environments.installed(known_tools.load("cellflow")) is None:
+        pytest.skip(f"not installed in {tool_environments.root()}: perturbdiff baseline install cellflow")
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from perturbdiff.baselines.external import (environment, installer, pythons, tools)
+from perturbdiff.baselines.external import (tool_environments, installer, python_finder, known_tools)
 
 pytestmark = pytest.mark.tools
 
-ONES = [name for name in os.environ.get("PD_TEST_TOOLS", "").split(",") if name] or tools.names()
+ONES = [name for name in os.environ.get("PD_TEST_TOOLS", "").split(",") if name] or known_tools.names()
 
 
 @pytest.fixture(params=["uv", "pip"])
@@ -21,8 +21,8 @@ def by(request, monkeypatch):
     """The installer."""
     if request.param == "pip":
         monkeypatch.setattr(installer, "find_uv", lambda: None)
-        monkeypatch.setattr(pythons, "find_uv", lambda: None)
-    elif not pythons.find_uv():
+        monkeypatch.setattr(python_finder, "find_uv", lambda: None)
+    elif not python_finder.find_uv():
         pytest.skip("uv is not here")
     return request.param
 
@@ -30,24 +30,24 @@ def by(request, monkeypatch):
 @pytest.mark.parametrize("name", ONES)
 def test_installs_from_its_lock(monkeypatch, tmp_path, name, by):
     monkeypatch.setenv("PD_BASELINES", str(tmp_path))
-    tool = tools.load(name)
-    found = environment.install(tool)
+    tool = known_tools.load(name)
+    found = tool_environments.install(tool)
     try:
         record = json.loads((found.folder / "installed.json").read_text())
         print(json.dumps(record))
         assert record["version"] == tool.version
         assert tuple(map(int, record["python"].split(".")[:2])) in tool.pythons
         assert 0.8 * tool.size_gb < record["size_gb"] < 1.1 * tool.size_gb
-        ours = environment.clean_environment()
+        ours = tool_environments.clean_environment()
         asks = f"import importlib.metadata as m; print(m.version({tool.package!r}))"
         said = subprocess.run(
             [found.python, "-c", asks], env=ours, capture_output=True, check=True, text=True
         )
         assert said.stdout.strip() == tool.version
-        check = [pythons.find_uv(), "pip", "check", "--python", found.python]
+        check = [python_finder.find_uv(), "pip", "check", "--python", found.python]
         if by == "pip":
             check = [found.python, "-m", "pip", "check"]
         done = subprocess.run(check, env=ours, capture_output=True, check=False, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
-        environment.remove(tool)
+        tool_environments.remove(tool)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from small_store import SmallStore, small_store
 
-from perturbdiff.baselines.external import environment, tools
+from perturbdiff.baselines.external import tool_environments, known_tools
 
 pytestmark = [
     pytest.mark.tools,
     pytest.mark.skipif(
-        environment.installed(tools.load("squidiff")) is None,
+        tool_environments.installed(known_tools.load("squidiff")) is None,
         reason="not installed: perturbdiff baseline install squidiff",
     ),
 ]

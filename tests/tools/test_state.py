@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_store import SmallStore, small_store
 
-from perturbdiff.baselines.external import environment, tools
+from perturbdiff.baselines.external import tool_environments, known_tools
 
 pytestmark = pytest.mark.tools
 
@@ -20,8 +20,8 @@ FEW = {"max_steps": 40, "cell_set_len": 8, "hidden_dim": 32, "num_hidden_layers"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> SmallStore:
-    if environment.installed(tools.load("state")) is None:
-        pytest.skip(f"not installed in {environment.root()}: perturbdiff baseline install state")
+    if tool_environments.installed(known_tools.load("state")) is None:
+        pytest.skip(f"not installed in {tool_environments.root()}: perturbdiff baseline install state")
     return small_store(tmp_path_factory.mktemp("small"))
 
 

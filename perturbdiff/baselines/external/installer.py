@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from perturbdiff.baselines.external.pythons import Python, clean_environment, find_uv
+from perturbdiff.baselines.external.python_finder import Python, clean_environment, find_uv
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)

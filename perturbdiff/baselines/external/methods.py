@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.runtime import files
-from perturbdiff.baselines.external import environment, tools
+from perturbdiff.baselines.external import tool_environments, known_tools
 from perturbdiff.config.settings import BaselineConfig
 from perturbdiff.runtime.errors import UserError
 
@@ -53,7 +53,7 @@ class Method:
 
 
 def tool_method(
-    tool: tools.Tool, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
+    tool: known_tools.Tool, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
 ) -> Method:
     """Return a tool as a method.
 
@@ -76,7 +76,7 @@ def tool_method(
     settings = tool.resolve(config.settings, config.options)
     version, lock = tool.version, tool.lock_sha256
     if python is None:
-        python = environment.python_of(tool)
+        python = tool_environments.python_of(tool)
         of_python = None
     else:
         python, lock = _program(python), None
@@ -167,7 +167,7 @@ def _program(given: Path) -> Path:
     return Path(found).absolute()  # not resolved: a link in an environment's bin leads to its packages
 
 
-def _versions(python: Path, tool: tools.Tool) -> tuple[str, str]:
+def _versions(python: Path, tool: known_tools.Tool) -> tuple[str, str]:
     """Return the versions of an interpreter and of a tool in it."""
     done = _ask([str(python), "-c", _VERSIONS, tool.package])
     if done.returncode:
@@ -186,7 +186,7 @@ def _interpreter(program: tuple[str, ...]) -> str | None:
 
 
 def _ask(command: list[str]) -> subprocess.CompletedProcess[str]:
-    own = environment.clean_environment()
+    own = tool_environments.clean_environment()
     try:
         return subprocess.run(
             command, capture_output=True, text=True, timeout=_START_SECONDS, env=own, check=False

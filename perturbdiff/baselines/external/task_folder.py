@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.baselines.task import Task
+from perturbdiff.baselines.baseline_task import Task
 from perturbdiff.splits.store_export import H5Writer, ObsReader
 from perturbdiff.store.views import read_rows
 from perturbdiff.runtime.progress import track

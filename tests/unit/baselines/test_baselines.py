@@ -6,7 +6,8 @@ import pytest
 import zarr
 from small_store import small_store
 
-from perturbdiff.baselines import NAMES, linear, predict
+from perturbdiff.baselines import NAMES, predict
+from perturbdiff.baselines.simple import linear
 from perturbdiff.store.pseudobulk import condition_means, group_means
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 
 LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL = "non-targeting"
@@ -32,7 +32,7 @@ LINES = [
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(tools.load("cellflow").adapter.parent))
+    monkeypatch.syspath_prepend(str(known_tools.load("cellflow").adapter.parent))
     return import_module("run_cellflow")
 
 
@@ -55,7 +55,7 @@ def make_task(tmp_path: Path, adapter: ModuleType):
         )
         facts = {"contract": 1, "method": "cellflow", "control": CONTROL, "target_sum": 10.0, "seed": 0}
         facts |= {"has_counts": True, "threads": 1, "device": "cpu", "device_required": False}
-        facts["settings"] = tools.load("cellflow").resolve("quick", options)
+        facts["settings"] = known_tools.load("cellflow").resolve("quick", options)
         (tmp_path / "task.json").write_text(json.dumps(facts))
         return adapter.Task(tmp_path)
 
@@ -63,7 +63,7 @@ def make_task(tmp_path: Path, adapter: ModuleType):
 
 
 def test_every_setting_is_used() -> None:
-    tool = tools.load("cellflow")
+    tool = known_tools.load("cellflow")
     source = tool.adapter.read_text()
     assert [name for name in tool.settings if not re.search(rf"\b(settings|s)\.{name}\b", source)] == []
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 
 LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL = "no treatment"
@@ -24,7 +24,7 @@ TARGET_SUM = 50.0
 
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(tools.load("cpa").adapter.parent))
+    monkeypatch.syspath_prepend(str(known_tools.load("cpa").adapter.parent))
     return import_module("run_cpa")
 
 
@@ -49,7 +49,7 @@ def make_task(tmp_path: Path, adapter: ModuleType, counts: np.ndarray):
         pd.DataFrame(queries, columns=columns).to_csv(tmp_path / "queries.csv", index=False)
         facts = {"contract": 1, "method": "cpa", "control": CONTROL, "target_sum": TARGET_SUM, "seed": 0}
         facts |= {"has_counts": has_counts, "threads": 1, "device": "cpu", "device_required": False}
-        facts["settings"] = tools.load("cpa").resolve("quick", options)
+        facts["settings"] = known_tools.load("cpa").resolve("quick", options)
         (tmp_path / "task.json").write_text(json.dumps(facts))
         return adapter.Task(tmp_path)
 
@@ -57,7 +57,7 @@ def make_task(tmp_path: Path, adapter: ModuleType, counts: np.ndarray):
 
 
 def test_every_setting_is_used():
-    tool = tools.load("cpa")
+    tool = known_tools.load("cpa")
     source = tool.adapter.read_text()
     assert [name for name in tool.settings if not re.search(rf'(settings\.|"){name}\b', source)] == []
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.baselines.external import tools
-from perturbdiff.baselines.external.variables import ADAPTERS
+from perturbdiff.baselines.external import known_tools
+from perturbdiff.baselines.external.environment_variables import ADAPTERS
 
 torch = pytest.importorskip("torch")
 
@@ -114,7 +114,7 @@ def test_importing_the_adapter_needs_no_squidiff() -> None:
 
 
 def test_quick_is_smaller_than_recommended() -> None:
-    tool = tools.load("squidiff")
+    tool = known_tools.load("squidiff")
     recommended, quick = tool.resolve("recommended", {}), tool.resolve("quick", {})
     assert all(quick[name] < recommended[name] for name in ("width", "steps", "sample_steps"))
     assert recommended["predict_xstart"]

@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.baselines.external import tools
-from perturbdiff.baselines.external.variables import ADAPTERS
+from perturbdiff.baselines.external import known_tools
+from perturbdiff.baselines.external.environment_variables import ADAPTERS
 
 LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL, ODD = "no treatment", 'drug "A", 1.0µM/${x} [b]'
@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     pd.DataFrame(queries, columns=pd.Index([*LABELS, "control_row"])).to_csv(
         tmp_path / "queries.csv", index=False
     )
-    settings = tools.load("state").resolve("quick", {})
+    settings = known_tools.load("state").resolve("quick", {})
     facts = {"contract": 1, "method": "state", "control": CONTROL, "target_sum": 1e4, "has_counts": True}
     facts |= {"seed": 3, "threads": 1, "device": "cpu", "settings": settings}
     (tmp_path / "task.json").write_text(json.dumps(facts))
@@ -59,7 +59,7 @@ def task(folder: Path, **settings: Any) -> Any:
 
 def test_settings_fit_together(adapter: ModuleType, folder: Path) -> None:
     for kind in ("recommended", "quick"):
-        adapter.check(task(folder, **tools.load("state").resolve(kind, {})))
+        adapter.check(task(folder, **known_tools.load("state").resolve(kind, {})))
 
 
 @pytest.mark.parametrize(

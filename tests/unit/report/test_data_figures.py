@@ -176,7 +176,7 @@ def test_a_broken_table_is_named(tmp_path):
 
 def test_report_shows_figures_of_each_store(counts_file, tmp_path):
     from perturbdiff.config import recipes
-    from perturbdiff.baselines.run import predict
+    from perturbdiff.baselines.baseline_stage import predict
     from perturbdiff.config.settings import EvaluateConfig
     from perturbdiff.preprocessing.preprocessing_stage import preprocess
     from perturbdiff.splits.splits import make_split

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perturbdiff import sampling
-from perturbdiff.baselines.task import Task
+from perturbdiff.baselines.baseline_task import Task
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.store.store import Store

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.baselines.external import answer
-from perturbdiff.baselines.external.answer import Answer
+from perturbdiff.baselines.external import adapter_output
+from perturbdiff.baselines.external.adapter_output import Answer
 from perturbdiff.runtime.errors import UserError
 
 GENES = [f"g{i}" for i in range(6)]
@@ -30,7 +30,7 @@ def read(answered):
 
 @pytest.mark.parametrize("form", [np.array, sp.csr_matrix, lambda x: x.astype(np.float64)])
 def test_dense_and_sparse_values_are_read_in_blocks(tmp_path, monkeypatch, form):
-    monkeypatch.setattr(answer, "_ROWS_PER_BLOCK", 2)
+    monkeypatch.setattr(adapter_output, "_ROWS_PER_BLOCK", 2)
     obs, values = read(opened(tmp_path / "x.h5ad", form(VALUES)))
     np.testing.assert_array_equal(values, VALUES)
     assert obs["perturbation"].tolist() == QUERIES["perturbation"].tolist()

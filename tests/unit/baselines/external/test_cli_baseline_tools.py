@@ -5,7 +5,7 @@ import typer
 from fake_tool import load, make_registry
 from typer.testing import CliRunner
 
-from perturbdiff.baselines.external import environment, installer
+from perturbdiff.baselines.external import tool_environments, installer
 from perturbdiff.cli_baseline_tools import mount
 from perturbdiff.runtime.errors import UserError
 
@@ -78,4 +78,4 @@ def test_remove(call, tmp_path):
     call("install", "fake")
     assert call("remove", "fake").stdout.startswith(f"fake: {tmp_path / 'env'}/fake-1.0-")
     assert list((tmp_path / "env").iterdir()) == []
-    assert environment.root() == tmp_path / "env"
+    assert tool_environments.root() == tmp_path / "env"

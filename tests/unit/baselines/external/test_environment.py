@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_tool import DESCRIPTION, load, make_registry, make_wheel
 
-from perturbdiff.baselines.external import environment, installer, pythons
+from perturbdiff.baselines.external import tool_environments, installer, python_finder
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.locks import locked
 
@@ -51,7 +51,7 @@ def made(monkeypatch):
 
 
 def needs_uv():
-    if not pythons.find_uv():
+    if not python_finder.find_uv():
         pytest.skip("uv is not here")
 
 
@@ -60,13 +60,13 @@ def test_installs_the_lock_and_nothing_else(tool, place, monkeypatch, tmp_path, 
     needs_uv() if by == "uv" else monkeypatch.setattr(installer, "find_uv", lambda: None)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "registry"))  # ours must not be seen
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "lost"))
-    found = environment.install(tool, HERE)
+    found = tool_environments.install(tool, HERE)
     assert found.folder == place / f"fake-1.0-{tool.lock_sha256[:8]}"
     record = json.loads((found.folder / "installed.json").read_text())
     assert record["lock_sha256"] == tool.lock_sha256
     assert record["python"] == sys.version.split()[0]
     assert record["installer"].split()[0] == by
-    assert environment.python_of(tool) == found.folder / "env" / "bin" / "python"
+    assert tool_environments.python_of(tool) == found.folder / "env" / "bin" / "python"
     there = {p.name for p in (found.folder / "env").glob("lib/python*/site-packages/*.dist-info")}
     assert {name for name in there if not name.startswith(("pip-", "setuptools-"))} == {
         "fake_tool-1.0.dist-info"
@@ -76,25 +76,25 @@ def test_installs_the_lock_and_nothing_else(tool, place, monkeypatch, tmp_path, 
 
 
 def test_what_is_there_is_not_made_again_unless_forced(tool, made):
-    first = environment.install(tool, HERE)
-    assert environment.install(tool).record == first.record
+    first = tool_environments.install(tool, HERE)
+    assert tool_environments.install(tool).record == first.record
     assert len(made) == 1
-    environment.install(tool, HERE, force=True)
+    tool_environments.install(tool, HERE, force=True)
     assert len(made) == 2
 
 
 def test_another_lock_is_another_environment(tool, made, monkeypatch, tmp_path):
-    environment.install(tool, HERE)
+    tool_environments.install(tool, HERE)
     other = load(monkeypatch, make_registry(tmp_path / "registry", digest="1" * 64))
-    assert environment.installed(other) is None
+    assert tool_environments.installed(other) is None
     with pytest.raises(
         UserError, match="fake is not installed in .*: run 'perturbdiff baseline install fake'"
     ):
-        environment.python_of(other)
-    environment.install(other, HERE)
-    assert [folder.name[:9] for folder in environment.remove(other)] == ["fake-1.0-"] * 2
-    assert environment.installed(tool) is None
-    assert environment.remove(other) == []
+        tool_environments.python_of(other)
+    tool_environments.install(other, HERE)
+    assert [folder.name[:9] for folder in tool_environments.remove(other)] == ["fake-1.0-"] * 2
+    assert tool_environments.installed(tool) is None
+    assert tool_environments.remove(other) == []
 
 
 @pytest.mark.parametrize("error", [UserError("no"), KeyboardInterrupt()])
@@ -102,35 +102,35 @@ def test_an_interrupted_installation_leaves_its_log_alone(tool, place, made, mon
     def probe(*_):
         raise error
 
-    monkeypatch.setattr(environment, "_probe", probe)
+    monkeypatch.setattr(tool_environments, "_probe", probe)
     with pytest.raises(type(error)):
-        environment.install(tool, HERE)
-    assert environment.installed(tool) is None
-    left = {p.name for p in environment.folder_of(tool).iterdir()}
+        tool_environments.install(tool, HERE)
+    assert tool_environments.installed(tool) is None
+    left = {p.name for p in tool_environments.folder_of(tool).iterdir()}
     assert left == {".lock", "install.log"}
 
 
 def test_what_a_killed_one_left_is_removed(tool, made):
-    folder = environment.folder_of(tool)
+    folder = tool_environments.folder_of(tool)
     (folder / "env" / "bin").mkdir(parents=True)
     (folder / "env" / "half").write_text("x")
     (folder / ".lock").touch()
-    environment.install(tool, HERE)
+    tool_environments.install(tool, HERE)
     assert not (folder / "env" / "half").exists()
 
 
 def test_two_at_once(tool, made, monkeypatch):
-    with locked(environment.folder_of(tool), "another"):
+    with locked(tool_environments.folder_of(tool), "another"):
         with pytest.raises(UserError, match="another installation of fake is using this folder"):
-            environment.install(tool, HERE)
+            tool_environments.install(tool, HERE)
     assert made == []
 
 
 def test_the_second_waits_if_asked_and_takes_what_the_first_made(tool, made, monkeypatch):
     monkeypatch.setenv("PD_WAIT", "60")
-    folder, results = environment.folder_of(tool), []
+    folder, results = tool_environments.folder_of(tool), []
     with locked(folder, "another"):
-        second = threading.Thread(target=lambda: results.append(environment.install(tool, HERE)))
+        second = threading.Thread(target=lambda: results.append(tool_environments.install(tool, HERE)))
         second.start()
         time.sleep(1.5)  # it looks every 2 s
         (folder / "installed.json").write_text(json.dumps({"lock_sha256": tool.lock_sha256}))
@@ -140,12 +140,12 @@ def test_the_second_waits_if_asked_and_takes_what_the_first_made(tool, made, mon
 
 
 def test_a_python_that_is_gone(tool, made):
-    found = environment.install(tool, HERE)
+    found = tool_environments.install(tool, HERE)
     (found.folder / "env" / "bin" / "python").unlink()
     with pytest.raises(UserError, match="Python of this environment is gone: .*--force"):
-        environment.python_of(tool)
-    environment.install(tool, HERE)
-    assert environment.python_of(tool).exists()
+        tool_environments.python_of(tool)
+    tool_environments.install(tool, HERE)
+    assert tool_environments.python_of(tool).exists()
 
 
 def test_room_and_platform_are_looked_at_first(tool, made, monkeypatch, tmp_path):
@@ -155,11 +155,11 @@ def test_room_and_platform_are_looked_at_first(tool, made, monkeypatch, tmp_path
     with pytest.raises(
         UserError, match=r"takes 1000000000.0 GB and .* GB free; .* name another place in PD_BASELINES"
     ):
-        environment.install(big, HERE)
+        tool_environments.install(big, HERE)
     text = DESCRIPTION.replace("[linux-x86_64, linux-aarch64, darwin-arm64]", "[plan9-mips]")
     far = load(monkeypatch, make_registry(tmp_path / "far", text))
     with pytest.raises(UserError, match="fake 1.0 is locked for plan9-mips; this machine is"):
-        environment.install(far, HERE)
+        tool_environments.install(far, HERE)
     assert made == []
 
 
@@ -167,16 +167,16 @@ def test_a_place_that_cannot_be_written(tool, made, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("PD_BASELINES", str(tmp_path / "file"))
     with pytest.raises(UserError, match="cannot write"):
-        environment.install(tool, HERE)
+        tool_environments.install(tool, HERE)
 
 
 def test_the_place(monkeypatch, tmp_path):
     monkeypatch.delenv("PD_BASELINES", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert environment.root() == tmp_path / "data" / "perturbdiff" / "baselines"
+    assert tool_environments.root() == tmp_path / "data" / "perturbdiff" / "baselines"
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert environment.root() == tmp_path / ".local" / "share" / "perturbdiff" / "baselines"
+    assert tool_environments.root() == tmp_path / ".local" / "share" / "perturbdiff" / "baselines"
 
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
@@ -184,8 +184,8 @@ def test_a_changed_package_is_refused(tool, monkeypatch, tmp_path, by):
     needs_uv() if by == "uv" else monkeypatch.setattr(installer, "find_uv", lambda: None)
     make_wheel(tmp_path / "wheels", "VALUE = 2\n")
     with pytest.raises(UserError, match="not the one that was locked.*log: .*install.log"):
-        environment.install(tool, HERE)
-    assert environment.installed(tool) is None
+        tool_environments.install(tool, HERE)
+    assert tool_environments.installed(tool) is None
 
 
 @pytest.mark.parametrize("by", ["uv", "pip"])
@@ -197,7 +197,7 @@ def test_no_network(tool, monkeypatch, by):
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(UserError, match="fake: installing its packages failed: .*index cannot be reached"):
-        environment.install(tool, HERE)
+        tool_environments.install(tool, HERE)
 
 
 def test_a_tool_that_cannot_be_imported(tool, monkeypatch, tmp_path):
@@ -207,7 +207,7 @@ def test_a_tool_that_cannot_be_imported(tool, monkeypatch, tmp_path):
     with pytest.raises(
         UserError, match=r"trying it \('import fake_tool'\) failed: ImportError: libgone.so: cannot open"
     ):
-        environment.install(broken, HERE)
+        tool_environments.install(broken, HERE)
 
 
 @pytest.mark.parametrize(

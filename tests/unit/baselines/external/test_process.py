@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff.baselines.external import process
+from perturbdiff.baselines.external import adapter_process
 from perturbdiff.baselines.external.output_log import OutputLog
-from perturbdiff.baselines.external.variables import ADAPTERS, environment
+from perturbdiff.baselines.external.environment_variables import ADAPTERS, environment
 
 FORK_AND_SLEEP = """
 import os, subprocess, sys, time
@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     def go(code, seconds=60.0, **variables):
         log = OutputLog(tmp_path / "out.h5ad", "m")
         with log:
-            ended = process.run([sys.executable, "-S", "-c", code], tmp_path, log, name="m",
+            ended = adapter_process.run([sys.executable, "-S", "-c", code], tmp_path, log, name="m",
                                 environment={**os.environ, **variables}, seconds=seconds)  # fmt: skip
         return ended, log
 
@@ -103,20 +103,20 @@ def test_the_line_that_tells_why_it_failed_is_found(run):
 
 def test_a_program_that_is_not_there(tmp_path):
     with OutputLog(tmp_path / "o.h5ad", "m") as log:
-        ended = process.run(["/no/such/python", "x"], tmp_path, log, name="m", environment={}, seconds=9)
+        ended = adapter_process.run(["/no/such/python", "x"], tmp_path, log, name="m", environment={}, seconds=9)
     assert ended.code == 127
     assert log.last(1) == ["/no/such/python: No such file or directory"]
 
 
 def test_progress_lines_become_lines_of_the_log_at_times(run, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "perturbdiff")
-    monkeypatch.setattr(process, "LOG_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(adapter_process, "LOG_EVERY_SECONDS", 0.0)
     run("import time\nfor i in range(3): print(f'progress {i}/4 training', flush=True); time.sleep(0.05)")
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "m: training: 0/4"
     assert said[2].startswith("m: training: 2/4, ")
     assert said[2].endswith("s left")
-    monkeypatch.setattr(process, "LOG_EVERY_SECONDS", 1000.0)
+    monkeypatch.setattr(adapter_process, "LOG_EVERY_SECONDS", 1000.0)
     run("print('progress 1/4')\nprint('progress is slow')")
     assert (tmp_path / "out.h5ad.log").read_text() == "progress is slow\n"
 
@@ -167,7 +167,7 @@ def test_variables_of_our_own_packages_and_of_the_job_stay_here(run, tmp_path):
     assert environment(given, tmp_path, threads=3, device="cuda")["CUDA_VISIBLE_DEVICES"] == "0,1"
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     with OutputLog(tmp_path / "o.h5ad", "m") as log:
-        process.run(
+        adapter_process.run(
             [sys.executable, "-S", "-c", code], tmp_path, log, name="m", environment=found, seconds=60
         )
     assert {k: v for k, v in json.loads(log.last(1)[0]).items() if k in found} == found

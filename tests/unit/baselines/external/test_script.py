@@ -16,7 +16,7 @@ from small_store import small_store
 
 from perturbdiff.baselines import predict
 from perturbdiff.baselines.external.methods import script_method
-from perturbdiff.baselines.external.run import predict_external
+from perturbdiff.baselines.external.external_stage import predict_external
 from perturbdiff.config.settings import BaselineConfig
 from perturbdiff.predictions import read_predictions
 
@@ -122,7 +122,7 @@ def test_a_finished_run_is_not_repeated_unless_something_changed(run, small, tmp
 
 def test_zarr_and_blocks(run, tmp_path, monkeypatch):
     assert run(COPY + WRITE).code == 0
-    monkeypatch.setattr("perturbdiff.baselines.external.answer._ROWS_PER_BLOCK", 7)
+    monkeypatch.setattr("perturbdiff.baselines.external.adapter_output._ROWS_PER_BLOCK", 7)
     assert run(COPY + WRITE, out="p.zarr").code == 0
     one, other = (read_predictions(tmp_path / name) for name in ("p.h5ad", "p.zarr"))
     np.testing.assert_array_equal(one.X.toarray(), other.X.toarray())

@@ -3,7 +3,7 @@
 import pytest
 from fake_tool import DESCRIPTION, load, make_registry
 
-from perturbdiff.baselines.external import tools
+from perturbdiff.baselines.external import known_tools
 from perturbdiff.runtime.errors import UserError
 
 
@@ -25,9 +25,9 @@ def test_a_tool_is_its_description_and_its_lock(fake, tmp_path):
         fake.title = "x"
 
 
-@pytest.mark.parametrize("name", tools.names())
+@pytest.mark.parametrize("name", known_tools.names())
 def test_the_tools_of_the_package_are_complete(name):
-    tool = tools.load(name)
+    tool = known_tools.load(name)
     assert tool.adapter.is_file()
     assert tool.settings, "no settings"
     assert tool.determinism
@@ -102,6 +102,6 @@ def test_a_wrong_description_says_where(monkeypatch, tmp_path, old, new, said):
 
 def test_an_unknown_tool(fake):
     with pytest.raises(UserError, match="no tool 'fakee', did you mean 'fake'"):
-        tools.load("fakee")
+        known_tools.load("fakee")
     with pytest.raises(UserError, match="no tool 'zzz'; tools: fake"):
-        tools.load("zzz")
+        known_tools.load("zzz")

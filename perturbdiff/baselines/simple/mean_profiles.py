@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perturbdiff.baselines.task import Predictor, Recipe, Task
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
 from perturbdiff.store.pseudobulk import group_means
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perturbdiff.baselines.task import Predictor, Recipe, Task
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
 
 
 def control_copy(task: Task) -> Predictor:

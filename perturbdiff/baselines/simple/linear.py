@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perturbdiff.baselines.task import Predictor, Recipe, Task
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
 from perturbdiff.store.pseudobulk import group_means
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from perturbdiff.baselines.task import Predictor, Recipe, Task
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
 from perturbdiff.store.pseudobulk import condition_means, group_means
 
 logger = logging.getLogger(__name__)

@@ -18,14 +18,14 @@ import pandas as pd
 
 from perturbdiff.runtime import files, provenance
 from perturbdiff import predictions
-from perturbdiff.baselines import output
-from perturbdiff.baselines.external import process
-from perturbdiff.baselines.external.answer import Answer
+from perturbdiff.baselines import baseline_output
+from perturbdiff.baselines.external import adapter_process
+from perturbdiff.baselines.external.adapter_output import Answer
 from perturbdiff.baselines.external.failures import explain
 from perturbdiff.baselines.external.methods import Method
 from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.task_folder import (CONTRACT, FACTS, PREDICTIONS, TRAIN, Written, write_task)
-from perturbdiff.baselines.external.variables import environment
+from perturbdiff.baselines.external.environment_variables import environment
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.devices import resolve_device
@@ -101,7 +101,7 @@ def predict_external(
     }
     inputs = {"store": Path(store), "split": Path(split), **method.inputs}
     with (
-        process.ending_on_signals(),
+        adapter_process.ending_on_signals(),
         provenance.stage(
             "baseline", out, config=recipe, inputs=inputs, seed=seed, folder=folder, force=force
         ) as stage,
@@ -164,7 +164,7 @@ class _Run:
         self, stage: provenance.Stage, split: pd.DataFrame, part: str, log: OutputLog, hours: float
     ) -> None:
         """Do it all; what is to be recorded goes into ``stage``."""
-        task, wanted = output.open_task(self.store, split, part, self.seed)
+        task, wanted = baseline_output.open_task(self.store, split, part, self.seed)
         with log:
             written = write_task(
                 self.folder,
@@ -181,14 +181,14 @@ class _Run:
             stage.notes["method_run"] = self._record(ended, facts)
             stage.results |= self._write(stage.path, wanted, written, facts, learned=part == "train")
 
-    def _run_adapter(self, log: OutputLog, hours: float) -> process.Ended:
+    def _run_adapter(self, log: OutputLog, hours: float) -> adapter_process.Ended:
         """Run the adapter; return how it ended if it ended well."""
         name, caches = self.method.name, self.folder / "cache"
         caches.mkdir()
         seconds, limit = _time_limit(hours)
         logger.info("%s: running (%s, threads: %d), output in %s", name, self.device, self.threads, log.path)
         log.say(f"{name} (at most {seconds / 3600:.2f} h): {' '.join(self.method.command)}")
-        ended = process.run(
+        ended = adapter_process.run(
             [*self.method.command, str(self.folder)],
             self.folder,
             log,
@@ -215,7 +215,7 @@ class _Run:
             found = {}
         return found
 
-    def _record(self, ended: process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
+    def _record(self, ended: adapter_process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
         return {
             "device": self.device,
             **facts,
@@ -243,7 +243,7 @@ class _Run:
         with Answer(
             self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names
         ) as answer:
-            counts = output.write(path, self.store, wanted, answer.cells(), facts=told, learned=learned)
+            counts = baseline_output.write(path, self.store, wanted, answer.cells(), facts=told, learned=learned)
         values = max(len(queries) * self.store.n_genes, 1)
         if answer.negative:
             share = answer.negative / values

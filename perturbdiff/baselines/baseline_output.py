@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff import predictions
-from perturbdiff.baselines.task import Task
+from perturbdiff.baselines.baseline_task import Task
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 from perturbdiff.runtime.progress import track
