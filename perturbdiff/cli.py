@@ -169,7 +169,7 @@ def report(
 
     Prints the main metrics as well.
     """
-    from perturbdiff.report.page import headline, write_report
+    from perturbdiff.report.page.page import headline, write_report
 
     settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
     lost: dict[str, Any] = {"expected": expected, "logs": logs or ()}

@@ -38,7 +38,7 @@ def stats(
     perturbations.
     """
     from perturbdiff.statistics.statistics_stage import write_statistics
-    from perturbdiff.report.data_figures import write_figures
+    from perturbdiff.report.figures.store_figures import write_figures
 
     done = write_statistics(
         store,

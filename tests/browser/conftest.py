@@ -17,7 +17,7 @@ from perturbdiff.baselines.baseline_stage import predict
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.statistics.statistics_stage import write_statistics
 from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
-from perturbdiff.report.page import write_report
+from perturbdiff.report.page.page import write_report
 
 ROOT = Path(__file__).parents[2]
 FLAGS = (

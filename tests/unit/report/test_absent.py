@@ -6,11 +6,11 @@ import pytest
 from report_runs import make_run
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report import svg
-from perturbdiff.report.absent import read_expected
-from perturbdiff.report.logs import reason
-from perturbdiff.report.page import headline, write_report
-from perturbdiff.report.results import read_runs
+from perturbdiff.report.figures import svg
+from perturbdiff.report.loading.failed_runs import read_expected
+from perturbdiff.report.loading.stage_logs import reason
+from perturbdiff.report.page.page import headline, write_report
+from perturbdiff.report.loading.results import read_runs
 
 BEGUN = "2026-01-02 03:04:05 ======== host node, process 7: perturbdiff baseline cpa store --out cpa.h5ad\n"
 

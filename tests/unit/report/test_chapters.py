@@ -3,9 +3,9 @@
 import pytest
 from report_runs import make_run
 
-from perturbdiff.report.chapters import chapter
-from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import looks
+from perturbdiff.report.sections.chapters import chapter
+from perturbdiff.report.loading.results import read_runs
+from perturbdiff.report.figures.svg import looks
 
 NOTE = "their energy distances are too low beside the others'"
 

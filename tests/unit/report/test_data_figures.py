@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report.data_figures import pictures, write_figures
+from perturbdiff.report.figures.store_figures import pictures, write_figures
 
 TYPES = ["B", "CD4 <naive>", "NA", "Plasmablast"]
 ALL = {
@@ -181,7 +181,7 @@ def test_report_shows_figures_of_each_store(counts_file, tmp_path):
     from perturbdiff.preprocessing.preprocessing_stage import preprocess
     from perturbdiff.splits.splits import make_split
     from perturbdiff.evaluation.evaluation_stage import evaluate
-    from perturbdiff.report.page import write_report
+    from perturbdiff.report.page.page import write_report
 
     recipe = recipes.load("tiny", ["split.held_out=[d2]"])
     store = preprocess([counts_file], tmp_path / "store", recipe.data)

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report.effects import (Side, Split, effects, paired_sides, read_side, top_genes)
-from perturbdiff.report.results import Run
+from perturbdiff.report.loading.de_tables import (Side, Split, effects, paired_sides, read_side, top_genes)
+from perturbdiff.report.loading.results import Run
 
 GENES = ("a", "b", "c", "d")
 

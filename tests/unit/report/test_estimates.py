@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from perturbdiff.evaluation.scoring.intervals import bootstrap_means, bootstrap_nested
-from perturbdiff.report.experiment.design import Entry
-from perturbdiff.report.experiment.estimates import COLUMNS, Estimates, frame
-from perturbdiff.report.experiment.groups import groups, units
-from perturbdiff.report.results import Run
+from perturbdiff.report.experiments.arm_design import Entry
+from perturbdiff.report.experiments.arm_estimates import COLUMNS, Estimates, frame
+from perturbdiff.report.experiments.run_groups import groups, units
+from perturbdiff.report.loading.results import Run
 
 LEVEL = math.nan
 

@@ -11,18 +11,18 @@ from typer.testing import CliRunner
 
 from perturbdiff.cli import app
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report import svg
-from perturbdiff.report.experiment import arm_tables
-from perturbdiff.report.experiment.chapter import FIGURES, chapter, figure_names
-from perturbdiff.report.experiment.compute import Work
-from perturbdiff.report.experiment.design import default_design, read_design
-from perturbdiff.report.experiment.estimates import Estimates
-from perturbdiff.report.experiment.experiment import experiment
-from perturbdiff.report.experiment.groups import groups
-from perturbdiff.report.experiment.published import beside, read_published
-from perturbdiff.report.layout import drawn
-from perturbdiff.report.page import headline, write_report
-from perturbdiff.report.results import read_runs
+from perturbdiff.report.figures import svg
+from perturbdiff.report.experiments import arm_tables
+from perturbdiff.report.experiments.experiment_chapter import FIGURES, chapter, figure_names
+from perturbdiff.report.experiments.training_work import Work
+from perturbdiff.report.experiments.arm_design import default_design, read_design
+from perturbdiff.report.experiments.arm_estimates import Estimates
+from perturbdiff.report.experiments.experiment import experiment
+from perturbdiff.report.experiments.run_groups import groups
+from perturbdiff.report.experiments.published_numbers import beside, read_published
+from perturbdiff.report.sections.layout import drawn
+from perturbdiff.report.page.page import headline, write_report
+from perturbdiff.report.loading.results import read_runs
 
 SKILLS = {"scratch": 0.5, "tuned": 0.7}
 METRICS = (

@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.report import seeds
-from perturbdiff.report.absent import Absent
-from perturbdiff.report.columns import Column
-from perturbdiff.report.exports import write_tables
-from perturbdiff.report.families import families, seed_of, stem
-from perturbdiff.report.page import _looks
-from perturbdiff.report.results import Run, _kind, read_runs
-from perturbdiff.report.subject import opponent, subject
+from perturbdiff.report.figures import seed_means
+from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.page.exports import write_tables
+from perturbdiff.report.loading.seed_groups import families, seed_of, stem
+from perturbdiff.report.page.page import _looks
+from perturbdiff.report.loading.results import Run, _kind, read_runs
+from perturbdiff.report.sections.chapter_data import opponent, subject
 
 PDCORR = Column("PDCorr", "PDCorr", "higher")
 MSE = Column("MSE", "MSE", "lower")
@@ -159,7 +159,7 @@ def three():
 
 
 def test_mean_and_sample_standard_deviation_over_seeds(three):
-    lines = seeds.lines([*three, run("linear", LINEAR, PDCorr=0.4), run("ceiling", PDCorr=0.9)], [])
+    lines = seed_means.lines([*three, run("linear", LINEAR, PDCorr=0.4), run("ceiling", PDCorr=0.9)], [])
     assert [(x.name, x.kind, x.count) for x in lines] == [
         ("cpa", "external method", "3"),
         ("linear", "baseline", "1"),
@@ -169,44 +169,44 @@ def test_mean_and_sample_standard_deviation_over_seeds(three):
     assert (spread.mean, spread.sd, spread.n) == (pytest.approx(0.3), pytest.approx(math.sqrt(0.07)), 3)
     assert lines[0].spread("MSE").sd == 0.0
     assert math.isnan(lines[1].spread("PDCorr").sd)
-    assert seeds.repeated(lines)
-    assert not seeds.repeated(lines[1:])
+    assert seed_means.repeated(lines)
+    assert not seed_means.repeated(lines[1:])
 
 
 def test_undefined_scores_are_left_out_and_counted(three):
     three[2] = run("cpa-2", {**CPA, "seed": 2}, PDCorr=np.nan, MSE=2.0)
-    line = seeds.lines(three, [])[0]
+    line = seed_means.lines(three, [])[0]
     spread = line.spread("PDCorr")
     assert (spread.mean, spread.sd, spread.n) == (pytest.approx(0.15), pytest.approx(math.sqrt(0.005)), 2)
-    cell = seeds.table([line], [PDCORR], "t").rows[0].cells[1]
+    cell = seed_means.table([line], [PDCORR], "t").rows[0].cells[1]
     assert (cell.count, cell.note) == ("2 of 3", "± 0.071")
     assert line.spread("AUPRC").n == 0
 
 
 def test_failed_seeds_are_counted_and_failed_methods_have_a_line(three):
     lost = [Absent("toy", name, "tool", "why") for name in ("cpa-3", "state-0", "state-1", "squidiff")]
-    lines = seeds.lines(three, lost)
+    lines = seed_means.lines(three, lost)
     assert [(x.name, x.count) for x in lines] == [
         ("cpa", "3 (1 failed)"),
         ("state", "0 (2 failed)"),
         ("squidiff", "0 (1 failed)"),
     ]
-    rows = seeds.table(lines, [PDCORR, MSE], "t").rows
+    rows = seed_means.table(lines, [PDCORR, MSE], "t").rows
     assert [c.text for c in rows[1].cells] == ["0 (2 failed)", "failed", "–"]
 
 
 def test_tables_as_text_csv_and_markdown(three, tmp_path):
     runs = [*three, run("a|b", PDCorr=0.4, MSE=1.0)]
     lost = [Absent("toy", "state", "tool", "why", ("s.log",))]
-    lines = seeds.lines(runs, lost)
-    assert seeds.text(lines, [PDCORR]).splitlines() == [
+    lines = seed_means.lines(runs, lost)
+    assert seed_means.text(lines, [PDCORR]).splitlines() == [
         "toy               n       PDCorr ↑",
         "──────────────────────────────────",
         "cpa               3  0.300 ± 0.265",
         "a|b               1          0.400",
         "state  0 (1 failed)         failed",
     ]
-    assert seeds.markdown(lines, [PDCORR, MSE]).splitlines()[1:4] == [
+    assert seed_means.markdown(lines, [PDCORR, MSE]).splitlines()[1:4] == [
         "| --- | --- | --- | --- |",
         "| cpa | 3 | 0.300 ± 0.265 | 2.00 ± 0.00 |",
         "| a\\|b | 1 | 0.400 | 1.00 |",

@@ -9,12 +9,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from perturbdiff.report import plots, plots_genes, plots_scores
-from perturbdiff.report.columns import Column
-from perturbdiff.report.comparison import win_rates
-from perturbdiff.report.effects import STEP, Split
-from perturbdiff.report.plots_scores import Forest
-from perturbdiff.report.svg import PNG_DPI, export, looks
+from perturbdiff.report.figures import condition_plots, gene_plots, score_plots
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.loading.comparison import win_rates
+from perturbdiff.report.loading.de_tables import STEP, Split
+from perturbdiff.report.figures.score_plots import Forest
+from perturbdiff.report.figures.svg import PNG_DPI, export, looks
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")
 RATIO = Column("gene_sd_ratio", "SD of genes", "one")
@@ -35,7 +35,7 @@ def rows(values, spread=0.1):
 
 def test_forest_holds_every_interval_and_line():
     panels = [Forest(UP, rows([0.5, np.nan, 0.7]), 0.1, 0.9), Forest(DOWN, rows([3.0, 2.0]))]
-    plot = plots_scores.forest("f", "t", panels, LOOK)
+    plot = score_plots.forest("f", "t", panels, LOOK)
     table = plot.data.set_index(["metric", "method"])
     assert len(table) == 5
     assert table.loc[("PDCorr", "method 0"), ["value", "low", "chance", "ceiling"]].to_list() == [
@@ -46,14 +46,14 @@ def test_forest_holds_every_interval_and_line():
     ]
     assert np.isnan(table.loc[("energy_distance", "method 1"), "chance"])
     assert {"PDCorr ↑", "chance", "ceiling", "method 2"} <= set(words(plot))
-    quiet = plots_scores.forest("f", "t", [Forest(DOWN, rows([3.0, 2.0]))], LOOK)
+    quiet = score_plots.forest("f", "t", [Forest(DOWN, rows([3.0, 2.0]))], LOOK)
     assert "chance" not in words(quiet)
 
 
 def test_forest_of_nothing_and_of_many():
-    empty = plots_scores.forest("f", "t", [Forest(UP, rows([np.nan, np.nan]))], LOOK)
+    empty = score_plots.forest("f", "t", [Forest(UP, rows([np.nan, np.nan]))], LOOK)
     assert empty.data["value"].isna().all()
-    many = plots_scores.forest("f", "t", [Forest(UP, rows(np.linspace(0, 1, 20)))] * 9, LOOK)
+    many = score_plots.forest("f", "t", [Forest(UP, rows(np.linspace(0, 1, 20)))] * 9, LOOK)
     assert len(many.data) == 180  # all, though 16 have a row
     assert "method 15" in words(many)
     assert "method 16" not in words(many)
@@ -64,12 +64,12 @@ def test_raw_radar_keeps_numbers_and_draws_them_within_its_rim():
     scores = pd.DataFrame({"a": [2.0, -1.0], "b": [0.5, np.nan], "c": [np.nan, np.nan]}, index=METHODS[:2])
     lines = pd.DataFrame({"a": [1.0], "b": [0.9], "c": [1.0]}, index=["chance"])
     columns = [Column(n, n.upper(), "higher") for n in "abc"]
-    plot = plots_scores.radar("r", "t", scores, columns, LOOK, lines=lines)
+    plot = score_plots.radar("r", "t", scores, columns, LOOK, lines=lines)
     assert plot.data["method"].to_list() == [*METHODS[:2], "chance"]
     assert plot.data["a"].to_list() == [2.0, -1.0, 1.0]
     assert "c" not in plot.data
     assert "C" not in words(plot)
-    rim = plots_scores._ring(pd.Series([2.0, -1.0, np.nan, 0.5]))
+    rim = score_plots._ring(pd.Series([2.0, -1.0, np.nan, 0.5]))
     assert rim.tolist() == [1.0, 0.0, 0.0, 0.5, 1.0]
 
 
@@ -101,7 +101,7 @@ def test_win_rates_of_all_pairs():
 
 def test_win_matrix_says_per_cent_and_leaves_gaps():
     rates = pd.DataFrame([[0.5, 0.875], [np.nan, 0.5]], index=METHODS[:2], columns=METHODS[:2])
-    plot = plots_scores.win_matrix("w", "t", rates, pd.DataFrame({"x": [1]}))
+    plot = score_plots.win_matrix("w", "t", rates, pd.DataFrame({"x": [1]}))
     assert [w for w in words(plot) if w.isdigit()] == ["88"]
 
 
@@ -109,23 +109,23 @@ def test_realism_bounds_its_axis():
     table = pd.DataFrame(
         {"method": METHODS[:3], "median": [0.0, 1.0, 900.0], "low": 0.0, "high": [0.0, 1.1, 1e4]}
     )
-    plot = plots_scores.realism("r", "t", [(RATIO, table)], LOOK)
+    plot = score_plots.realism("r", "t", [(RATIO, table)], LOOK)
     assert plot.data["median"].to_list() == [0.0, 1.0, 900.0]
     assert plot.data["metric"].eq("gene_sd_ratio").all()
 
 
 def test_ranks_are_binned_against_chance():
     ranks = {"method 0": np.array([0, 0, 0, 1]), "method 1": np.array([3, 2, 1, 0])}
-    table = plots_genes.rank_histograms("k", "t", ranks, 4, LOOK).data.set_index("method")
+    table = gene_plots.rank_histograms("k", "t", ranks, 4, LOOK).data.set_index("method")
     assert table.loc["method 0", "share"].to_list() == [0.75, 0.25, 0, 0]
     assert table.loc["method 1", "share"].to_list() == [0.25] * 4
     assert table["chance"].to_list() == [0.25] * 8
     many = {m: np.arange(1000) for m in METHODS}
-    plot = plots_genes.rank_histograms("k", "t", many, 1000, LOOK)
+    plot = gene_plots.rank_histograms("k", "t", many, 1000, LOOK)
     assert plot.data.groupby("method")["share"].sum().to_numpy() == pytest.approx(1.0)
     np.testing.assert_allclose(plot.data["share"], 0.05)
     assert len(plot.svg) < LIMIT
-    none = plots_genes.rank_histograms("k", "t", {"method 0": np.array([], int)}, 4, LOOK)
+    none = gene_plots.rank_histograms("k", "t", {"method 0": np.array([], int)}, 4, LOOK)
     assert none.data["share"].to_list() == [0.0] * 4
 
 
@@ -138,7 +138,7 @@ def split(true, other):
 
 def test_separation_figure_counts_every_gene():
     groups = {"real": split([2.0, 5.0, 30.0], [0.1, 0.2]), "method 0": split([0.5, 46.0], [0.0])}
-    plot = plots_genes.separations("s", "t", groups, 0.05)
+    plot = gene_plots.separations("s", "t", groups, 0.05)
     counts = plot.data.groupby(["method", "genes"])["count"].sum()
     assert counts["real", "true DE"] == 3
     assert counts["method 0", "other"] == 1
@@ -146,11 +146,11 @@ def test_separation_figure_counts_every_gene():
     assert last["count"].sum() == 1  # beyond the axis, in the last bin
     assert plot.data.loc[plot.data["method"] == "real", "separation"].iloc[0] == 1.0
     assert {"1.00", "0.50"} & set(words(plot)) == {"1.00"}
-    many = plots_genes.separations(
+    many = gene_plots.separations(
         "s", "t", dict.fromkeys([f"m{i}" for i in range(40)], groups["real"]), 0.05
     )
     assert len(many.svg) < LIMIT
-    nothing = plots_genes.separations("s", "t", {"real": split([], [])}, 0.05)
+    nothing = gene_plots.separations("s", "t", {"real": split([], [])}, 0.05)
     assert "n/a" in words(nothing)
 
 
@@ -168,7 +168,7 @@ def gene_table(n=3):
 
 @pytest.mark.parametrize("methods", [[], METHODS[:1], METHODS[:2]])
 def test_paired_dots_show_each_gene(methods):
-    plot = plots_genes.paired_dots("g", gene_table(), methods, 0.05, LOOK)
+    plot = gene_plots.paired_dots("g", gene_table(), methods, 0.05, LOOK)
     assert {"g0", "g1", "g2", "real", "drug · 40 DE genes"} <= set(words(plot))
     assert plot.data.equals(gene_table())
 
@@ -180,16 +180,16 @@ def test_sizes_of_effects_stay_small(n, columns):
     table = pd.DataFrame({"perturbation": [f"p{i}" for i in range(n)]})
     for column in columns:
         table[column] = rng.integers(0, 900, n).astype(float)
-    plot = plots_genes.sizes("z", "t", dict.fromkeys(METHODS, table), columns, ("real", "predicted"), LOOK)
+    plot = gene_plots.sizes("z", "t", dict.fromkeys(METHODS, table), columns, ("real", "predicted"), LOOK)
     assert len(plot.data) == 20 * n
     assert len(plot.svg) < LIMIT
     zero = table.assign(**{columns[0]: 0.0, columns[1]: 0.0})
-    plots_genes.sizes("z", "t", {"method 0": zero}, columns, ("real", "predicted"), LOOK)
+    gene_plots.sizes("z", "t", {"method 0": zero}, columns, ("real", "predicted"), LOOK)
 
 
 def test_strips_of_many_methods_and_conditions_stay_small():
     values = {m: series(np.random.default_rng(0).random(2000).tolist()) for m in METHODS}
-    plot = plots.strips("e", "t", values, DOWN, LOOK)
+    plot = condition_plots.strips("e", "t", values, DOWN, LOOK)
     assert len(plot.data) == 40_000
     assert len(plot.svg) < LIMIT
 
@@ -198,7 +198,7 @@ def test_cells_beyond_the_bound_are_an_even_draw():
     rng = np.random.default_rng(0)
     cells = pd.DataFrame({"source": np.repeat(["control", "real", "predicted"], 5000), "x": 0.0, "y": 0.0})
     cells[["x", "y"]] = rng.standard_normal((15_000, 2))
-    plot = plots.embedding("e", "a|b|c", cells, plots.shared_limits(cells), "#D55E00")
+    plot = condition_plots.embedding("e", "a|b|c", cells, condition_plots.shared_limits(cells), "#D55E00")
     assert len(plot.svg) < LIMIT
     assert plot.svg.count("h0") == 4500
     assert "currentColor" in plot.svg  # real cells follow the page, dark or light
@@ -212,18 +212,18 @@ def test_any_label_is_drawn_as_it_is():
     genes = gene_table().rename(columns={METHODS[0]: odd, f"{METHODS[0]} q": f"{odd} q"})
     genes = genes.assign(perturbation=odd, gene=[odd, "$", "_"])
     found = [
-        plots_scores.forest("a", odd, [Forest(UP, rows([0.5]).assign(method=odd))], look),
-        plots_scores.realism(
+        score_plots.forest("a", odd, [Forest(UP, rows([0.5]).assign(method=odd))], look),
+        score_plots.realism(
             "b",
             odd,
             [(RATIO, pd.DataFrame({"method": [odd], **dict.fromkeys(("median", "low", "high"), 1.2)}))],
             look,
         ),
-        plots_scores.win_matrix("c", odd, pd.DataFrame([[0.5]], index=[odd], columns=[odd]), table),
-        plots_genes.separations("d", odd, {odd: split([2.0], [0.1])}, 0.05),
-        plots_genes.paired_dots("e", genes, [odd], 0.05, look),
-        plots_genes.rank_histograms("f", odd, {odd: np.array([0, 1])}, 3, look),
-        plots_genes.sizes("g", odd, {odd: table}, ("de_real", "de_predicted"), ("x", "y"), look),
+        score_plots.win_matrix("c", odd, pd.DataFrame([[0.5]], index=[odd], columns=[odd]), table),
+        gene_plots.separations("d", odd, {odd: split([2.0], [0.1])}, 0.05),
+        gene_plots.paired_dots("e", genes, [odd], 0.05, look),
+        gene_plots.rank_histograms("f", odd, {odd: np.array([0, 1])}, 3, look),
+        gene_plots.sizes("g", odd, {odd: table}, ("de_real", "de_predicted"), ("x", "y"), look),
     ]
     for plot in found:
         ET.fromstring(plot.svg.replace("xlink:", ""))
@@ -232,7 +232,7 @@ def test_any_label_is_drawn_as_it_is():
 
 
 def test_export_writes_vector_image_and_numbers(tmp_path):
-    one, two = (plots_scores.forest(n, "t", [Forest(UP, rows([0.5, 0.7]))], LOOK) for n in ("one", "two"))
+    one, two = (score_plots.forest(n, "t", [Forest(UP, rows([0.5, 0.7]))], LOOK) for n in ("one", "two"))
     export([one, two], tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"{n}.{kind}" for n in ("one", "two") for kind in ("csv", "png", "svg")

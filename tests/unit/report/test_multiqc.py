@@ -5,8 +5,8 @@ import json
 import pytest
 from report_runs import make_run
 
-from perturbdiff.report import svg
-from perturbdiff.report.page import write_report
+from perturbdiff.report.figures import svg
+from perturbdiff.report.page.page import write_report
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.report import plots, plots_scores
-from perturbdiff.report.columns import Column
-from perturbdiff.report.comparison import (compare, paired, ranks, scaled)
-from perturbdiff.report.svg import (PALETTE, looks, shorten, slug)
-from perturbdiff.report.tables import decimals_for, number, small
+from perturbdiff.report.figures import condition_plots, score_plots
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.loading.comparison import (compare, paired, ranks, scaled)
+from perturbdiff.report.figures.svg import (PALETTE, looks, shorten, slug)
+from perturbdiff.report.figures.page_tables import decimals_for, number, small
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")
 LOOK = looks(["ours", "theirs"], ["ceiling"])
@@ -90,12 +90,12 @@ def test_every_figure_is_well_formed_with_any_label():
     table = pd.DataFrame({"step": [0, 1, 2], "split": odd, odd: [3.0, 2.0, 1.0]})
     cells = pd.DataFrame({"source": ["real", "predicted", "control"], "x": [1, 2, 3], "y": [1, 0, 1]})
     found = [
-        plots_scores.radar("r", odd, share, columns, look),
-        plots.scatter("s", pairs([1.0, 2.0], [2.0, 1.0]), DOWN, (odd, "theirs"), look),
-        plots.strips("t", odd, {odd: values, "theirs": values.iloc[:0]}, DOWN, look),
-        plots.curves("c", odd, table, odd),
-        plots.embedding("e", f"{odd}|b|c", cells, plots.shared_limits(cells), PALETTE[0]),
-        plots.alike("a", odd, pd.DataFrame({"real": [0.1], "predicted": [0.9]}), look),
+        score_plots.radar("r", odd, share, columns, look),
+        condition_plots.scatter("s", pairs([1.0, 2.0], [2.0, 1.0]), DOWN, (odd, "theirs"), look),
+        condition_plots.strips("t", odd, {odd: values, "theirs": values.iloc[:0]}, DOWN, look),
+        condition_plots.curves("c", odd, table, odd),
+        condition_plots.embedding("e", f"{odd}|b|c", cells, condition_plots.shared_limits(cells), PALETTE[0]),
+        condition_plots.alike("a", odd, pd.DataFrame({"real": [0.1], "predicted": [0.9]}), look),
     ]
     for plot in found:
         well_formed(plot)
@@ -103,21 +103,21 @@ def test_every_figure_is_well_formed_with_any_label():
 
 def test_figures_are_equal_for_equal_data_and_carry_the_numbers():
     a, b = np.linspace(0.1, 1, 30), np.linspace(1, 0.2, 30)
-    one, two = (plots.scatter("s", pairs(a, b), UP, ("ours", "theirs"), LOOK) for _ in range(2))
+    one, two = (condition_plots.scatter("s", pairs(a, b), UP, ("ours", "theirs"), LOOK) for _ in range(2))
     assert one.svg == two.svg
     np.testing.assert_array_equal(one.data["ours"], a)
     np.testing.assert_array_equal(one.data["theirs"], b)
 
 
 def test_ties_belong_to_neither():
-    plot = plots.scatter("s", pairs([1.0, 2.0, 3.0, 3.0], [1.0, 2.0, 3.0, 1.0]), UP, ("ours", "theirs"), LOOK)
+    plot = condition_plots.scatter("s", pairs([1.0, 2.0, 3.0, 3.0], [1.0, 2.0, 3.0, 1.0]), UP, ("ours", "theirs"), LOOK)
     assert "better in 62 %" in plot.svg  # three ties count half
     assert plot.file.lower().count(f"fill: {LOOK['theirs'].color.lower()}") == 0
 
 
 def test_wide_ranges_get_a_logarithmic_axis_with_plain_numbers():
     a, b = np.geomspace(0.01, 100, 9), np.geomspace(0.02, 50, 9)
-    plot = well_formed(plots.scatter("s", pairs(a, b), DOWN, ("ours", "theirs"), LOOK))
+    plot = well_formed(condition_plots.scatter("s", pairs(a, b), DOWN, ("ours", "theirs"), LOOK))
     assert ">100<" in plot.svg
     assert "math" not in plot.svg
 
@@ -125,7 +125,7 @@ def test_wide_ranges_get_a_logarithmic_axis_with_plain_numbers():
 def test_dense_scatters_stay_small_and_keep_all_numbers():
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 20_000))
-    plot = well_formed(plots.scatter("s", pairs(a, b), UP, ("ours", "theirs"), LOOK))
+    plot = well_formed(condition_plots.scatter("s", pairs(a, b), UP, ("ours", "theirs"), LOOK))
     assert len(plot.svg) < 150_000
     assert len(plot.data) == 20_000
     assert "<image" not in plot.svg  # it keeps to the page's colours

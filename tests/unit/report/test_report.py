@@ -11,8 +11,8 @@ import pytest
 from report_runs import SKILL, make_bundle, make_run
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report import svg
-from perturbdiff.report.page import headline, write_report
+from perturbdiff.report.figures import svg
+from perturbdiff.report.page.page import headline, write_report
 
 
 @pytest.fixture(autouse=True)

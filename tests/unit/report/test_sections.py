@@ -4,17 +4,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.report.chapters import chapter
-from perturbdiff.report.columns import named
-from perturbdiff.report.layout import drawn
-from perturbdiff.report.results import Run, read_runs
-from perturbdiff.report.sections_cells import cells
-from perturbdiff.report.sections_distinct import alike_table, distinct
-from perturbdiff.report.sections_duels import duels
-from perturbdiff.report.sections_genes import genes
-from perturbdiff.report.sections_scores import chance, over_seeds, overview
-from perturbdiff.report.subject import subject
-from perturbdiff.report.svg import looks
+from perturbdiff.report.sections.chapters import chapter
+from perturbdiff.report.loading.metric_columns import named
+from perturbdiff.report.sections.layout import drawn
+from perturbdiff.report.loading.results import Run, read_runs
+from perturbdiff.report.sections.cell_sections import cells
+from perturbdiff.report.sections.distinct_sections import alike_table, distinct
+from perturbdiff.report.sections.pairwise_comparison import duels
+from perturbdiff.report.sections.gene_sections import genes
+from perturbdiff.report.sections.score_sections import chance, over_seeds, overview
+from perturbdiff.report.sections.chapter_data import subject
+from perturbdiff.report.figures.svg import looks
 
 POOLED = ("PDCorr", "MSE", "PDS_cos", "AUPRC", "DEOver")
 DIRECTIONS = {"MSE": "lower", "energy_distance": "lower", "gene_sd_ratio": "one"}

@@ -9,12 +9,12 @@ from report_runs import make_run
 
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report import svg
-from perturbdiff.report.absent import Absent
-from perturbdiff.report.page import write_report
-from perturbdiff.report.results import read_runs
-from perturbdiff.report.svg import looks
-from perturbdiff.report.trained import (costs, pretrained, record_files, trained)
+from perturbdiff.report.figures import svg
+from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.page.page import write_report
+from perturbdiff.report.loading.results import read_runs
+from perturbdiff.report.figures.svg import looks
+from perturbdiff.report.figures.trained_models import (costs, pretrained, record_files, trained)
 
 CPA = {
     "baseline": "cpa", "baseline_kind": "tool", "version": "0.8.8", "settings": "quick", "seed": 1,

@@ -1,0 +1,109 @@
+"""The page's chapter on an experiment: the figures asked for, tables of arms, and published numbers beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.report.experiments import (arm_tables, curve_sections, published_numbers, bar_sections as sections)
+from perturbdiff.report.experiments.experiment import Experiment
+from perturbdiff.report.sections.layout import Section, drawn
+from perturbdiff.report.figures.svg import Plot
+
+FIGURES: dict[str, Callable[[Experiment], Section]] = {
+    "main": sections.main,
+    "zeroshot": curve_sections.zeroshot,
+    "fewshot": sections.fewshot,
+    "steps": curve_sections.steps,
+    "scaling": curve_sections.scaling,
+    "ablation": sections.ablation,
+    "variants": sections.variants,
+    "guidance": sections.guidance,
+}
+"""What each figure is drawn by."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExperimentChapter:
+    """What the page says of the experiment as a whole, before its data sets."""
+
+    facts: str
+    found: Experiment
+    sections: list[Section] = field(default_factory=list)
+
+    @property
+    def plots(self) -> list[Plot]:
+        """Return all figures, for export."""
+        return list(drawn(self.sections))
+
+
+def figure_names(text: str) -> list[str]:
+    """Return the names in a comma-separated list, each once.
+
+    Raises
+    ------
+    UserError
+        If one is not known.
+    """
+    names = list(dict.fromkeys(name for part in text.split(",") if (name := part.strip())))
+    for name in names:
+        if name not in FIGURES:
+            raise UserError(f"no figure '{name}'{nearest(name, FIGURES)}; figures: {', '.join(FIGURES)}")
+    return names
+
+
+def chapter(
+    found: Experiment, names: Sequence[str], papers: pd.DataFrame | None, *, arms: bool
+) -> ExperimentChapter | None:
+    """Return the chapter; None if there is nothing to show.
+
+    Parameters
+    ----------
+    found
+        The experiment.
+    names
+        Figures to draw, see `FIGURES`.
+    papers
+        See `read_published`.
+    arms
+        Whether tables of arms are shown: an experiment without a design has none of its own.
+    """
+    made = [FIGURES[name](found) for name in names]
+    if arms:
+        made += _tables(found)
+    if papers is not None and (tables := published_numbers.beside(papers, found.groups)):
+        made.append(
+            Section("Beside the published numbers", "x-published", tables=tables, note=published_numbers.NOTE)
+        )
+    made = [section for section in made if section.filled or section.note or section.links]
+    return ExperimentChapter(_facts(found), found, made) if made else None
+
+
+def _tables(found: Experiment) -> list[Section]:
+    means = Section("Arms", "x-arms", note=arm_tables.ABOUT)
+    gaps = Section("Differences between arms", "x-differences", note=arm_tables.GAPS, folded=True)
+    for estimates in found.groups:
+        for names, what in ((arm_tables.SCORES, "scores"), (arm_tables.REALISM, "are the cells real?")):
+            if (table := arm_tables.arms(estimates, names, what)) is not None:
+                means.tables.append(table)
+        if (
+            table := arm_tables.differences(estimates, (*arm_tables.SCORES, *arm_tables.REALISM))
+        ) is not None:
+            gaps.tables.append(table)
+    return [section for section in (means, gaps) if section.tables]
+
+
+def _facts(found: Experiment) -> str:
+    """Say on what the chapter rests."""
+    lines = [line for _, line in found.lines]
+    arms = {line.arm for line in lines if line.kind != "ceiling"}
+    datasets = {name for x in found.groups for name in x.group.datasets}
+    runs = sum(len(line.entries) for line in lines)
+    lost = sum(line.missing for line in lines)
+    seeds = {e.seed for line in lines if line.kind == "model" for e in line.entries}
+    said = [(len(arms), "arm"), (len(datasets), "data set"), (len(seeds), "seed"), (runs, "run")]
+    words = [f"{n:,} {what}{'s' * (n != 1)}" for n, what in said]
+    return " · ".join([*words, *([f"{lost} failed"] if lost else [])])

@@ -1,0 +1,211 @@
+"""The runs of an experiment in groups: a collection of data sets in one part, its lines, and their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.report.loading.metric_columns import Column, metric_columns
+from perturbdiff.report.experiments.arm_design import Entry
+from perturbdiff.report.loading.results import POOLED, Run
+
+_ALL = "*"
+_ORDER = {"model": 0, "baseline": 1, "ceiling": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """An arm at a level: its runs over the data sets and seeds of a collection.
+
+    Attributes
+    ----------
+    level
+        NaN for none.
+    kind
+        model, baseline, ceiling; failed if nothing of it was scored.
+    missing
+        Runs of it that failed.
+    """
+
+    arm: str
+    level: float
+    kind: str
+    entries: tuple[Entry, ...]
+    missing: int = 0
+
+    @property
+    def leveled(self) -> bool:
+        """Return whether it has a place on the x axis of curves."""
+        return not math.isnan(self.level)
+
+    @property
+    def label(self) -> str:
+        """Return the arm, with its level if it has one."""
+        return f"{self.arm}, {self.level:g}" if self.leveled else self.arm
+
+    @property
+    def seeds(self) -> list[str]:
+        """Return the seeds, each once; a single empty one where they are not known."""
+        return list(dict.fromkeys(e.seed for e in self.entries))
+
+    @property
+    def datasets(self) -> list[str]:
+        """Return the data sets by name."""
+        return sorted({e.dataset for e in self.entries})
+
+    @cached_property
+    def tables(self) -> dict[tuple[str, str], Units]:
+        """Return the values of every run by data set and seed."""
+        return {(e.dataset, e.seed): units(e.run) for e in self.entries if e.run is not None}
+
+    @cached_property
+    def averaged(self) -> dict[str, Units]:
+        """Return the values per data set, seeds averaged within each perturbation and condition."""
+        return {
+            name: _averaged([t for (d, _), t in self.tables.items() if d == name]) for name in self.datasets
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One collection in one part: what stands in one table.
+
+    Attributes
+    ----------
+    part
+        valid, test, or empty where it is not known.
+    lines
+        Models in the order of the design, baselines, ceilings; each by its levels.
+    """
+
+    collection: str
+    part: str
+    lines: tuple[Line, ...]
+
+    @property
+    def title(self) -> str:
+        """Return the collection and what was predicted."""
+        return f"{self.collection}, {_PARTS[self.part]}" if self.part else self.collection
+
+    @property
+    def datasets(self) -> list[str]:
+        """Return the data sets by name."""
+        return sorted({e.dataset for line in self.lines for e in line.entries})
+
+    @cached_property
+    def metrics(self) -> list[Column]:
+        """Return the metrics that any run holds."""
+        return metric_columns([e.run for line in self.lines for e in line.entries if e.run is not None])
+
+    def reference(self, line: Line, against: str | None) -> Line | None:
+        """Return whom a line is compared with: the arm asked for, else the first one, at the same level.
+
+        Where that arm does not have the level, its line without one, else its first level. None for that line, and
+        for a line without a level where the arm has several.
+        """
+        arms = list(dict.fromkeys(one.arm for one in self.lines if one.kind in _ORDER))
+        arm = against if against in arms else arms[0] if arms else None
+        own = [one for one in self.lines if one.arm == arm and one.kind in _ORDER]
+        flat = [one for one in own if not one.leveled]
+        if arm != line.arm and line.leveled:
+            own = [*(one for one in own if one.level == line.level), *flat, *own]
+        elif arm != line.arm and len(own) > 1:
+            own = flat
+        return None if not own or own[0] is line else own[0]
+
+
+_PARTS = {"valid": "validation part", "test": "test part"}
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """A run's values where they are averaged: metrics of profiles and genes per perturbation, of cells per condition.
+
+    Attributes
+    ----------
+    tables
+        Of each kind of unit (pooled, condition, and one number for all) a table [units × metrics], float64.
+    """
+
+    tables: dict[str, pd.DataFrame]
+
+    def mean(self) -> pd.Series:
+        """Return every metric's mean over its units where it is defined."""
+        found = {str(m): _mean(v) for table in self.tables.values() for m, v in table.items()}
+        return pd.Series(found, dtype=np.float64)
+
+
+def _mean(values: pd.Series) -> float:
+    found = values.to_numpy(np.float64)
+    found = found[~np.isnan(found)]
+    return float(found.mean()) if found.size else math.nan
+
+
+def groups(entries: Sequence[Entry]) -> list[Group]:
+    """Return the groups of an experiment, in the order of its design."""
+    found = []
+    for part, collection in dict.fromkeys((e.part, e.collection) for e in entries):
+        own = [e for e in entries if (e.part, e.collection) == (part, collection)]
+        found.append(Group(collection, part, tuple(_lines(own))))
+    return found
+
+
+def _lines(entries: Sequence[Entry]) -> list[Line]:
+    found = []
+    for arm, level in dict.fromkeys(e.key for e in entries):
+        own = [e for e in entries if e.key == (arm, level)]
+        scored = tuple(e for e in own if e.run is not None)
+        kind = scored[0].kind if scored else "failed"
+        found.append(
+            Line(arm, math.nan if level is None else level, kind, scored, missing=len(own) - len(scored))
+        )
+    arms = list(dict.fromkeys(line.arm for line in found))
+    kinds = {arm: min(_ORDER.get(line.kind, 0) for line in found if line.arm == arm) for arm in arms}
+    return sorted(
+        found, key=lambda x: (kinds[x.arm], arms.index(x.arm), x.leveled, x.level if x.leveled else 0.0)
+    )
+
+
+def units(run: Run) -> Units:
+    """Return the values of a run where its means are over.
+
+    A metric is averaged over perturbations of the whole pool where it has values there, else over conditions; a
+    number for all perturbations (ES) is a unit by itself.
+    """
+    table = run.metrics
+    kinds = table["scope_kind"].isin((POOLED[0], "condition"))
+    table = table.loc[
+        kinds.to_numpy(bool), ["scope_kind", "scope", "perturbation", "metric", "value"]
+    ].astype({"scope_kind": str, "scope": str, "perturbation": str, "metric": str})
+    pooled, single = table["scope_kind"] == POOLED[0], table["perturbation"] == _ALL
+    found: dict[str, pd.DataFrame] = {}
+    seen: set[str] = set()
+    for name, rows in (
+        (POOLED[0], pooled & ~single),
+        ("condition", ~pooled & ~single),
+        (_ALL, pooled & single),
+    ):
+        own = table.loc[(rows & ~table["metric"].isin(seen)).to_numpy(bool)]
+        if len(own):
+            index = ["scope", "perturbation"]
+            found[name] = (
+                own.pivot(index=index, columns="metric", values="value").astype(np.float64).sort_index()
+            )
+            seen |= set(own["metric"])
+    return Units(found)
+
+
+def _averaged(tables: Sequence[Units]) -> Units:
+    """Return means over seeds within each unit, over the seeds where it is defined."""
+    if len(tables) == 1:
+        return tables[0]
+    found = {}
+    for name in dict.fromkeys(n for t in tables for n in t.tables):
+        stacked = pd.concat([t.tables[name] for t in tables if name in t.tables])
+        found[name] = stacked.groupby(level=[0, 1], sort=True).mean()
+    return Units(found)

@@ -1,0 +1,306 @@
+"""Figures of whole methods: mean scores with their intervals, radars, win rates, realism."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from perturbdiff.report.figures.axes import legend_text, spread
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.figures.svg import (GREY, INK, PALETTE, PAPER, RULE, WIDTH, Look, Plot, canvas, draw, shorten)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_METHODS = 16
+"""Methods with a row in a figure; the numbers beside it hold all."""
+
+_COLORED = 6
+_TITLE = 14  # letters in a line of a panel's title
+_DASHES = (0, (4, 3))
+
+
+@dataclass(frozen=True)
+class Forest:
+    """One metric of all methods: rows method, value, low, high; chance and ceiling NaN where unknown.
+
+    ``title`` stands above the panel instead of the metric's name.
+    """
+
+    metric: Column
+    rows: pd.DataFrame
+    chance: float = float("nan")
+    ceiling: float = float("nan")
+    title: str = ""
+
+
+def radar(
+    name: str,
+    title: str,
+    scores: pd.DataFrame,
+    columns: Sequence[Column],
+    look: Mapping[str, Look],
+    *,
+    lines: pd.DataFrame | None = None,
+) -> Plot:
+    """Draw scores in [0, 1] as polygons, the strongest methods in colour; values outside are drawn at the ends.
+
+    Parameters
+    ----------
+    scores
+        Methods × metric names; a metric on which nothing is defined is left out, an undefined score is at 0.
+    lines
+        Same columns: what is drawn as a thin line for reference, solid, then dashed (a ceiling, chance).
+    """
+    scores = scores.dropna(axis=1, how="all")
+    labels = [m.label for m in columns if m.name in scores]
+    means = {str(method): float(row.mean()) for method, row in scores.iterrows()}
+    order = sorted(means, key=lambda method: -means[method])
+    strong = order[:_COLORED]
+    angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
+    around = np.append(angles, angles[:1])
+    given = pd.DataFrame(columns=scores.columns) if lines is None else lines[scores.columns]
+    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + len(given) + 1) // 2)) as (figure, flat):
+        flat.remove()
+        axes = figure.add_subplot(projection="polar")
+        axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
+        axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
+        handles = [Line2D([], [], color=look[m].color, lw=2.0, ls=look[m].dash) for m in strong]
+        for i, (_, row) in enumerate(given.iterrows()):
+            style = {"color": (INK, GREY)[i % 2], "lw": 1.1, "ls": ("-", _DASHES)[i % 2]}
+            axes.plot(around, _ring(row), **style)
+            handles.append(Line2D([], [], **style))
+        for method in reversed(order):
+            ring, shown = _ring(scores.loc[method]), method in strong
+            color, width = (look[method].color, 1.6) if shown else (RULE, 0.8)
+            axes.plot(around, ring, color=color, lw=width, ls=look[method].dash)
+            if method == strong[0]:
+                axes.fill(around, ring, color=look[method].color, alpha=0.12, lw=0)
+        axes.set_xticks(angles, labels)
+        axes.tick_params(axis="x", pad=5)
+        axes.set_ylim(0, 1.02)
+        axes.set_yticks((0.25, 0.5, 0.75, 1.0), ("", "", "", ""))
+        axes.spines["polar"].set_visible(False)
+        words = [legend_text(m) for m in (*strong, *map(str, given.index))]
+        figure.legend(handles, words, loc="outside lower center", ncols=2, handlelength=1.4)
+        data = (scores if given.empty else pd.concat([scores, given])).rename_axis("method").reset_index()
+        return draw(figure, name, title, data)
+
+
+def _ring(row: pd.Series) -> np.ndarray:
+    values = np.clip(np.nan_to_num(row.to_numpy(np.float64)), 0.0, 1.0)
+    return np.append(values, values[:1])
+
+
+def forest(
+    name: str,
+    title: str,
+    panels: Sequence[Forest],
+    look: Mapping[str, Look],
+    *,
+    bars: bool = False,
+    most: int = MOST_METHODS,
+) -> Plot:
+    """Draw mean scores with 95 % intervals: a panel per metric, a row per method, the same rows in each.
+
+    The dashed line is chance, the solid one the ceiling, where they are known.
+
+    Parameters
+    ----------
+    bars
+        Draw bars from 0 instead of dots.
+    most
+        Methods with a row; the numbers beside the figure hold all.
+    """
+    methods = list(dict.fromkeys(m for panel in panels for m in panel.rows["method"]))[:most]
+    across = min(3 if len(panels) > 4 else 2, len(panels))
+    lines = -(-len(panels) // across)
+    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods)) + 0.25) as (figure, flat):
+        flat.remove()
+        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
+        for axes, panel in zip(grid, panels, strict=False):
+            _forest_panel(axes, panel, methods, look, bars=bars)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
+        grid[0].set_ylim(len(methods) - 0.4, -0.6)
+        handles = [
+            Line2D([], [], color=INK, lw=1.0, ls=_DASHES),
+            Line2D([], [], color=INK, lw=1.0),
+        ]
+        known = [any(np.isfinite(getattr(p, what)) for p in panels) for what in ("chance", "ceiling")]
+        words = [w for w, k in zip(("chance", "ceiling"), known, strict=True) if k]
+        shown = [h for h, k in zip(handles, known, strict=True) if k]
+        if shown:
+            figure.legend(shown, words, loc="outside lower center", ncols=2)
+        return draw(figure, name, title, _forest_data(panels))
+
+
+def _forest_panel(
+    axes: Axes, panel: Forest, methods: Sequence[str], look: Mapping[str, Look], *, bars: bool
+) -> None:
+    ends = [0.0] if bars else []
+    for row in panel.rows.to_dict("records"):
+        if row["method"] not in methods or not np.isfinite(float(row["value"])):
+            continue
+        place, style = methods.index(str(row["method"])), look[str(row["method"])]
+        if np.isfinite(float(row["low"])) and np.isfinite(float(row["high"])):
+            line = {"color": INK, "lw": 1.0} if bars else {"color": style.color, "lw": 2.2, "alpha": 0.55}
+            axes.plot([row["low"], row["high"]], [place, place], zorder=3, **line)
+            ends += [float(row["low"]), float(row["high"])]
+        if bars:
+            axes.barh(place, float(row["value"]), height=0.72, color=style.color, lw=0)
+        else:
+            axes.plot(row["value"], place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5)
+        ends.append(float(row["value"]))
+    for value, dashes in ((panel.chance, _DASHES), (panel.ceiling, "-")):
+        if np.isfinite(value):
+            axes.axvline(value, color=INK, lw=1.0, ls=dashes, zorder=1)
+            ends.append(value)
+    low, high, wide = spread(np.array(ends))
+    if wide:
+        _plain_log(axes)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.4g}".replace("-", "−")))
+    axes.set_xlim(low, high)
+    heading = textwrap.fill(panel.title or panel.metric.heading, _TITLE)
+    axes.set_title(heading, loc="left", fontsize=8.5, fontweight="bold")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+
+
+def _plain_log(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _forest_data(panels: Sequence[Forest]) -> pd.DataFrame:
+    parts = [
+        p.rows[["method", "value", "low", "high"]].assign(
+            metric=p.metric.name, direction=p.metric.direction, chance=p.chance, ceiling=p.ceiling
+        )
+        if not p.title
+        else p.rows.assign(panel=p.title, metric=p.metric.name, direction=p.metric.direction)
+        for p in panels
+    ]
+    empty = pd.DataFrame(columns=pd.Index(["method", "value", "low", "high", "metric"]))
+    return pd.concat(parts, ignore_index=True) if parts else empty
+
+
+def realism(
+    name: str, title: str, panels: Sequence[tuple[Column, pd.DataFrame]], look: Mapping[str, Look]
+) -> Plot:
+    """Draw ratios of predicted over real cells: a panel per ratio, the median and middle half per method.
+
+    Parameters
+    ----------
+    panels
+        Of each ratio rows method, median, low, high (quartiles over conditions).
+    """
+    methods = list(dict.fromkeys(m for _, rows in panels for m in rows["method"]))[:MOST_METHODS]
+    across = 3 if len(panels) > 2 else 2
+    lines = -(-len(panels) // across)
+    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods))) as (figure, flat):
+        flat.remove()
+        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
+        for axes, (metric, rows) in zip(grid, panels, strict=False):
+            _ratio_panel(axes, metric, rows, methods, look)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+        grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
+        grid[0].set_ylim(len(methods) - 0.4, -0.6)
+        data = pd.concat([rows.assign(metric=m.name) for m, rows in panels], ignore_index=True)
+        return draw(figure, name, title, data)
+
+
+def _ratio_panel(
+    axes: Axes, metric: Column, rows: pd.DataFrame, methods: Sequence[str], look: Mapping[str, Look]
+) -> None:
+    axes.axvspan(1 / 1.1, 1.1, color=RULE, alpha=0.5, lw=0, zorder=0)
+    axes.axvline(1.0, color=INK, lw=1.0, zorder=1)
+    ends = rows[["low", "median", "high"]].to_numpy(np.float64)
+    ends = np.append(ends[np.isfinite(ends) & (ends > 0)], (0.75, 1.33))
+    low, high = max(float(ends.min()) / 1.08, 0.02), min(float(ends.max()) * 1.08, 50.0)
+    for row in rows.to_dict("records"):
+        if row["method"] not in methods or not np.isfinite(float(row["median"])):
+            continue
+        place, style = methods.index(str(row["method"])), look[str(row["method"])]
+        quartiles = np.clip(np.array([row["low"], row["high"]], np.float64), low, high)
+        axes.plot(quartiles, [place, place], color=style.color, lw=2.2, alpha=0.55)
+        inside = low <= float(row["median"]) <= high
+        marker = style.marker if inside else "<" if float(row["median"]) < low else ">"
+        axes.plot(
+            np.clip(float(row["median"]), 1.03 * low, high / 1.03),
+            place,
+            marker,
+            color=style.color,
+            ms=5,
+            mec=PAPER,
+            mew=0.5,
+        )
+    axes.set_xscale("log")
+    ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 50.0) if low <= t <= high]
+    if len(ticks) > 4:
+        ticks = [t for t in ticks if t not in (0.05, 0.2, 0.8, 1.25, 2.0, 10.0)]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(FixedLocator([]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlim(low, high)
+    axes.set_title(textwrap.fill(metric.label, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+
+
+def win_matrix(name: str, title: str, rates: pd.DataFrame, data: pd.DataFrame) -> Plot:
+    """Draw how often the method of a row is better than the method of a column, in per cent.
+
+    Parameters
+    ----------
+    rates
+        Methods × methods, shares in [0, 1], NaN where nothing was compared.
+    data
+        The numbers behind it.
+    """
+    methods = [str(m) for m in rates.index][:MOST_METHODS]
+    shown = rates.iloc[: len(methods), : len(methods)].to_numpy(np.float64)
+    colors = LinearSegmentedColormap.from_list("win", [PALETTE[1], "#f4f4f2", PALETTE[0]])
+    side = 0.36 * len(methods)
+    with canvas(max(WIDTH, side + 1.9), side + 1.9) as (figure, axes):
+        for i, j in np.ndindex(*shown.shape):
+            if i == j or not np.isfinite(shown[i, j]):
+                continue
+            tint = colors(float(shown[i, j]))
+            axes.add_patch(_square(j, i, tint))
+            strong = abs(shown[i, j] - 0.5) > 0.3
+            axes.text(
+                j, i, f"{100 * shown[i, j]:.0f}", ha="center", va="center", fontsize=7.5,
+                color="#ffffff" if strong else "#22262c",
+            )  # fmt: skip
+        axes.set(xlim=(-0.5, len(methods) - 0.5), ylim=(len(methods) - 0.5, -0.5), aspect="equal")
+        axes.set_yticks(range(len(methods)), [shorten(m, 22) for m in methods])
+        axes.set_xticks(range(len(methods)), [shorten(m, 22) for m in methods], rotation=60, ha="right")
+        axes.tick_params(length=0)
+        axes.set_ylabel("this method …")
+        axes.set_xlabel("… is better than this one, % of conditions")
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        return draw(figure, name, title, data)
+
+
+def _square(x: float, y: float, color: tuple[float, ...]) -> Rectangle:
+    return Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fc=color, ec="none")

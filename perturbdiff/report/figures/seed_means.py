@@ -1,0 +1,167 @@
+"""Mean and standard deviation over seeds: of one method's runs on one data set, metric by metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.runtime.errors import one_line
+from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.loading.seed_groups import Family, families, stem
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.figures.page_tables import (Cell, Row, Table, aligned, decimals_for, number)
+
+COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")
+ABOUT = (
+    "Mean ± standard deviation over runs that differ by their seeds alone (n − 1 in the denominator; none for a single "
+    "run). It is the spread of one method from seed to seed on the same test cells; how well one run's mean is known "
+    "is told by the intervals above."
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over the seeds of a method: mean and sample standard deviation of its defined values."""
+
+    mean: float
+    sd: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method over its seeds; without runs if all of them failed.
+
+    Attributes
+    ----------
+    failed
+        Number of its runs that failed.
+    """
+
+    dataset: str
+    name: str
+    kind: str
+    runs: tuple[Run, ...]
+    seeds: str = ""
+    failed: int = 0
+
+    def spread(self, metric: str) -> Spread:
+        """Return a metric's mean and standard deviation; NaN where it is not defined."""
+        values = np.array([run.score(metric)[0] for run in self.runs], dtype=np.float64)
+        values = values[np.isfinite(values)]
+        mean = float(values.mean()) if values.size else math.nan
+        return Spread(mean, float(values.std(ddof=1)) if values.size > 1 else math.nan, int(values.size))
+
+    @property
+    def count(self) -> str:
+        """Return the number of runs, and of those that failed."""
+        return f"{len(self.runs)}{f' ({self.failed} failed)' if self.failed else ''}"
+
+
+def lines(runs: Sequence[Run], absent: Sequence[Absent]) -> list[Line]:
+    """Return the methods of one data set over their seeds, ceilings last, then those of which every run failed."""
+    left = list(absent)
+    found = []
+    for family in families([r for r in runs if r.kind != "ceiling"]):
+        own = [one for one in left if stem(one.method) in _names(family)]
+        left = [one for one in left if one not in own]
+        kind, dataset = family.runs[0].kind_words, family.runs[0].dataset
+        found.append(Line(dataset, family.name, kind, family.runs, family.seeds, len(own)))
+    found += [Line(r.dataset, r.method, r.kind, (r,)) for r in runs if r.kind == "ceiling"]
+    for name in dict.fromkeys(stem(one.method) for one in left):
+        own = [one for one in left if stem(one.method) == name]
+        called = own[0].method if len(own) == 1 else name
+        found.append(Line(own[0].dataset, called, "failed", (), "", len(own)))
+    return found
+
+
+def _names(family: Family) -> set[str]:
+    return {stem(name) for run in family.runs for name in (run.base, run.method)} | {family.name}
+
+
+def repeated(found: Sequence[Line]) -> bool:
+    """Return whether any method was run with several seeds."""
+    return any(len(line.runs) > 1 for line in found)
+
+
+def table(found: Sequence[Line], columns: Sequence[Column], name: str) -> Table:
+    """Return methods × metrics, mean with its standard deviation below."""
+    digits = _digits(found, columns)
+    rows = []
+    for line in found:
+        cells = [Cell(line.count, "num", line.seeds and f"seeds {line.seeds}", value=float(len(line.runs)))]
+        for metric in columns:
+            spread = line.spread(metric.name)
+            text = _lost(line, metric, columns) or number(spread.mean, digits[metric.name])
+            note = "" if math.isnan(spread.sd) else f"± {number(spread.sd, digits[metric.name])}"
+            fewer = f"{spread.n} of {len(line.runs)}" if 0 < spread.n < len(line.runs) else ""
+            kind = "num" if line.runs else "num na"
+            cells.append(Cell(text, kind, note, value=spread.mean, count=fewer))
+        rows.append(Row(line.name, tuple(cells), "ceiling" if line.kind == "ceiling" else ""))
+    return Table(("Method", "runs", *(c.heading for c in columns)), tuple(rows), name=name)
+
+
+def _digits(found: Sequence[Line], columns: Sequence[Column]) -> dict[str, int]:
+    """Return the decimals of each metric: three digits of a typical mean."""
+    chosen = {}
+    for metric in columns:
+        spreads = [line.spread(metric.name) for line in found]
+        chosen[metric.name] = decimals_for([s.mean for s in spreads])
+    return chosen
+
+
+def _lost(line: Line, metric: Column, columns: Sequence[Column]) -> str:
+    """Return what stands in a field of a method without any run; empty for the others."""
+    return "" if line.runs else "failed" if metric is columns[0] else "–"
+
+
+def text(found: Sequence[Line], columns: Sequence[Column]) -> str:
+    """Return the same for a terminal, one data set."""
+    return aligned([[found[0].dataset, "n", *(c.heading for c in columns)], *_texts(found, columns)])
+
+
+def _texts(found: Sequence[Line], columns: Sequence[Column]) -> list[list[str]]:
+    digits = _digits(found, columns)
+    rows = []
+    for line in found:
+        fields = [line.name, line.count]
+        for metric in columns:
+            spread, places = line.spread(metric.name), digits[metric.name]
+            sd = "" if math.isnan(spread.sd) else f" ± {number(spread.sd, places)}"
+            fields.append(_lost(line, metric, columns) or f"{number(spread.mean, places)}{sd}")
+        rows.append(fields)
+    return rows
+
+
+def markdown(found: Sequence[Line], columns: Sequence[Column]) -> str:
+    """Return the same as a table in Markdown, one data set."""
+    heads = ["", "runs", *(c.heading for c in columns)]
+    return markdown_table(heads, _texts(found, columns))
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; what a label holds ends no field and is no HTML."""
+    ruled = [heads, ["---"] * len(heads), *rows]
+    fields = [" | ".join(_field(field) for field in row) for row in ruled]
+    return "".join(f"| {line} |\n" for line in fields)
+
+
+def _field(text: str) -> str:
+    """Return a text that ends neither its field nor its line, and that no reader takes for HTML."""
+    return one_line(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def frame(found: Sequence[Line], columns: Sequence[Column]) -> pd.DataFrame:
+    """Return a row per method and metric, with the columns `COLUMNS`."""
+    rows = []
+    for line in found:
+        for metric in columns if line.runs else columns[:1]:
+            spread = line.spread(metric.name)
+            who = (line.dataset, line.name, line.kind, len(line.runs), line.seeds, line.failed)
+            rows.append((*who, metric.name if line.runs else "", spread.mean, spread.sd, spread.n))
+    return pd.DataFrame(rows, columns=pd.Index(COLUMNS))

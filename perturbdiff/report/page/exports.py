@@ -1,0 +1,71 @@
+"""The report's tables as CSV and Markdown, to be read by other programs or pasted into a text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from perturbdiff.runtime import tabular
+from perturbdiff.report.figures import seed_means
+from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.loading.metric_columns import metric_columns
+from perturbdiff.report.experiments import arm_tables, arm_estimates
+from perturbdiff.report.experiments.arm_estimates import Estimates
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.figures.page_tables import Table, terminal_columns
+
+
+def write_tables(folder: Path, runs: Sequence[Run], absent: Sequence[Absent], trained: Table | None) -> None:
+    """Write ``over_seeds``, ``trained`` and ``failed`` into an existing folder, each as CSV, the first two as Markdown.
+
+    Parameters
+    ----------
+    runs, absent
+        Of all data sets: what was scored, and what failed.
+    trained
+        See `trained.trained`.
+    """
+    frames, texts = [], []
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        of = [run for run in runs if run.dataset == dataset]
+        lines = seed_means.lines(of, [one for one in absent if one.dataset == dataset])
+        columns = metric_columns(of)
+        frames.append(seed_means.frame(lines, columns))
+        texts.append(f"**{dataset}**\n\n{seed_means.markdown(lines, terminal_columns(columns))}")
+    tabular.write_csv(pd.concat(frames, ignore_index=True), folder / "over_seeds.csv")
+    (folder / "over_seeds.md").write_text("\n".join(texts), encoding="utf-8")
+    rows = [(one.dataset, one.method, one.kind, one.why, ";".join(one.logs)) for one in absent]
+    names = pd.Index(["dataset", "method", "kind", "reason", "log"])
+    tabular.write_csv(pd.DataFrame(rows, columns=names), folder / "failed.csv")
+    shown = trained or Table(("Method",), ())
+    tabular.write_csv(_frame(shown), folder / "trained.csv")
+    (folder / "trained.md").write_text(_markdown(shown), encoding="utf-8")
+
+
+def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
+    """Write ``arms`` into an existing folder: every metric as CSV, the main ones as Markdown, a table per group."""
+    tabular.write_csv(arm_estimates.frame(groups), folder / "arms.csv")
+    (folder / "arms.md").write_text(arm_tables.markdown(groups), encoding="utf-8")
+
+
+def _frame(table: Table) -> pd.DataFrame:
+    """Return a table's numbers as they are (seconds, MiB) and its texts; NaN stays empty."""
+    rows = [
+        [row.head, *(cell.text if cell.value is None else cell.value for cell in row.cells), row.note]
+        for row in table.rows
+    ]
+    return pd.DataFrame(rows, columns=pd.Index([*table.columns, "note"]))
+
+
+def _markdown(table: Table) -> str:
+    """Return a table as it is read; notes stand below it."""
+    rows = [[row.head, *(_field(cell.text, cell.value) for cell in row.cells)] for row in table.rows]
+    notes = dict.fromkeys(f"- {row.head}: {row.note}\n" for row in table.rows if row.note)
+    return seed_means.markdown_table(list(table.columns), rows) + ("\n" if notes else "") + "".join(notes)
+
+
+def _field(text: str, value: float | None) -> str:
+    return "" if value is not None and math.isnan(value) else text

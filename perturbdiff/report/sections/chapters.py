@@ -1,0 +1,101 @@
+"""The report's chapter on one data set: its sections and its warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.sections.layout import Section, drawn
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.sections.cell_sections import cells
+from perturbdiff.report.sections.distinct_sections import distinct
+from perturbdiff.report.sections.pairwise_comparison import duels
+from perturbdiff.report.sections.gene_sections import genes
+from perturbdiff.report.sections.score_sections import overview
+from perturbdiff.report.sections.chapter_data import Subject, subject
+from perturbdiff.report.figures.svg import Look, Plot
+
+
+@dataclass
+class Chapter:
+    """Everything the page says about one data set."""
+
+    name: str
+    anchor: str
+    focus: str
+    other: str | None
+    about: Subject
+    sections: list[Section] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def plots(self) -> list[Plot]:
+        """Return all figures, for export."""
+        return list(drawn(self.sections))
+
+
+def chapter(
+    number_: int,
+    runs: Sequence[Run],
+    look: Mapping[str, Look],
+    against: str | None,
+    absent: Sequence[Absent] = (),
+) -> Chapter:
+    """Build the chapter on one data set from its runs (in the order of `read_runs`) and from what failed.
+
+    Raises
+    ------
+    UserError
+        If ``against`` was not run on this data set, or a table of a run cannot be read.
+    """
+    about = subject(f"d{number_}", runs, look, against, absent)
+    focus, other = about.focus, about.other
+    found = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
+    found.warnings = _warnings(runs)
+    made = (overview(about), duels(about), genes(about), distinct(about), cells(about))
+    found.sections = [section for section in made if section.filled or section.intro]
+    return found
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """Say what makes the runs of one data set less than comparable."""
+    found = []
+    name = runs[0].dataset
+    definitions = sorted({r.definition for r in runs})
+    if len(definitions) > 1:
+        found.append(
+            f"{name}: the metrics were computed by different definitions ({', '.join(definitions)})."
+        )
+    truths = {
+        str(entry.get("sha256"))
+        for r in runs
+        if isinstance(entry := (r.manifest.get("inputs") or {}).get("truth"), dict)
+    }
+    if len(truths) > 1:
+        found.append(f"{name}: the runs were scored against different truths.")
+    ways = {r.made_by.get("controls") for r in runs} - {None}
+    if len(ways) > 1:
+        balanced = [r.method for r in runs if r.made_by.get("controls") == "balanced"]
+        found.append(
+            f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not; their energy "
+            "distances are too low beside the others' (docs/metrics.md)."
+        )
+    told = {r.method for r in runs if any(f.get("kind") == "controls" for f in r.findings)}
+    replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs if r.method not in told}
+    found += [
+        f"{name}: {method} came with other control cells in {groups} groups; the real ones were used."
+        for method, groups in replaced.items()
+        if groups
+    ]
+    sets = {r.method: frozenset(_perturbations(r)) for r in runs if r.kind != "ceiling"}
+    if len(set(sets.values())) > 1:
+        sizes = ", ".join(f"{m} {len(s)}" for m, s in sets.items())
+        found.append(
+            f"{name}: the methods were scored on different perturbations ({sizes}); compare with care."
+        )
+    return found
+
+
+def _perturbations(run: Run) -> list[str]:
+    return sorted(set(run.pooled["perturbation"]))
