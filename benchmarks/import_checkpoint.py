@@ -38,8 +38,8 @@ WORK = {
 PROCESS = """
 import json, sys, time
 from pathlib import Path
-from perturbdiff.interop import load_released
-from perturbdiff.interop.importing import import_checkpoint
+from perturbdiff.released import load_released
+from perturbdiff.released.checkpoint_import import import_checkpoint
 file, genes, out = map(Path, sys.argv[1:])
 size, start, used = None, time.perf_counter(), time.process_time()
 {work}

@@ -33,7 +33,7 @@ def import_checkpoint(
 
     Nothing in the file is run. The bundle goes into sample and finetune.
     """
-    from perturbdiff.interop.importing import import_checkpoint as run
+    from perturbdiff.released.checkpoint_import import import_checkpoint as run
 
     settings: dict[str, Any] = {"genes": genes, "weights": weights, "control": control}
     settings |= {"embeddings": embeddings_of(embeddings), "target_sum": target_sum}

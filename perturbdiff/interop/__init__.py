@@ -1,5 +1,5 @@
 """Files of other programs: checkpoints of the authors' released code."""
 
-from perturbdiff.interop.released import load_released
+from perturbdiff.released.released_checkpoint import load_released
 
 __all__ = ["load_released"]

@@ -13,7 +13,7 @@ from refusals import nothing_left, refused
 from released_layout import ReleasedLayout
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop.pickles import plain, read_pickle, read_torch
+from perturbdiff.released.pickles import plain, read_pickle, read_torch
 
 LAYOUT = ReleasedLayout()
 

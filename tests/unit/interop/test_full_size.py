@@ -6,7 +6,7 @@ import pytest
 import torch
 from released_layout import BY_NAME, ReleasedLayout
 
-from perturbdiff.interop import load_released
+from perturbdiff.released import load_released
 
 LABELS = (91, 18, 12)
 SCRATCH = {"genes": 2000}

@@ -14,9 +14,9 @@ from tiny_data import tiny_counts
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop import load_released
-from perturbdiff.interop.importing import import_checkpoint
-from perturbdiff.interop.pickles import read_torch
+from perturbdiff.released import load_released
+from perturbdiff.released.checkpoint_import import import_checkpoint
+from perturbdiff.released.pickles import read_torch
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.provenance import read_manifest
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop.labels import (control_label, ordered, own_batches, read_genes, vocabulary_of)
+from perturbdiff.released.released_labels import (control_label, ordered, own_batches, read_genes, vocabulary_of)
 
 SETTINGS = {
     "pert_dict": {"IFNG": 1, "PBS": 2, "IL2": 0},

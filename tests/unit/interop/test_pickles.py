@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop.pickles import plain, read_pickle, read_torch
+from perturbdiff.released.pickles import plain, read_pickle, read_torch
 
 DATA = Path(__file__).parents[2] / "parity" / "data"
 

@@ -5,8 +5,8 @@ import torch
 from released_layout import BY_NAME, ReleasedLayout
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop.released import denoiser_of
-from perturbdiff.interop.weights import layout_of, translate
+from perturbdiff.released.released_checkpoint import denoiser_of
+from perturbdiff.released.released_weights import layout_of, translate
 from perturbdiff.model import Covariates
 
 SIZES = {"perturbation": 5, "cell_type": 3, "batch": 4}

@@ -17,9 +17,9 @@ from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, semantic_rows
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.interop.labels import read_genes, vocabulary_of
-from perturbdiff.interop.released import Checkpoint, Weights, build
-from perturbdiff.interop.settings import recipe_of
+from perturbdiff.released.released_labels import read_genes, vocabulary_of
+from perturbdiff.released.released_checkpoint import Checkpoint, Weights, build
+from perturbdiff.released.released_settings import recipe_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.interop.weights import Layout
+from perturbdiff.released.released_weights import Layout
 
 _LARGEST = 1e12
 NORMALISATION = 10.0

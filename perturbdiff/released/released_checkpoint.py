@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.interop.labels import ordered
-from perturbdiff.interop.pickles import plain, read_torch, tensors
-from perturbdiff.interop.settings import NORMALISATION, Stored, recipe_of
-from perturbdiff.interop.weights import (Layout, Translated, layout_of, translate)
+from perturbdiff.released.released_labels import ordered
+from perturbdiff.released.pickles import plain, read_torch, tensors
+from perturbdiff.released.released_settings import NORMALISATION, Stored, recipe_of
+from perturbdiff.released.released_weights import (Layout, Translated, layout_of, translate)
 from perturbdiff.model import Denoiser
 
 Weights = Literal["ema", "raw"]
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, weights: Weights = "ema") -> Checkpoint:
-        """Read a file without running anything in it; see `perturbdiff.interop.pickles`.
+        """Read a file without running anything in it; see `perturbdiff.released.pickles`.
 
         Raises
         ------

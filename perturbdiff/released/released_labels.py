@@ -12,7 +12,7 @@ import numpy as np
 from perturbdiff.runtime import files, untrusted
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.interop.pickles import read_pickle
+from perturbdiff.released.pickles import read_pickle
 
 CONTROLS = ("PBS", "[('DMSO_TF', 0.0, 'uM')]", "non-targeting", "control")
 """What the released data sets call their unperturbed cells."""
