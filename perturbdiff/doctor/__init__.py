@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import (folders, image, job, machine, slurm, tools)
+from perturbdiff.doctor import (folders, container, slurm_job, machine, slurm, programs)
 from perturbdiff.doctor.findings import (Check, Look, as_json, gather, render)
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
@@ -20,7 +20,7 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
     places
         Folders that a run will use (work, output, checkpoints); none: the current folder.
     """
-    inside, in_job = image.is_inside(), job.is_inside()
+    inside, in_job = container.is_inside(), slurm_job.is_inside()
     looks: list[Look] = [
         ("Python", machine.python),
         ("perturbdiff", machine.version),
@@ -31,14 +31,14 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
         ("temporary files", machine.temporary_files),
     ]
     if in_job:
-        looks += [("job", job.describe), ("time left", job.time_left), ("allocation", job.resources)]
+        looks += [("job", slurm_job.describe), ("time left", slurm_job.time_left), ("allocation", slurm_job.resources)]
     if inside:
-        looks += [("image", image.describe), ("home", image.home)]
+        looks += [("image", container.describe), ("home", container.home)]
     else:
         looks += [
-            ("Java", tools.java),
-            ("Nextflow", lambda: tools.nextflow([*places, Path.cwd()])),
-            ("Apptainer", tools.apptainer),
+            ("Java", programs.java),
+            ("Nextflow", lambda: programs.nextflow([*places, Path.cwd()])),
+            ("Apptainer", programs.apptainer),
             ("Slurm", slurm.describe),
         ]
         if not in_job:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perturbdiff.doctor import image, job
+from perturbdiff.doctor import container, slurm_job
 from perturbdiff.doctor.findings import GIB, Check, ask
 
 _MOUNTS = Path("/proc/self/mounts")
@@ -90,7 +90,7 @@ def _sharing(folder: Path, kind: str) -> Check:
     found = f"{folder}: {kind}, " + (
         "memory of this node" if kind in _MEMORY else "looks like this node's own"
     )
-    if not (job.is_inside() or image.is_inside() or ask("sbatch", "--version")):
+    if not (slurm_job.is_inside() or container.is_inside() or ask("sbatch", "--version")):
         return Check("sharing", "ok", f"{found}; no cluster here")
     remedy = "all nodes must see -work-dir, --outdir, --ckpt_dir, inputs and image"
     return Check("sharing", "note", found, remedy)

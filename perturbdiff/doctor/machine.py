@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from perturbdiff import __version__
-from perturbdiff.doctor import image, job
+from perturbdiff.doctor import container, slurm_job
 from perturbdiff.doctor.findings import GIB, Check, ask
 from perturbdiff.runtime.memory import cgroup_limit
 
@@ -67,7 +67,7 @@ def memory() -> Check:
         else ""
     )
     # the smallest tasks of the workflow run in less; inside a job its own request is judged by the site
-    if total < 4 * GIB and not job.is_inside():
+    if total < 4 * GIB and not slurm_job.is_inside():
         return Check(
             "memory", "problem", found, "4 GiB are needed for the demo; ask for a larger machine or job"
         )
@@ -81,7 +81,7 @@ def temporary_files() -> Check:
     if wanted and not Path(wanted).is_dir():
         remedy = (
             f"let the container see it: --bind {wanted}, or unset TMPDIR"
-            if image.is_inside()
+            if container.is_inside()
             else "make it, or unset TMPDIR"
         )
         return Check(name, "problem", f"TMPDIR={wanted} is not there", remedy)
@@ -123,7 +123,7 @@ def gpus() -> Check:
     if said is None:
         return Check("GPU", "problem", "torch does not load", 'python -c "import torch" says why')
     seen: dict[str, Any] = json.loads(said.splitlines()[-1])
-    given = job.gpus_given()
+    given = slurm_job.gpus_given()
     if given is not None and given > len(seen["names"]):
         found = f"{given} given by the job, {len(seen['names'])} seen by PyTorch {seen['version']}"
         return Check("GPU", "problem", found, _why_unseen(seen))
@@ -154,7 +154,7 @@ def _why_unseen(seen: dict[str, Any]) -> str:
         return (
             "this node shows no NVIDIA device (/dev/nvidia0): another partition or request, or tell the site"
         )
-    if driver is None and image.is_inside():
+    if driver is None and container.is_inside():
         return "the container was started without the driver: apptainer exec --nv (-profile slurm gives it)"
     if driver is None:
         return "the driver does not answer (nvidia-smi): tell the site which node this is"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perturbdiff.doctor import job
+from perturbdiff.doctor import slurm_job
 from perturbdiff.doctor.findings import Check, ask, user_name
 
 _MANY = 25
@@ -17,7 +17,7 @@ def describe() -> list[Check]:
     said = ask("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c|%m|%G")
     if said is None:
         return [Check("Slurm", "problem", version, "sinfo does not answer: is the controller up?")]
-    if job.is_inside():
+    if slurm_job.is_inside():
         return [Check("Slurm", "ok", version)]
     kinds = list(dict.fromkeys(line.strip() for line in said.splitlines() if line.count("|") == 6))
     rows = [_partition(kind.split("|")) for kind in kinds]

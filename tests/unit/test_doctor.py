@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import doctor
-from perturbdiff.doctor import (findings, folders, image, job, machine, tools)
+from perturbdiff.doctor import (findings, folders, container, slurm_job, machine, programs)
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -28,7 +28,7 @@ def only(tmp_path, monkeypatch):
     for name in list(doctor.os.environ):
         if name.startswith("SLURM"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(image, "_MARK", tmp_path / "no-container")
+    monkeypatch.setattr(container, "_MARK", tmp_path / "no-container")
     monkeypatch.setattr(machine, "_DEVICES", tmp_path / "dev")
     torch_sees(monkeypatch)
     return folder
@@ -97,7 +97,7 @@ def test_an_installed_nextflow_is_found_in_the_project(only, tmp_path):
 def test_nothing_that_hangs_holds_the_doctor(only, tmp_path, monkeypatch):
     # a launcher whose child keeps the pipe open, and a check that never returns
     program(only, "nextflow", "/bin/sleep 60 & /bin/sleep 60")
-    monkeypatch.setattr(tools, "ask", lambda *a, **k: findings.ask(*a, **(k | {"timeout": 0.5})))
+    monkeypatch.setattr(programs, "ask", lambda *a, **k: findings.ask(*a, **(k | {"timeout": 0.5})))
     monkeypatch.setattr(findings, "LIMIT", 3.0)
     monkeypatch.setattr(machine, "memory", lambda: time.sleep(60))
     start = time.monotonic()
@@ -158,7 +158,7 @@ def test_a_job_whose_end_is_near_or_unknown(only, monkeypatch, end, squeue, stat
         monkeypatch.setenv("PD_END_TIME", str(int(time.time()) + int(end)) if end.isdigit() else end)
     if squeue:
         program(only, "squeue", f"echo {squeue}")
-    check = job.time_left()
+    check = slurm_job.time_left()
     assert check.status == status
     assert said in check.found + check.remedy
     assert (squeue or "") in check.found
@@ -175,10 +175,10 @@ def test_a_job_whose_end_is_near_or_unknown(only, monkeypatch, end, squeue, stat
     ],
 )
 def test_gpus_of_the_job_are_counted(only, monkeypatch, variables, number):
-    assert job.gpus_given() is None
+    assert slurm_job.gpus_given() is None
     for name, value in ({"SLURM_JOB_ID": "1"} | variables).items():
         monkeypatch.setenv(name, value)
-    assert job.gpus_given() == number
+    assert slurm_job.gpus_given() == number
 
 
 def test_gpus_given_but_not_seen_are_explained(only, tmp_path, monkeypatch):
@@ -248,7 +248,7 @@ def test_in_a_container_it_says_which_image_and_asks_for_no_programs(only, tmp_p
     (mark / "labels.json").write_text(
         json.dumps({f"org.opencontainers.image.{k}": v for k, v in labels.items()})
     )
-    monkeypatch.setattr(image, "_MARK", mark)
+    monkeypatch.setattr(container, "_MARK", mark)
     for name, value in {
         "APPTAINER_CONTAINER": "/images/perturbdiff.sif",
         "PD_IMAGE_ID": "sha256:00ff",
@@ -262,9 +262,9 @@ def test_in_a_container_it_says_which_image_and_asks_for_no_programs(only, tmp_p
     assert checks["home"].found.startswith("not visible, not needed")
     assert not {"Java", "Nextflow", "Slurm", "Apptainer", "accounts"} & set(checks)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "home" / ".cache"))
-    assert "NUMBA_CACHE_DIR" in image.home().remedy
+    assert "NUMBA_CACHE_DIR" in container.home().remedy
     (mark / "labels.json").write_text("{}")
-    assert image.describe().status == "note"
+    assert container.describe().status == "note"
 
 
 def test_temporary_files_need_a_folder_that_is_there(only, tmp_path, monkeypatch):
@@ -284,10 +284,10 @@ def test_temporary_files_need_a_folder_that_is_there(only, tmp_path, monkeypatch
 def test_what_images_need_to_be_built_and_run(only, tmp_path, monkeypatch):
     etc = tmp_path / "etc"
     etc.mkdir()
-    monkeypatch.setattr(tools, "_ETC", etc)
-    monkeypatch.setattr(tools, "_FUSE", tmp_path / "fuse")
-    monkeypatch.setattr(tools.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(tools, "user_name", lambda: "ada")
+    monkeypatch.setattr(programs, "_ETC", etc)
+    monkeypatch.setattr(programs, "_FUSE", tmp_path / "fuse")
+    monkeypatch.setattr(programs.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(programs, "user_name", lambda: "ada")
     program(
         only,
         "apptainer",
@@ -295,7 +295,7 @@ def test_what_images_need_to_be_built_and_run(only, tmp_path, monkeypatch):
     )
 
     def statuses() -> list[tuple[str, str]]:
-        return [(check.status, check.found) for check in tools.apptainer()[1:]]
+        return [(check.status, check.found) for check in programs.apptainer()[1:]]
 
     running, building = statuses()
     assert running == ("note", f"not seen: squashfuse, {tmp_path}/fuse for ordinary users, user namespaces")
