@@ -197,7 +197,7 @@ def command_turns(given: argparse.Namespace, paths: tuple[Path, Path], work: Pat
         "-W",
         "ignore",
         "-m",
-        "perturbdiff.cli",
+        "perturbdiff.cli.main",
         "-q",
         "evaluate",
         str(predicted),

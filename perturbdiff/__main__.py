@@ -8,7 +8,7 @@ from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
 def main() -> None:
     """Import the command line and run it."""
     try:
-        from perturbdiff.cli import main as run
+        from perturbdiff.cli.main import main as run
 
         run()
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff import cli
+from perturbdiff.cli import main
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,7 +50,7 @@ def run_cli(monkeypatch, capfd):
         monkeypatch.setattr("sys.argv", ["perturbdiff", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            main.main()
         captured = capfd.readouterr()
         return Outcome(int(stop.value.code or 0), captured.out, captured.err)
 

@@ -22,7 +22,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUM
 
 HEAVY = (
     "perturbdiff.__main__",
-    "perturbdiff.cli",
+    "perturbdiff.cli.main",
     "perturbdiff.preprocessing.preprocessing_stage",
     "perturbdiff.splits.splits",
     "perturbdiff.statistics.statistics_stage",

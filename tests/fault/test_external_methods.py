@@ -155,7 +155,7 @@ def ctrl_c():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_runs_on_when_we_are_ended(command, tmp_path, number):
     words = command(HANG.format(pids=str(tmp_path / "pids")))
-    ours = subprocess.Popen([sys.executable, "-m", "perturbdiff.cli", *words], start_new_session=True)
+    ours = subprocess.Popen([sys.executable, "-m", "perturbdiff.cli.main", *words], start_new_session=True)
     try:
         pids = pids_of(tmp_path)
         assert all(map(running, pids))

@@ -12,7 +12,7 @@ import typer
 from perturbdiff.config import recipes
 from perturbdiff.baselines import NAMES
 from perturbdiff.baselines.external import known_tools
-from perturbdiff.cli import app
+from perturbdiff.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))

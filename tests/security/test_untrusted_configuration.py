@@ -5,7 +5,7 @@ import time
 import pytest
 from refusals import refused
 
-from perturbdiff import cli_options
+from perturbdiff.cli import options
 from perturbdiff.config import data_settings
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.untrusted import parse
@@ -115,7 +115,7 @@ def test_an_override_is_refused_in_one_line(run_cli, override):
 
 
 def test_a_seed_is_what_every_library_takes(run_cli, tmp_path):
-    assert cli_options.LARGEST_SEED == data_settings.LARGEST_SEED
+    assert options.LARGEST_SEED == data_settings.LARGEST_SEED
     outcome = run_cli("simulate", "--out", tmp_path / "out", "--seed", "12345678901234567890")
     assert outcome.code == 2
     assert "4294967295" in outcome.err

@@ -23,7 +23,7 @@ FEW_GENES = ["--set", "data.num_hvgs=40"]
 COMMANDS = """
 import sys
 if __name__ == "__main__":  # not in the workers, which need none of it
-    from perturbdiff import cli
+    from perturbdiff.cli import main as cli
     from perturbdiff.preprocessing import passes
     passes.VALUES_PER_PIECE = 1000
     if "stats" in sys.argv:

@@ -7,8 +7,8 @@ import sys
 import pytest
 from typer.main import get_command
 
-from perturbdiff import cli, cli_options
-from perturbdiff.cli_commands import Work
+from perturbdiff.cli import main, options
+from perturbdiff.cli.program import Work
 from perturbdiff.runtime.errors import INTERRUPTED, StoppedEarly, UserError
 
 HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
@@ -17,7 +17,7 @@ HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "
 def test_help_imports_nothing_heavy():
     code = f"""
 import sys
-from perturbdiff import cli
+from perturbdiff.cli import main as cli
 sys.argv = ["perturbdiff", "--help"]
 try:
     cli.main()
@@ -33,7 +33,7 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 def test_store_info_and_recipes_import_little(trained):
     code = """
 import sys
-from perturbdiff import cli
+from perturbdiff.cli import main as cli
 for words in (["store", "info", sys.argv[1]], ["config", "show", "demo"]):
     sys.argv[1:] = words
     try:
@@ -63,7 +63,7 @@ def test_every_command_speaks_first_but_those_that_are_quick():
             return {" ".join(words): isinstance(command, Work)}
         return {k: v for n, one in command.commands.items() for k, v in leaves(one, (*words, n)).items()}
 
-    silent = {name for name, speaks in leaves(get_command(cli.app)).items() if not speaks}
+    silent = {name for name, speaks in leaves(get_command(main.app)).items() if not speaks}
     quick = {"config show", "config schema", "store info"}
     assert silent == quick | {f"baseline {word}" for word in ("list", "show", "remove")}
 
@@ -84,7 +84,7 @@ def test_an_interrupt_while_the_command_line_is_imported_gets_a_sentence():
 import sys
 class Interrupt:
     def find_spec(self, name, *_):
-        if name == "perturbdiff.cli":
+        if name == "perturbdiff.cli.main":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from perturbdiff.__main__ import main
@@ -140,9 +140,9 @@ def test_presets_are_listed_and_shown(run_cli):
 @pytest.mark.parametrize("text", ["3", "1/x", "4/4", "/2"])
 def test_bad_shard(text):
     with pytest.raises(UserError, match="I/N"):
-        cli_options.shard_of(text)
+        options.shard_of(text)
 
 
 def test_bad_pair():
     with pytest.raises(UserError, match="STORE:SPLIT"):
-        cli_options.store_and_split("store")
+        options.store_and_split("store")

@@ -16,7 +16,7 @@ HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning")
 def test_help_imports_nothing_heavy(command):
     code = f"""
 import sys
-from perturbdiff import cli
+from perturbdiff.cli import main as cli
 sys.argv = ["perturbdiff", "vocabulary", *{command!r}, "--help"]
 try:
     cli.main()

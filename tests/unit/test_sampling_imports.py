@@ -21,7 +21,7 @@ def imported(module, names):
             ("lightning", "lightning_fabric", "pytorch_lightning", "tensorboard", "scanpy"),
         ),
         ("perturbdiff.embed", ("lightning", "transformers", "huggingface_hub")),
-        ("perturbdiff.cli", ("torch", "numpy", "transformers")),
+        ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
         ("perturbdiff.store.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
             "perturbdiff.training.training_stages",

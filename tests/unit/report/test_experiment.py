@@ -9,7 +9,7 @@ import pytest
 from report_runs import make_run
 from typer.testing import CliRunner
 
-from perturbdiff.cli import app
+from perturbdiff.cli.main import app
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.report.figures import svg
 from perturbdiff.report.experiments import arm_tables

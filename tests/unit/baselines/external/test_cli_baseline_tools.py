@@ -6,7 +6,7 @@ from fake_tool import load, make_registry
 from typer.testing import CliRunner
 
 from perturbdiff.baselines.external import tool_environments, installer
-from perturbdiff.cli_baseline_tools import mount
+from perturbdiff.cli.tool_commands import mount
 from perturbdiff.runtime.errors import UserError
 
 

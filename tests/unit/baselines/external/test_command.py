@@ -29,7 +29,7 @@ HEAVY = (
 def test_help_imports_nothing_heavy(words, shown):
     code = f"""
 import sys
-from perturbdiff import cli
+from perturbdiff.cli import main as cli
 sys.argv = ["perturbdiff", "baseline", *{words!r}]
 try:
     cli.main()

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli_commands import Work
-from perturbdiff.cli_options import (Force, Jobs, MemoryLimit, Out, Overrides, Recipe, Scheduler, config_of, size_in_bytes)
+from perturbdiff.cli.program import Work
+from perturbdiff.cli.options import (Force, Jobs, MemoryLimit, Out, Overrides, Recipe, Scheduler, config_of, size_in_bytes)
 
 vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
 

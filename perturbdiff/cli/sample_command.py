@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli_options import (LARGEST_SEED, Embeddings, Force, Out, Overrides, Part, embeddings_of, shard_of)
+from perturbdiff.cli.options import (LARGEST_SEED, Embeddings, Force, Out, Overrides, Part, embeddings_of, shard_of)
 
 
 def sample(

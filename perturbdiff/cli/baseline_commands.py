@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perturbdiff.cli_baseline_tools import mount
-from perturbdiff.cli_commands import Work
-from perturbdiff.cli_options import (Device, Force, Out, Overrides, Part, Recipe, Seed, config_of)
+from perturbdiff.cli.tool_commands import mount
+from perturbdiff.cli.program import Work
+from perturbdiff.cli.options import (Device, Force, Out, Overrides, Part, Recipe, Seed, config_of)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _PREDICT = "predict"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli_options import (Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of)
+from perturbdiff.cli.options import (Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of)
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import EvaluateConfig

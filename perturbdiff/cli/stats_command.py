@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli_options import (LARGEST_SEED, Force, Out, Scheduler)
+from perturbdiff.cli.options import (LARGEST_SEED, Force, Out, Scheduler)
 
 
 def stats(

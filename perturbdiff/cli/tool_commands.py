@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perturbdiff.cli_commands import Work
-from perturbdiff.cli_options import Force
+from perturbdiff.cli.program import Work
+from perturbdiff.cli.options import Force
 
 if TYPE_CHECKING:
     from perturbdiff.baselines.external.known_tools import Tool

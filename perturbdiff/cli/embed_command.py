@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli_options import Device, Force, Out
+from perturbdiff.cli.options import Device, Force, Out
 
 
 def embed(

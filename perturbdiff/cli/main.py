@@ -9,19 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli_baseline import baseline_app
-from perturbdiff.cli_commands import Program, Work
-from perturbdiff.cli_doctor import doctor
-from perturbdiff.cli_embed import embed
-from perturbdiff.cli_evaluate import ceiling, evaluate, merge
-from perturbdiff.cli_import import import_checkpoint
-from perturbdiff.cli_options import (Force, Out, Overrides, Recipe, Seed, config_of, print_version)
-from perturbdiff.cli_preprocess import preprocess
-from perturbdiff.cli_sample import sample
-from perturbdiff.cli_stats import stats
-from perturbdiff.cli_store import store_app
-from perturbdiff.cli_train import finetune, pretrain, train
-from perturbdiff.cli_vocabulary import vocabulary_app
+from perturbdiff.cli.baseline_commands import baseline_app
+from perturbdiff.cli.program import Program, Work
+from perturbdiff.cli.doctor_command import doctor
+from perturbdiff.cli.embed_command import embed
+from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
+from perturbdiff.cli.import_command import import_checkpoint
+from perturbdiff.cli.options import (Force, Out, Overrides, Recipe, Seed, config_of, print_version)
+from perturbdiff.cli.preprocess_command import preprocess
+from perturbdiff.cli.sample_command import sample
+from perturbdiff.cli.stats_command import stats
+from perturbdiff.cli.store_commands import store_app
+from perturbdiff.cli.train_commands import finetune, pretrain, train
+from perturbdiff.cli.vocabulary_commands import vocabulary_app
 from perturbdiff.runtime.errors import (EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, INTERRUPTED, Interrupted, Killed, StoppedEarly, UserError)
 
 app = typer.Typer(
