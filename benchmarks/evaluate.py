@@ -47,7 +47,7 @@ SELDOM = {"small": 3, "medium": 1}
 
 
 @dataclass
-class Side:
+class ExpressionView:
     """A process that takes turns."""
 
     name: str
@@ -93,13 +93,13 @@ class Side:
             self.process.wait()
 
 
-def sides(given: argparse.Namespace, paths: tuple[Path, Path], work: Path) -> list[Side]:
+def sides(given: argparse.Namespace, paths: tuple[Path, Path], work: Path) -> list[ExpressionView]:
     """Return what takes turns on one pair of files."""
 
-    def side(name: str, way: str, threads: int, *more: str, python: str = sys.executable) -> Side:
+    def side(name: str, way: str, threads: int, *more: str, python: str = sys.executable) -> ExpressionView:
         script = str(HERE / "evaluate_sides.py")
         command = [python, "-W", "ignore", script, way, *map(str, (*paths, work)), "--threads", str(threads)]
-        return Side(name, [*command, *more], threads, work / f"{way}-{threads}.log")
+        return ExpressionView(name, [*command, *more], threads, work / f"{way}-{threads}.log")
 
     words = {
         "library": "ours, in memory",
@@ -119,7 +119,7 @@ def sides(given: argparse.Namespace, paths: tuple[Path, Path], work: Path) -> li
 
 
 def measure(
-    found: list[Side], turns: int, journal: Path, only: list[str] | None = None
+    found: list[ExpressionView], turns: int, journal: Path, only: list[str] | None = None
 ) -> dict[str, list[dict]]:
     """Let the sides, or only some, take turns; what the journal holds is taken from there."""
     taken: dict[str, list[dict]] = {side.name: [] for side in found}

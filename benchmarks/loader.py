@@ -29,13 +29,13 @@ import torch
 import zarr
 from screened_cells import make_store, write_layouts
 
-from perturbdiff.store import stored_rows
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import SetLoader
-from perturbdiff.store.zarr_shards import ShardedReader
-from perturbdiff.store.store import Store
-from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.loading.windows import WindowedSampler
+from perturbdiff.store import stored_rows
+from perturbdiff.store.store import Store
+from perturbdiff.store.zarr_shards import ShardedReader
 
 WINDOW, STEP = 64, 4096
 Turn = Callable[[], int]

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.loading.loader import Batch
-from perturbdiff.training.setup import Material, from_scratch
+from perturbdiff.loading.loader import CellSetBatch
+from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.module import Draws, TrainingModule
 from perturbdiff.training.optimiser import optimizer
-from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.setup import TrainingSetup, from_scratch
 
 READINGS = {
     "mean": ("loss.mse_reduction=mean",),
@@ -67,7 +67,7 @@ def recipe(reading: str, options: argparse.Namespace) -> Config:
     ])  # fmt: skip
 
 
-def batches(material: Material, start: int, stop: int) -> Iterator[tuple[int, Batch]]:
+def batches(material: TrainingSetup, start: int, stop: int) -> Iterator[tuple[int, CellSetBatch]]:
     """Yield the steps ``start`` to ``stop`` (exclusive) with their sets."""
     loader = material.loader(
         material.train_sampler(Processes()), start_step=start, stop_step=stop, prefetch=0
@@ -83,7 +83,7 @@ def gradient(module: TrainingModule, value: Tensor, *, last: bool) -> Tensor:
                       for p, g in zip(parameters, parts, strict=True)])  # fmt: skip
 
 
-def terms(module: TrainingModule, batch: Batch, draws: Draws, reduction: str) -> dict[str, Tensor]:
+def terms(module: TrainingModule, batch: CellSetBatch, draws: Draws, reduction: str) -> dict[str, Tensor]:
     """Return the terms unweighted, the squared error reduced over genes as said."""
     loss = module.config.loss.model_copy(update={"mse_reduction": reduction})
     whole = module.config
@@ -95,7 +95,7 @@ def terms(module: TrainingModule, batch: Batch, draws: Draws, reduction: str) ->
 
 
 @torch.no_grad()
-def spread(module: TrainingModule, batch: Batch, noise: Tensor) -> float:
+def spread(module: TrainingModule, batch: CellSetBatch, noise: Tensor) -> float:
     """Return the variance of cells estimated from pure noise over that of real ones, summed over genes."""
     t = torch.full((len(batch.target),), module.schedule.num_steps - 1)
     estimate = module.estimate(noise, t, batch)
@@ -103,7 +103,7 @@ def spread(module: TrainingModule, batch: Batch, noise: Tensor) -> float:
     return float(estimate.var(1).sum() / real.var(1).sum())
 
 
-def look(module: TrainingModule, material: Material, reduction: str, steps: int) -> Balance:
+def look(module: TrainingModule, material: TrainingSetup, reduction: str, steps: int) -> Balance:
     """Measure over ``steps`` steps' sets, the same whenever it is called."""
     rows, sums, spreads = [], None, []
     for step, batch in batches(material, LOOKED_AT, LOOKED_AT + steps):
@@ -128,7 +128,7 @@ def look(module: TrainingModule, material: Material, reduction: str, steps: int)
 
 
 def train(
-    module: TrainingModule, material: Material, adam: torch.optim.Optimizer, start: int, stop: int
+    module: TrainingModule, material: TrainingSetup, adam: torch.optim.Optimizer, start: int, stop: int
 ) -> None:
     """Take the optimiser steps ``start`` to ``stop`` (exclusive)."""
     for step, batch in batches(material, start, stop):

@@ -44,7 +44,7 @@ KINDS = {
 }  # fmt: skip
 
 
-class Side:
+class ExpressionView:
     """What both sides have in common."""
 
     name: str
@@ -72,7 +72,7 @@ class Side:
         }
 
 
-class Ours(Side):
+class Ours(ExpressionView):
     """The package's own training module and sampler, without the trainer around them."""
 
     name = "perturbdiff"
@@ -112,7 +112,7 @@ class Ours(Side):
         )
 
 
-class Theirs(Side):
+class Theirs(ExpressionView):
     """The straightforward network with the training loop of a first version."""
 
     name = "straightforward"

@@ -6,7 +6,7 @@ Half of the wells of every condition are held out. A model is trained on the oth
 each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
 the paper's mathematics (sampled in 100 reverse steps and in one) and in ours; `squared-error` is the paper's without
 the MMD. Sampled sets are compared with the true sets of the held-out wells: their variance beyond the draw of cells,
-and who lies within whose cloud (`perturbdiff.evaluation.metrics.set_variation`). References: the true sets of the training
+and who lies within whose cloud (`set_variation`). References: the true sets of the training
 wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change; and every
 method with its cells shuffled between the sets of a condition.
 
@@ -30,12 +30,12 @@ from scipy import sparse
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
+from perturbdiff.evaluation.metrics import set_variation as sv
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.sampling import sample
+from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
-from perturbdiff.simulation.simulation_stage import simulate
-from perturbdiff.evaluation.metrics import set_variation as sv
-from perturbdiff.sampling import sample
 from perturbdiff.training.training_stages import train
 
 LEVELS = {"absent": (0.0, 0.0), "default": (0.25, 0.1), "strong": (0.5, 0.3)}

@@ -44,12 +44,11 @@ class Phases:
 
 def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
     """Preprocess with this package. Phases are seen in this process alone, so only with one job."""
-    from perturbdiff.runtime import files
     from perturbdiff.config.settings import DataConfig
-    from perturbdiff.runtime import task_runner
     from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
+    from perturbdiff.runtime import files, task_runner
 
-    plain_hash, plain_run = files.sha256, task_runner.Crew.run
+    plain_hash, plain_run = files.sha256, task_runner.TaskRunner.run
 
     @functools.wraps(plain_hash)
     def timed_hash(path: Path) -> str:
@@ -60,11 +59,11 @@ def ours(path: Path, out: Path, phases: Phases, *, jobs: int) -> dict:
         return phases.timed(options.get("label", "?"), plain_run, self, function, tasks, **options)
 
     if jobs == 1:
-        files.sha256, task_runner.Crew.run = timed_hash, timed_run
+        files.sha256, task_runner.TaskRunner.run = timed_hash, timed_run
     try:
         preprocess([path], out, DataConfig(num_hvgs=GENES), force=True, machine=Machine(jobs=jobs))
     finally:
-        files.sha256, task_runner.Crew.run = plain_hash, plain_run
+        files.sha256, task_runner.TaskRunner.run = plain_hash, plain_run
     with h5py.File(path) as file:
         raw = file["X/data"].shape[0]
     return {"raw values": raw, "input bytes": path.stat().st_size, **folder_facts(out)}

@@ -18,8 +18,8 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config import settings as configuration
-from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.runtime.files import existing
+from perturbdiff.simulation.simulation_stage import simulate
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MEAN_BINS = ((0.05, 0.2), (0.2, 0.5), (0.5, 1.0), (1.0, 3.0), (3.0, 10.0), (10.0, np.inf))

@@ -25,7 +25,7 @@ WARM_UP = 20
 def once(given: argparse.Namespace) -> None:
     """Train, and print the CPU seconds of a step."""
     from perturbdiff.config import recipes
-    from perturbdiff.training.callbacks.throughput import Pace
+    from perturbdiff.training.callbacks.throughput import Throughput
     from perturbdiff.training.training_stages import train
 
     steps = WARM_UP + given.steps
@@ -33,13 +33,13 @@ def once(given: argparse.Namespace) -> None:
     lasts = [f"train.max_steps={steps}", "train.min_steps=1", "train.max_epochs=null", *never, *given.set]
     config = recipes.load("demo", lasts)
     clock: list[float] = []
-    counted = Pace.step
+    counted = Throughput.step
 
-    def step(self: Pace, cells: int) -> None:
+    def step(self: Throughput, cells: int) -> None:
         clock.append(time.process_time())
         counted(self, cells)
 
-    Pace.step = step
+    Throughput.step = step
     with tempfile.TemporaryDirectory() as folder:
         train(given.store, given.split, Path(folder) / "bundle", config, device="cpu")
         weights = (Path(folder) / "bundle" / "model.safetensors").read_bytes()

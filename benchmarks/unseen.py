@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
+from perturbdiff.config import recipes
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
-from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.splits.splits import make_split, read_split
-from perturbdiff.simulation.simulation_stage import simulate
 from perturbdiff.evaluation.evaluation_stage import evaluate
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample
+from perturbdiff.simulation.simulation_stage import simulate
+from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.training.training_stages import train
 
 METRICS = ("R2", "PDCorr", "DEOver", "PDS_L1")

@@ -19,14 +19,14 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.runtime import files
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.zarr_check import open_group
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
-from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.io.zarr_check import open_group
-from perturbdiff.runtime.errors import UserError, listing, nearest
 
 KIND = "predictions"
 LABELS = ("perturbation", "cell_type", "batch")

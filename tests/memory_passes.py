@@ -10,7 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
+from perturbdiff.genes.gene_sums import GeneSums, SumsRequest, gene_groups, gene_sums
 from perturbdiff.genes.selection import choose_genes, second_pass, sums_stored_values
 from perturbdiff.io.matrices import Block
 

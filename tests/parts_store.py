@@ -9,8 +9,8 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.preprocessing import preprocessing_stage as module
-from perturbdiff.store import store_writer
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.store import store_writer
 
 
 def parts_store(folder: Path, config: DataConfig | None = None, adata: ad.AnnData | None = None) -> Path:

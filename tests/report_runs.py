@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.scoring.aggregate import aggregate
 from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.scoring.aggregate import aggregate
 
 SKILL = {"perturbdiff": 0.9, "linear": 0.6, "nearest-context": 0.7, "control": 0.1, "ceiling": 0.97}
 CONTEXTS = ("B cell", "Monocyte")

@@ -2,8 +2,8 @@
 
 import torch
 
-from perturbdiff.config.settings import (Config, LossConfig, ModelConfig, TrainConfig)
-from perturbdiff.loading.loader import Batch
+from perturbdiff.config.settings import Config, LossConfig, ModelConfig, TrainConfig
+from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Denoiser
 from perturbdiff.training.module import TrainingModule
 
@@ -22,8 +22,10 @@ def tiny_module(statistic: str = "V", depth: int = 1, **train) -> TrainingModule
     return TrainingModule(denoiser, Config(model=small, loss=loss, train=settings, seed=3))
 
 
-def tiny_batch() -> Batch:
+def tiny_batch() -> CellSetBatch:
     """Eight sets, twins side by side."""
     target, control = torch.rand(2, B, S, G, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([1, 1, 2, 2, 3, 3, 1, 1])
-    return Batch(target, control, ids, ids % 2 + 1, ids % 2 + 1, torch.zeros(B, dtype=torch.int64), ids)
+    return CellSetBatch(
+        target, control, ids, ids % 2 + 1, ids % 2 + 1, torch.zeros(B, dtype=torch.int64), ids
+    )

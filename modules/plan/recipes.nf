@@ -18,11 +18,11 @@ def parseYaml(text) {
     return new groovy.yaml.YamlSlurper().parseText(text.replaceAll(/!(paper|released|ours)\b\s*/, '')) ?: [:]
 }
 
-// what perturbdiff/variants and perturbdiff/sizes hold under a name
+// what perturbdiff/config/variants and perturbdiff/config/sizes hold under a name
 def named(kind, name) {
-    def known = file("${projectDir}/perturbdiff/${kind}s").list().findAll { entry -> entry.endsWith('.yaml') }.collect { entry -> entry - '.yaml' }.sort()
+    def known = file("${projectDir}/perturbdiff/config/${kind}s").list().findAll { entry -> entry.endsWith('.yaml') }.collect { entry -> entry - '.yaml' }.sort()
     if (!(name in known)) { throw new IllegalArgumentException("unknown ${kind} '${name}'; ${kind}s: ${known.join(', ')}") }
-    return parseYaml(file("${projectDir}/perturbdiff/${kind}s/${name}.yaml").text)
+    return parseYaml(file("${projectDir}/perturbdiff/config/${kind}s/${name}.yaml").text)
 }
 
 // a layer of a recipe: its variant first, then its size, then its own values
@@ -38,7 +38,7 @@ def expand(layer) {
 }
 
 def presetFile(name, folder) {
-    def packaged = file("${projectDir}/perturbdiff/presets/${name}.yaml", glob: false)
+    def packaged = file("${projectDir}/perturbdiff/config/presets/${name}.yaml", glob: false)
     if (!name.contains('/') && packaged.exists()) { return packaged }
     def beside = file("${folder}/${name}", glob: false)
     return beside.isFile() ? beside : file(name, glob: false)
@@ -49,7 +49,7 @@ def presetOf(row) {
 }
 
 def presetNames() {
-    return file("${projectDir}/perturbdiff/presets").list().findAll { name -> name.endsWith('.yaml') }.collect { name -> name - '.yaml' }.sort()
+    return file("${projectDir}/perturbdiff/config/presets").list().findAll { name -> name.endsWith('.yaml') }.collect { name -> name - '.yaml' }.sort()
 }
 
 def readPreset(name, folder, seen = []) {

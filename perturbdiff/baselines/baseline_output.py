@@ -12,9 +12,9 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.baselines.baseline_task import Task
+from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.progress import track
 
 Blocks = Iterable[tuple[pd.DataFrame, sparse.csr_matrix]]
 """Predicted cells in the order of the wanted conditions: obs, and log1p values [n, G]."""

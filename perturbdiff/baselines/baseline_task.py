@@ -12,9 +12,9 @@ import pandas as pd
 
 from perturbdiff.conditions.balanced_controls import BalancedControls
 from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
-from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import listing
 from perturbdiff.predictions import LABELS
+from perturbdiff.runtime.errors import listing
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 

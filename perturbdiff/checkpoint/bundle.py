@@ -15,13 +15,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from perturbdiff.runtime import (files, provenance, tabular, untrusted)
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.embeddings.embedding_tables import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
-from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.model import Denoiser
+from perturbdiff.runtime import files, provenance, tabular, untrusted
+from perturbdiff.runtime.errors import UserError, listing
 
 FORMAT = 1
 TABLES = "embeddings"

@@ -13,13 +13,19 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.config.settings import ModelConfig
 from perturbdiff.conditions.doses import agents, dose_values, dose_weights
-from perturbdiff.embeddings.embedding_tables import (SEMANTIC_KINDS, EmbeddingTable, SemanticKind, find, semantic_rows)
 from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.config.settings import ModelConfig
+from perturbdiff.embeddings.embedding_tables import (
+    SEMANTIC_KINDS,
+    EmbeddingTable,
+    SemanticKind,
+    find,
+    semantic_rows,
+)
 from perturbdiff.model import Denoiser
 from perturbdiff.model.covariates import SemanticTable
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 

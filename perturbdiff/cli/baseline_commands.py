@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perturbdiff.cli.tool_commands import mount
+from perturbdiff.cli.options import Device, Force, Out, Overrides, Part, Recipe, Seed, config_of
 from perturbdiff.cli.program import Work
-from perturbdiff.cli.options import (Device, Force, Out, Overrides, Part, Recipe, Seed, config_of)
+from perturbdiff.cli.tool_commands import mount
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _PREDICT = "predict"
@@ -113,8 +113,8 @@ def _external(
     name: str, store: Path, split: Path, out: Path, config: Any, own: dict[str, Any], shared: dict[str, Any]
 ) -> None:
     from perturbdiff.baselines.external import known_tools
-    from perturbdiff.baselines.external.methods import script_method, tool_method
     from perturbdiff.baselines.external.external_stage import predict_external
+    from perturbdiff.baselines.external.methods import script_method, tool_method
 
     chosen = {"python": own["python"], "name": own["name"]}
     if name == "script":

@@ -46,7 +46,7 @@ def embed(
 
     Vectors of protein sequences, SMILES or texts by a pretrained encoder, for --embedding of train.
     """
-    from perturbdiff.embed import embed as run
+    from perturbdiff.embeddings import embed as run
 
     settings: dict[str, Any] = {"kind": kind, "pool": pool, "layer": layer, "max_length": max_length}
     settings |= {"batch_size": batch_size, "revision": revision, "local_only": local_only}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli.options import (Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of)
+from perturbdiff.cli.options import Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import EvaluateConfig
@@ -99,7 +99,9 @@ def evaluate(
     given["controls"] = "own" if predicted_controls else None
     settings: dict[str, Any] = {"method": method, "dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}
-    typer.echo(str(evaluation_stage.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings)))
+    typer.echo(
+        str(evaluation_stage.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings))
+    )
 
 
 def ceiling(

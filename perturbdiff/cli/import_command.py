@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli.options import (Embeddings, Force, Out, embeddings_of)
+from perturbdiff.cli.options import Embeddings, Force, Out, embeddings_of
 
 
 def import_checkpoint(

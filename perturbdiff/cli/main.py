@@ -10,19 +10,30 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli.baseline_commands import baseline_app
-from perturbdiff.cli.program import Program, Work
 from perturbdiff.cli.doctor_command import doctor
 from perturbdiff.cli.embed_command import embed
 from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
 from perturbdiff.cli.import_command import import_checkpoint
-from perturbdiff.cli.options import (Force, Out, Overrides, Recipe, Seed, config_of, print_version)
+from perturbdiff.cli.options import Force, Out, Overrides, Recipe, Seed, config_of, print_version
 from perturbdiff.cli.preprocess_command import preprocess
+from perturbdiff.cli.program import Program, Work
 from perturbdiff.cli.sample_command import sample
 from perturbdiff.cli.stats_command import stats
 from perturbdiff.cli.store_commands import store_app
 from perturbdiff.cli.train_commands import finetune, pretrain, train
 from perturbdiff.cli.vocabulary_commands import vocabulary_app
-from perturbdiff.runtime.errors import (EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_KILLED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, INTERRUPTED, Interrupted, Killed, StoppedEarly, UserError)
+from perturbdiff.runtime.errors import (
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_KILLED,
+    EXIT_STOPPED_EARLY,
+    EXIT_USER_ERROR,
+    INTERRUPTED,
+    Interrupted,
+    Killed,
+    StoppedEarly,
+    UserError,
+)
 
 app = typer.Typer(
     name="perturbdiff",

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli.options import (Force, Jobs, Labels, MemoryLimit, Out, Overrides, Recipe, Scheduler, Seed, config_of, size_in_bytes)
+from perturbdiff.cli.options import (
+    Force,
+    Jobs,
+    Labels,
+    MemoryLimit,
+    Out,
+    Overrides,
+    Recipe,
+    Scheduler,
+    Seed,
+    config_of,
+    size_in_bytes,
+)
 
 
 def preprocess(

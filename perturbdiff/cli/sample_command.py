@@ -7,7 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli.options import (LARGEST_SEED, Embeddings, Force, Out, Overrides, Part, embeddings_of, shard_of)
+from perturbdiff.cli.options import (
+    LARGEST_SEED,
+    Embeddings,
+    Force,
+    Out,
+    Overrides,
+    Part,
+    embeddings_of,
+    shard_of,
+)
 
 
 def sample(
@@ -53,8 +62,8 @@ def sample(
     For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls. Without
     --config the bundle's own recipe holds, changed by --set.
     """
-    from perturbdiff.config import recipes
     from perturbdiff.checkpoint.bundle import recipe_of
+    from perturbdiff.config import recipes
     from perturbdiff.sampling import sample as run
 
     config = recipes.load(recipe, overrides or ()) if recipe else None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli.options import (LARGEST_SEED, Force, Out, Scheduler)
+from perturbdiff.cli.options import LARGEST_SEED, Force, Out, Scheduler
 
 
 def stats(
@@ -37,8 +37,8 @@ def stats(
     Non-zero genes, depth, cells per perturbation and condition, composition, distances within and between
     perturbations.
     """
-    from perturbdiff.statistics.statistics_stage import write_statistics
     from perturbdiff.report.figures.store_figures import write_figures
+    from perturbdiff.statistics.statistics_stage import write_statistics
 
     done = write_statistics(
         store,

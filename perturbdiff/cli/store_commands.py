@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from perturbdiff.cli.program import Work
 from perturbdiff.cli.options import Force, Out
+from perturbdiff.cli.program import Work
 from perturbdiff.runtime.errors import UserError
 
 store_app = typer.Typer(help="Look into a store, check it, copy cells out of it.", no_args_is_help=True)

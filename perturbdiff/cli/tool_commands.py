@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perturbdiff.cli.program import Work
 from perturbdiff.cli.options import Force
+from perturbdiff.cli.program import Work
 
 if TYPE_CHECKING:
     from perturbdiff.baselines.external.known_tools import Tool
@@ -36,7 +36,7 @@ def install(
 
     Each gets one of its own from locked versions, checked by their hashes. Prints where they lie.
     """
-    from perturbdiff.baselines.external import tool_environments, known_tools
+    from perturbdiff.baselines.external import known_tools, tool_environments
 
     for tool in [known_tools.load(name) for name in names]:
         typer.echo(f"{tool.title} {tool.version}, licence: {tool.licence}; see {tool.url}", err=True)
@@ -46,7 +46,7 @@ def install(
 def list_tools() -> None:
     """List the methods: built in, and tools of others with version and licence."""
     from perturbdiff.baselines import NAMES
-    from perturbdiff.baselines.external import tool_environments, known_tools
+    from perturbdiff.baselines.external import known_tools, tool_environments
 
     rows = [(name, "built in", "", "") for name in NAMES]
     for tool in map(known_tools.load, known_tools.names()):
@@ -80,7 +80,7 @@ def show(name: Name) -> None:
 
 def remove(names: Names) -> None:
     """Remove the environments of tools, those of earlier versions too."""
-    from perturbdiff.baselines.external import tool_environments, known_tools
+    from perturbdiff.baselines.external import known_tools, tool_environments
 
     for tool in [known_tools.load(name) for name in names]:
         for folder in tool_environments.remove(tool) or ["nothing to remove"]:

@@ -7,7 +7,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli.options import (Checkpoints, Device, Embeddings, Force, Out, Overrides, Recipe, Resume, Seed, config_of, embeddings_of, store_and_split)
+from perturbdiff.cli.options import (
+    Checkpoints,
+    Device,
+    Embeddings,
+    Force,
+    Out,
+    Overrides,
+    Recipe,
+    Resume,
+    Seed,
+    config_of,
+    embeddings_of,
+    store_and_split,
+)
 
 KeepEvery = Annotated[
     int | None,

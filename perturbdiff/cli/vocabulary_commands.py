@@ -7,8 +7,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from perturbdiff.cli.options import (
+    Force,
+    Jobs,
+    MemoryLimit,
+    Out,
+    Overrides,
+    Recipe,
+    Scheduler,
+    config_of,
+    size_in_bytes,
+)
 from perturbdiff.cli.program import Work
-from perturbdiff.cli.options import (Force, Jobs, MemoryLimit, Out, Overrides, Recipe, Scheduler, config_of, size_in_bytes)
 
 vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
 
@@ -51,8 +61,8 @@ def build(
 
     Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
     """
-    from perturbdiff.preprocessing.shared_genes import build_vocabulary
     from perturbdiff.preprocessing.preprocessing_stage import Machine
+    from perturbdiff.preprocessing.shared_genes import build_vocabulary
 
     given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
     settings: dict[str, Any] = {

@@ -83,11 +83,11 @@ def _known(what: str, name: object, names: list[str], origin: str) -> str:
 
 @cache
 def _names(folder: str) -> list[str]:
-    files = (resources.files("perturbdiff") / folder).iterdir()
+    files = (resources.files("perturbdiff.config") / folder).iterdir()
     return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
 
 
 @cache
 def _read(folder: str, name: str) -> dict[str, Any]:
-    file = resources.files("perturbdiff") / folder / f"{name}.yaml"
+    file = resources.files("perturbdiff.config") / folder / f"{name}.yaml"
     return value_sources.read(file.read_text(), f"{folder}/{name}.yaml")

@@ -18,10 +18,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from perturbdiff.config import value_sources
-from perturbdiff.runtime import untrusted
-from perturbdiff.config.settings import Config
-from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.config.readings import expand
+from perturbdiff.config.settings import Config
+from perturbdiff.runtime import untrusted
+from perturbdiff.runtime.errors import UserError, nearest
 
 SOURCES = value_sources.SOURCES
 DEFAULT = "recommended"
@@ -31,7 +31,7 @@ _SHOWN = 80  # characters of a value in a message
 
 def presets() -> list[str]:
     """Return the names of the recipes that come with the package."""
-    folder = resources.files("perturbdiff") / "presets"
+    folder = resources.files("perturbdiff.config") / "presets"
     return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml"))
 
 
@@ -39,7 +39,7 @@ def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Con
     """Return the configuration of a preset or a YAML file, with ``key.path=value`` overrides applied.
 
     None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` gives only what
-    differs from NAME; without a base it starts from the bare defaults of `perturbdiff.config.settings`. In each file, and
+    differs from NAME; without a base it starts from the defaults of `perturbdiff.config.settings`. In each file, and
     among the overrides, ``variant`` and ``size`` are shorthands that come before the other values
     (`perturbdiff.config.readings`).
 
@@ -62,7 +62,9 @@ def changed(config: Config, overrides: Iterable[str]) -> Config:
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
-    tree, _ = value_sources.untag(value_sources.merge(config.model_dump(mode="json"), expand(changes, "--set")))
+    tree, _ = value_sources.untag(
+        value_sources.merge(config.model_dump(mode="json"), expand(changes, "--set"))
+    )
     return validated(tree, f"configuration {config.name}")
 
 
@@ -115,7 +117,7 @@ def describe(source: str | Path | None, overrides: Iterable[str] = ()) -> str:
 def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = Path(source)
     if source in presets():
-        text = (resources.files("perturbdiff") / "presets" / f"{source}.yaml").read_text()
+        text = (resources.files("perturbdiff.config") / "presets" / f"{source}.yaml").read_text()
     elif path.is_file():
         text = untrusted.read_text(path, "YAML", "configuration")
     else:

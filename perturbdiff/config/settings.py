@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config.data_settings import (LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig)
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.config.data_settings import LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig
 from perturbdiff.config.readings import agreeing
+from perturbdiff.runtime.errors import UserError
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import (folders, container, slurm_job, machine, slurm, programs)
-from perturbdiff.doctor.findings import (Check, Look, as_json, gather, render)
+from perturbdiff.doctor import container, folders, machine, programs, slurm, slurm_job
+from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
 
@@ -31,7 +31,11 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
         ("temporary files", machine.temporary_files),
     ]
     if in_job:
-        looks += [("job", slurm_job.describe), ("time left", slurm_job.time_left), ("allocation", slurm_job.resources)]
+        looks += [
+            ("job", slurm_job.describe),
+            ("time left", slurm_job.time_left),
+            ("allocation", slurm_job.resources),
+        ]
     if inside:
         looks += [("image", container.describe), ("home", container.home)]
     else:

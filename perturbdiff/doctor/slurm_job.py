@@ -8,7 +8,7 @@ import time
 
 import psutil
 
-from perturbdiff.doctor.findings import (GIB, Check, ask, span)
+from perturbdiff.doctor.findings import GIB, Check, ask, span
 
 
 def is_inside() -> bool:

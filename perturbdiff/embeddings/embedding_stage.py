@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.embeddings.encoder import DEFAULT_POOL, Encoder, Pool, Tokens
+from perturbdiff.embeddings.hub import locate
 from perturbdiff.embeddings.named_texts import NamedTexts, TextKind, read_named_texts
 from perturbdiff.runtime.devices import resolve_device
-from perturbdiff.embeddings.encoder import (DEFAULT_POOL, Encoder, Pool, Tokens)
-from perturbdiff.embeddings.hub import locate
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import track
 from perturbdiff.runtime.provenance import stage

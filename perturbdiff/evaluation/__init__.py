@@ -16,8 +16,8 @@ PDS_L1        1.0  1.0
 
 `METRICS` says of every metric what it is: formula, direction, range, and when it is undefined. `DEFINITIONS`
 holds what tells the two releases of cell-eval apart. The functions behind the metrics are in
-`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in `perturbdiff.evaluation.metrics.populations`; chance levels and the
-collapse check in the modules of that name.
+`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in
+`perturbdiff.evaluation.metrics.populations`; chance levels and the collapse check in the modules of that name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
-    from perturbdiff.evaluation.metrics.sorted_columns import Columns
-    from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
-    from perturbdiff.evaluation.metrics.differential import (Controls, Differential, benjamini_hochberg, fold_change)
-    from perturbdiff.evaluation.metrics.population_distances import energy_distance, mmd, wasserstein
-    from perturbdiff.evaluation.in_memory import compare, tabulate
-    from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
-    from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
-    from perturbdiff.evaluation.metrics.populations import condition_metrics
-    from perturbdiff.evaluation.metrics.reliability import spearman_brown
     from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+    from perturbdiff.evaluation.in_memory import compare, tabulate
+    from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
+    from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
+    from perturbdiff.evaluation.metrics.differential import (
+        Controls,
+        Differential,
+        benjamini_hochberg,
+        fold_change,
+    )
+    from perturbdiff.evaluation.metrics.population_distances import energy_distance, mmd, wasserstein
+    from perturbdiff.evaluation.metrics.populations import condition_metrics
+    from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
+    from perturbdiff.evaluation.metrics.reliability import spearman_brown
+    from perturbdiff.evaluation.metrics.sorted_columns import Columns
+    from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 
 _PLACES = {
     "catalogue": ("METRICS", "chosen", "score"),

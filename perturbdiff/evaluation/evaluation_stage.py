@@ -7,17 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics import catalogue
-from perturbdiff.evaluation.scoring import cell_map
-from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.tables import score_tables
-from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.metrics.chance import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
-from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.readers import inputs, pairing
+from perturbdiff.evaluation.scoring import cell_map
+from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
+from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.tables import score_tables
+from perturbdiff.runtime import provenance
 from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"

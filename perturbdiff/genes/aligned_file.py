@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.io import h5_output
-from perturbdiff.genes.counted_cells import CellSource
-from perturbdiff.io.matrices import Block
 from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.genes.counted_cells import CellSource
+from perturbdiff.io import h5_output
+from perturbdiff.io.matrices import Block
 from perturbdiff.runtime.progress import track
 
 DEPTH = "depth_before_alignment"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import provenance, tabular
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.aligned_file import write_aligned
 from perturbdiff.genes.counted_cells import CellSource, open_cells
-from perturbdiff.genes.gene_lists import (KINDS, kinds_of, main_kind, read_names)
-from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, read_names
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import track
 

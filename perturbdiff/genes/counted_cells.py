@@ -13,8 +13,8 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
-from perturbdiff.store.store import Store
 from perturbdiff.io.zarr_check import open_group
+from perturbdiff.store.store import Store
 
 
 class CellSource(Protocol):

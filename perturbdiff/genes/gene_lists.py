@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
 
 FILE_NAME = "genes.txt"

@@ -1,4 +1,4 @@
-"""Sums over cells by batch and gene, made piece by piece, from which genes are chosen (`perturbdiff.genes.selection`)."""
+"""Sums over cells by batch and gene, made piece by piece, from which genes are chosen (`selection`)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ class GeneSums:
     def moments(self, batch: int, factor: float = 1.0) -> highly_variable.Moments:
         """Return mean, unbiased variance and detection of each gene in a batch, values times ``factor``."""
         total, squares, positive = self.values[batch].T
-        return highly_variable.moments(int(self.cells[batch]), factor * total, factor**2 * squares, positive > 0)
+        return highly_variable.moments(
+            int(self.cells[batch]), factor * total, factor**2 * squares, positive > 0
+        )
 
     def pooled(self) -> GeneSums:
         """Return the sums over all batches as one."""

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes import highly_variable
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, clipped_sums, log_sums)
+from perturbdiff.genes.gene_sums import GeneSums, SumsRequest, clipped_sums, log_sums
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition_table import ALL, LABELS, RESERVED, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.io.columns import (MISSING, Column, Numbering, Texts, joined, row_ranges)
+from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
-from perturbdiff.conditions.condition_table import (ALL, LABELS, RESERVED, dose_label, sort_conditions)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)

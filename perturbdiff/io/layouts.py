@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from perturbdiff.io.columns import (Column, num_entries, open_column, whole_column)
-from perturbdiff.io.matrices import (CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns, check_pointers)
+from perturbdiff.io.columns import Column, num_entries, open_column, whole_column
+from perturbdiff.io.matrices import CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns, check_pointers
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.lib import format as npy
 from scipy import sparse
 
-from perturbdiff.runtime import files
 from perturbdiff.io import matrix_kernels
+from perturbdiff.runtime import files
 
 VALUES_PER_BLOCK = 1 << 20
 """Stored values read at once, 8 to 12 MB: they stay in the processor's cache while a pass works on them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.io.columns import (CategoricalColumn, Column, PlainColumn, row_ranges)
+from perturbdiff.io.columns import CategoricalColumn, Column, PlainColumn, row_ranges
 from perturbdiff.runtime.errors import UserError, listing
 
 NAME_COLUMNS = ("cell", "barcode", "barcodes", "cell_id", "index")

@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 from numpy.lib import format as npy
 
-from perturbdiff.runtime import files
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.hdf5_check import check_hdf5
 from perturbdiff.io.zarr_check import check_zarr, open_group
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
 _UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100

@@ -14,7 +14,7 @@ from perturbdiff.loading.packed import dense_log1p
 
 
 @dataclass
-class Batch:
+class CellSetBatch:
     """The cell sets of one optimiser step on one rank. B sets, S cells in a set, G genes of the model.
 
     Attributes
@@ -37,20 +37,20 @@ class Batch:
     dataset: Tensor
     condition: Tensor
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> CellSetBatch:
         """Return the batch with its tensors on ``device``."""
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
-        return Batch(**moved)
+        return CellSetBatch(**moved)
 
-    def split(self, parts: int) -> list[Batch]:
+    def split(self, parts: int) -> list[CellSetBatch]:
         """Return equal batches of successive sets, views of this one."""
         size = len(self.target) // parts
         cut = [slice(i * size, (i + 1) * size) for i in range(parts)]
-        return [Batch(**{f.name: getattr(self, f.name)[here] for f in fields(self)}) for here in cut]
+        return [CellSetBatch(**{f.name: getattr(self, f.name)[here] for f in fields(self)}) for here in cut]
 
-    def pin_memory(self) -> Batch:
+    def pin_memory(self) -> CellSetBatch:
         """Return the batch in page-locked memory, from which a GPU copies without waiting."""
-        return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return CellSetBatch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 @dataclass
@@ -105,15 +105,15 @@ class PackedRows:
 
 
 @dataclass
-class PackedBatch:
-    """A `Batch` on its way to a device: a tenth of the bytes, dense when it has arrived.
+class PackedCellSetBatch:
+    """A `CellSetBatch` on its way to a device: a tenth of the bytes, dense when it has arrived.
 
     Attributes
     ----------
     target, control
         B · S cells each, set by set.
 
-    The others are those of `Batch`.
+    The others are those of `CellSetBatch`.
     """
 
     target: PackedRows
@@ -124,15 +124,15 @@ class PackedBatch:
     dataset: Tensor
     condition: Tensor
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> CellSetBatch:
         """Return the batch on ``device``, dense."""
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
         for kind in ("target", "control"):
             cells = moved[kind].dense()
             moved[kind] = cells.view(len(self.condition), -1, cells.shape[1])
-        return Batch(**moved)
+        return CellSetBatch(**moved)
 
-    def split(self, parts: int) -> list[PackedBatch]:
+    def split(self, parts: int) -> list[PackedCellSetBatch]:
         """Return equal batches of successive sets."""
         size, cells = len(self.condition) // parts, (len(self.target.starts) - 1) // parts
         pieces = []
@@ -142,12 +142,12 @@ class PackedBatch:
                 f.name: getattr(self, f.name)[rows if f.name in ("target", "control") else sets]
                 for f in fields(self)
             }
-            pieces.append(PackedBatch(**cut))
+            pieces.append(PackedCellSetBatch(**cut))
         return pieces
 
-    def pin_memory(self) -> PackedBatch:
+    def pin_memory(self) -> PackedCellSetBatch:
         """Return the batch in page-locked memory, from which a GPU copies without waiting."""
-        return PackedBatch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return PackedCellSetBatch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 class Buffers:

@@ -7,11 +7,11 @@ independent: twins that never shared a cell would tell each other, in a small co
 
 from __future__ import annotations
 
-from perturbdiff.loading.cell_sets import (CellSet, CellSetSampler, MixtureSampler, rank_positions)
+from perturbdiff.loading.cell_sets import CellSet, CellSetSampler, MixtureSampler, rank_positions
 from perturbdiff.runtime.errors import UserError
 
 
-class TwinStream:
+class PairedSetStream:
     """The sets of a stream, each followed by its twin.
 
     Parameters

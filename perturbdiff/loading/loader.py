@@ -12,17 +12,17 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from perturbdiff.store import row_kernels
-from perturbdiff.loading.batches import (Batch, Buffers, PackedBatch, PackedRows)
-from perturbdiff.loading.cell_sets import CellSet, SetStream
-from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
+from perturbdiff.loading.batches import Buffers, CellSetBatch, PackedCellSetBatch, PackedRows
+from perturbdiff.loading.cell_sets import CellSet, SetStream
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.memory import available
+from perturbdiff.store import row_kernels
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Batch", "PackedBatch", "SetLoader", "fits_in_memory", "resident"]
+__all__ = ["CellSetBatch", "PackedCellSetBatch", "SetLoader", "fits_in_memory", "resident"]
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class SetLoader:
     stores
         Stores (`Store` or `MemoryStore`, see `resident`), in the order of the sampler's ``store`` index.
     sampler
-        `CellSetSampler`, `WindowedSampler`, `MixtureSampler` or `TwinStream`.
+        `CellSetSampler`, `WindowedSampler`, `MixtureSampler` or `PairedSetStream`.
     vocabulary
         Gives the ids of the covariates; a label it does not have gets id 0.
     genes
@@ -63,7 +63,7 @@ class SetLoader:
     threads
         Threads that make batches; what they make does not depend on their number.
     packed
-        Make `PackedBatch`, which becomes dense on the device it is sent to.
+        Make `PackedCellSetBatch`, which becomes dense on the device it is sent to.
     pin_memory
         Put batches in page-locked memory.
 
@@ -114,7 +114,7 @@ class SetLoader:
         self._buffers = Buffers(prefetch + 2)
         self._drawing = threading.Lock()  # samplers keep what they drew last
 
-    def load(self, sets: Sequence[CellSet]) -> Batch | PackedBatch:
+    def load(self, sets: Sequence[CellSet]) -> CellSetBatch | PackedCellSetBatch:
         """Return the batch of these sets, read now."""
         ids = {
             kind: torch.tensor([int(self._ids[s.store][kind][s.condition]) for s in sets])
@@ -122,15 +122,15 @@ class SetLoader:
         }
         ids["dataset"] = torch.tensor([self._dataset[s.store] for s in sets])
         ids["condition"] = torch.tensor([s.condition for s in sets])
-        batch: Batch | PackedBatch
+        batch: CellSetBatch | PackedCellSetBatch
         if self.packed:
             target, control = (
                 self._packed([getattr(s, kind) for s in sets], sets) for kind in ("target", "control")
             )
-            batch = PackedBatch(target, control, **ids)
+            batch = PackedCellSetBatch(target, control, **ids)
         else:
             both = self._dense(sets)
-            batch = Batch(both[0], both[1], **ids)
+            batch = CellSetBatch(both[0], both[1], **ids)
         return batch.pin_memory() if self.pin_memory else batch
 
     def _dense(self, sets: Sequence[CellSet]) -> torch.Tensor:
@@ -184,7 +184,7 @@ class SetLoader:
             raise TypeError("this loader never ends")
         return max(self.stop_step - self.step, 0)
 
-    def __iter__(self) -> Iterator[Batch | PackedBatch]:
+    def __iter__(self) -> Iterator[CellSetBatch | PackedCellSetBatch]:
         batches = in_order(self._make, self._steps(self.step), self.threads, self.prefetch)
         try:
             for k, batch in enumerate(batches, start=self.step):
@@ -193,7 +193,7 @@ class SetLoader:
         finally:
             batches.close()
 
-    def _make(self, k: int) -> Batch | PackedBatch:
+    def _make(self, k: int) -> CellSetBatch | PackedCellSetBatch:
         with self._drawing:
             sets = self.sampler.step(k)
         return self.load(sets)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
-from perturbdiff.model.layers import (AdaptiveNorm, TimeEmbedding, linear, modulate, normalise)
+from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
 from perturbdiff.model.mmdit import MMDiTBlock
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from perturbdiff.model.layers import (MLP, AdaptiveNorm, Attention, Modulation, modulate, normalise)
+from perturbdiff.model.layers import MLP, AdaptiveNorm, Attention, Modulation, modulate, normalise
 
 
 class MMDiTBlock(nn.Module):

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
+from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, unique_names
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.genes.gene_lists import (KINDS, kinds_of, main_kind, unique_names)
 from perturbdiff.io.matrices import CscMatrix
 from perturbdiff.preprocessing.passes import VALUES_PER_PIECE
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files
-from perturbdiff.store import row_sorting
-from perturbdiff.preprocessing import spill
-from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.preprocessing.passes import load, save
 from perturbdiff.conditions.condition_table import LABELS
+from perturbdiff.preprocessing import spill
+from perturbdiff.preprocessing.passes import load, save
+from perturbdiff.runtime import files
+from perturbdiff.runtime.task_runner import TaskRunner
+from perturbdiff.store import row_sorting
 from perturbdiff.store.store import value_factors
 from perturbdiff.store.store_writer import PartWriter, rows_per_shard
 
@@ -117,7 +117,7 @@ class Part:
     checksums: dict[str, str]
 
 
-def gather(crew: Crew, tasks: Sequence[PartTask]) -> list[Part]:
+def gather(crew: TaskRunner, tasks: Sequence[PartTask]) -> list[Part]:
     """Write the parts that are not there yet; return all of them."""
     left = [task for task in tasks if not _result(task).exists()]
     crew.run(write_part, left, weights=[task.num_cells for task in left], label="writing cells")

@@ -30,8 +30,8 @@ import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes import gene_kernels
-from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.genes.gene_sums import group_of_cells
+from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:

@@ -8,14 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from perturbdiff.io.counts import Inputs
-from perturbdiff.genes.gene_sums import (GeneSums, SumsRequest, gene_groups, gene_sums)
+from perturbdiff.genes.gene_sums import GeneSums, SumsRequest, gene_groups, gene_sums
 from perturbdiff.genes.selection import sums_stored_values
-from perturbdiff.preprocessing.knockdown import (PASS, KnockdownDecision, decide, knockdown_values, plan_knockdown, read_targets)
 from perturbdiff.io.cell_labels import Labels
+from perturbdiff.io.counts import Inputs
+from perturbdiff.preprocessing.knockdown import (
+    PASS,
+    KnockdownDecision,
+    decide,
+    knockdown_values,
+    plan_knockdown,
+    read_targets,
+)
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
 from perturbdiff.preprocessing.scan import Scan
-from perturbdiff.preprocessing.streaming_median import Tally
+from perturbdiff.preprocessing.streaming_median import StreamingMedian
 
 _LEFT = "knocked-down"
 
@@ -95,7 +102,7 @@ def left_cells(reader: PieceReader, request: _Left) -> dict[str, np.ndarray]:
 def _rescan(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, scan: Scan) -> Scan:
     """Return the scan with the sums, numbers and medians of the cells that are left."""
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
-    depths, genes, visible = Tally(), Tally(), Tally()
+    depths, genes, visible = StreamingMedian(), StreamingMedian(), StreamingMedian()
     sums, left = GeneSums(*scan.sums.values.shape[:2]), np.zeros(len(conditions), np.int64)
     for first, found in zip(passes.results("scan"), passes.results(_LEFT), strict=True):
         sums.add_arrays(found)

@@ -18,8 +18,8 @@ import numpy as np
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import CountsFile, Inputs
-from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.io.matrices import Block
+from perturbdiff.runtime.task_runner import TaskRunner
 
 VALUES_PER_PIECE = 100_000_000
 """Stored values of a piece: about 100,000 cells, some seconds of work."""
@@ -121,7 +121,7 @@ class Passes:
         Name of a pass whose ``codes`` say which cells are left; None before any filter.
     """
 
-    def __init__(self, inputs: Inputs, crew: Crew, scratch: Path) -> None:
+    def __init__(self, inputs: Inputs, crew: TaskRunner, scratch: Path) -> None:
         self.inputs, self.crew, self.scratch = inputs, crew, scratch.absolute()
         self.pieces = plan_pieces(inputs)
         self.filtered: str | None = None

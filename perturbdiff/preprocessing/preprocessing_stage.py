@@ -20,23 +20,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files, provenance, tabular
+from perturbdiff.conditions.condition_table import complete
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.store import checksums
-from perturbdiff.preprocessing import passes, spill
-from perturbdiff.io.counts import Inputs
-from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.preprocessing.gather import (ObsColumns, Part, PartTask, gather, label_columns)
 from perturbdiff.genes.gene_lists import unique_names
 from perturbdiff.genes.gene_sums import gene_groups
-from perturbdiff.genes.selection import (check_flavor, choose_genes, read_gene_list, second_pass, sums_stored_values)
-from perturbdiff.preprocessing.knockdown_filter import apply_knockdown, target_genes
+from perturbdiff.genes.selection import (
+    check_flavor,
+    choose_genes,
+    read_gene_list,
+    second_pass,
+    sums_stored_values,
+)
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
+from perturbdiff.io.counts import Inputs
+from perturbdiff.preprocessing import passes, spill
+from perturbdiff.preprocessing.gather import ObsColumns, Part, PartTask, gather, label_columns
+from perturbdiff.preprocessing.knockdown_filter import apply_knockdown, target_genes
 from perturbdiff.preprocessing.passes import Passes, save
 from perturbdiff.preprocessing.scan import Scan, scan_cells
-from perturbdiff.conditions.condition_table import complete
-from perturbdiff.store.store_head import FORMAT
+from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.task_runner import TaskRunner
+from perturbdiff.store import checksums
+from perturbdiff.store.store_head import FORMAT
 
 logger = logging.getLogger(__name__)
 
@@ -77,13 +83,13 @@ class Machine:
     memory_limit: int | None = None
     unfinished: Path | None = None
 
-    def crew(self, inputs: Inputs) -> Crew:
+    def crew(self, inputs: Inputs) -> TaskRunner:
         """Return who does the work for these inputs; unless told, no more workers than pay for being started."""
         values = sum(file.matrix.num_values for file in inputs.files)
         if self.jobs is None:
             pays = values // (PIECES_PER_WORKER * passes.VALUES_PER_PIECE)
-            return Crew(max(1, min(len(os.sched_getaffinity(0)), pays)), self.scheduler)
-        return Crew(max(1, min(self.jobs, -(-values // passes.VALUES_PER_PIECE))), self.scheduler)
+            return TaskRunner(max(1, min(len(os.sched_getaffinity(0)), pays)), self.scheduler)
+        return TaskRunner(max(1, min(self.jobs, -(-values // passes.VALUES_PER_PIECE))), self.scheduler)
 
     def bucket_values(self, jobs: int) -> int:
         """Return how many stored values a process may hold while cells are sorted.
@@ -207,7 +213,7 @@ class _Preprocessing:
     """One run: its inputs, who does the work, and the unfinished store."""
 
     def __init__(
-        self, inputs: Inputs, crew: Crew, folder: Path, before: dict[Path, tuple[int, int]], values: int
+        self, inputs: Inputs, crew: TaskRunner, folder: Path, before: dict[Path, tuple[int, int]], values: int
     ) -> None:
         self.inputs, self.config, self.crew, self.folder = inputs, inputs.config, crew, folder.absolute()
         self.scratch, self._before, self._values = self.folder / _SCRATCH, before, values

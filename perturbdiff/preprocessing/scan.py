@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.preprocessing import scan_kernels
-from perturbdiff.io.counts import CountsFile
 from perturbdiff.genes.gene_sums import GeneSums, gene_groups, group_of_cells
 from perturbdiff.genes.selection import sums_stored_values
+from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.matrices import Block
+from perturbdiff.preprocessing import scan_kernels
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
-from perturbdiff.preprocessing.streaming_median import Tally
+from perturbdiff.preprocessing.streaming_median import StreamingMedian
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
     config, num = given.config, len(conditions)
     sums = GeneSums(given.num_groups, len(passes.inputs.genes))
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
-    depths, genes, visible = Tally(), Tally(), Tally()
+    depths, genes, visible = StreamingMedian(), StreamingMedian(), StreamingMedian()
     left, low_counts, low_genes, no_counts = (np.zeros(num, np.int64) for _ in range(4))
     largest, whole = 0.0, True
     for found in passes.results("scan"):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import tabular
-from perturbdiff.preprocessing.composites import Corpus
 from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet
+from perturbdiff.preprocessing.composites import Corpus
+from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)

@@ -15,18 +15,27 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files, locks, provenance
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.preprocessing.composites import (Corpus, balanced, from_table, study_paths, survey)
-from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.genes.gene_lists import GeneSet, read_gene_set, unique_names
 from perturbdiff.genes.gene_sums import GeneSums
-from perturbdiff.genes.selection import (check_flavor, choose_genes, second_pass, sums_stored_values)
+from perturbdiff.genes.selection import check_flavor, choose_genes, second_pass, sums_stored_values
+from perturbdiff.preprocessing.composites import Corpus, balanced, from_table, study_paths, survey
 from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, load, save
 from perturbdiff.preprocessing.preprocessing_stage import Machine
-from perturbdiff.preprocessing.study_sums import (SecondTask, StudyPiece, check_unchanged, merge, name_of, pieces_of, sum_again, sum_piece)
 from perturbdiff.preprocessing.shared_gene_tables import Composite, write_tables
+from perturbdiff.preprocessing.study_sums import (
+    SecondTask,
+    StudyPiece,
+    check_unchanged,
+    merge,
+    name_of,
+    pieces_of,
+    sum_again,
+    sum_piece,
+)
+from perturbdiff.runtime import files, locks, provenance
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.task_runner import TaskRunner
 
 logger = logging.getLogger(__name__)
 
@@ -144,12 +153,12 @@ def _gene_sets(
     ]
 
 
-def _crew(corpus: Corpus, where: Machine) -> Crew:
+def _crew(corpus: Corpus, where: Machine) -> TaskRunner:
     """Return who reads the studies: no more workers than there is work for."""
     values = sum(study.num_values for study in corpus.studies)
     most = max(1, values // VALUES_PER_PIECE, len(corpus.studies) // _STUDIES_PER_JOB)
     jobs = len(os.sched_getaffinity(0)) if where.jobs is None else where.jobs
-    crew = Crew(min(jobs, most), where.scheduler)
+    crew = TaskRunner(min(jobs, most), where.scheduler)
     where.bucket_values(crew.jobs)  # whether the memory is enough for so many
     return crew
 
@@ -165,7 +174,7 @@ def _plan(
 
 
 def _select(
-    corpus: Corpus, plans: Sequence[_Plan], config: DataConfig, scratch: Path, crew: Crew
+    corpus: Corpus, plans: Sequence[_Plan], config: DataConfig, scratch: Path, crew: TaskRunner
 ) -> list[Composite]:
     """Sum the studies and choose the genes of each composite."""
     flat = [piece for plan in plans for piece in plan.pieces]

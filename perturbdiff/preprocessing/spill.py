@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.store import row_sorting
 from perturbdiff.preprocessing.passes import Passes, PieceReader
+from perturbdiff.store import row_sorting
 
 pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what is freed: some 30 MiB of each process
 

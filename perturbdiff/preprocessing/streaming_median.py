@@ -9,7 +9,7 @@ import numpy as np
 _MOST_WAITING = 400_000  # 16 bytes each
 
 
-class Tally:
+class StreamingMedian:
     """How often each value occurs in each group; memory follows the number of different values.
 
     Values are non-negative float32 numbers: their bit patterns are in the same order as they.

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.runtime import files
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.preprocessing.composites import Study
-from perturbdiff.io.counts import CountsFile
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.genes.selection import SecondPass
-from perturbdiff.preprocessing.passes import (VALUES_PER_PIECE, Piece, PieceReader, load, save)
+from perturbdiff.io.counts import CountsFile
+from perturbdiff.preprocessing.composites import Study
+from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, Piece, PieceReader, load, save
 from perturbdiff.preprocessing.scan import ScanSettings, scan_piece
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
 _SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")

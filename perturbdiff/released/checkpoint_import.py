@@ -11,15 +11,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from perturbdiff.runtime import provenance
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, semantic_rows
-from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.released.released_labels import read_genes, vocabulary_of
 from perturbdiff.released.released_checkpoint import Checkpoint, Weights, build
+from perturbdiff.released.released_labels import read_genes, vocabulary_of
 from perturbdiff.released.released_settings import recipe_of
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

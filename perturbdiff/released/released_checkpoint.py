@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from perturbdiff.config.settings import Config
-from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.released.released_labels import ordered
-from perturbdiff.released.pickles import plain, read_torch, tensors
-from perturbdiff.released.released_settings import NORMALISATION, Stored, recipe_of
-from perturbdiff.released.released_weights import (Layout, Translated, layout_of, translate)
 from perturbdiff.model import Denoiser
+from perturbdiff.released.pickles import plain, read_torch, tensors
+from perturbdiff.released.released_labels import ordered
+from perturbdiff.released.released_settings import NORMALISATION, Stored, recipe_of
+from perturbdiff.released.released_weights import Layout, Translated, layout_of, translate
+from perturbdiff.runtime.errors import UserError, listing
 
 Weights = Literal["ema", "raw"]
 _NO_EMA = "weights: the file has one set (at the end of training the averaged ones, if they were averaged)"

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.runtime import files, untrusted
 from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.released.pickles import read_pickle
+from perturbdiff.runtime import files, untrusted
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 CONTROLS = ("PBS", "[('DMSO_TF', 0.0, 'uM')]", "non-targeting", "control")
 """What the released data sets call their unperturbed cells."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.released.released_weights import Layout
+from perturbdiff.runtime.errors import UserError
 
 _LARGEST = 1e12
 NORMALISATION = 10.0

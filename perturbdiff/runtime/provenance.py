@@ -324,7 +324,7 @@ def code() -> dict[str, Any]:
     An image holds the answer, with SHA-256 of the package's source and of the locked requirements. Elsewhere git
     tells, if the package is part of a checkout.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     with contextlib.suppress(OSError, ValueError):
         return json.loads((package / _BUILD).read_text())
     # an environment may lie in a checkout of something else: then git does not know the package

@@ -12,8 +12,8 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
-from perturbdiff.runtime.local_workers import LocalWorkers, WorkerDied, attempt
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.local_workers import LocalWorkers, WorkerDied, attempt
 from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _DIED = (
 _TRUST = "%s: whoever reaches this scheduler can run code as you, unless it asks for TLS (docs/scale.md)"
 
 
-class Crew:
+class TaskRunner:
     """Runs tasks; a context manager, because workers must be told to go.
 
     Parameters

@@ -10,10 +10,10 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
-from perturbdiff.store.store import Store, dataset_of
-from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.model import Covariates
 from perturbdiff.checkpoint.pretrained_embeddings import teach
+from perturbdiff.model import Covariates
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.store.store import Store, dataset_of
 
 logger = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.config.settings import SampleConfig
 from perturbdiff.conditions.balanced_controls import words
-from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
 from perturbdiff.predictions import LABELS
-from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.sampling.bundle_matching import check_depth, encode, input_layer
+from perturbdiff.sampling.starting_controls import ControlSets
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.runtime import provenance, job_shards
 from perturbdiff.io import opening
+from perturbdiff.predictions import LABELS, NAMED, SOURCES, PredictionWriter, format_of
+from perturbdiff.runtime import job_shards, provenance
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.predictions import (LABELS, NAMED, SOURCES, PredictionWriter, format_of)
 from perturbdiff.runtime.progress import track
 
 _ROWS = 1024  # cells that are held at once

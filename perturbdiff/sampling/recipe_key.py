@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import SampleConfig
+from perturbdiff.runtime import provenance
 
 _DIGITS = 16
 

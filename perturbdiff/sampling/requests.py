@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.runtime import tabular
-from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import LABELS
+from perturbdiff.runtime import tabular
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.store.store import Store
 
 
 def read_requests(path: Path, store: Store) -> pd.DataFrame:

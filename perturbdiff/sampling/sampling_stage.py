@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import provenance
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.splits.splits import read_split
-from perturbdiff.store.store import Store
+from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
+from perturbdiff.runtime import provenance
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.predictions import (PredictionWriter, append_controls, format_of, requests, seen_facts)
 from perturbdiff.runtime.progress import track
 from perturbdiff.sampling.condition_sampler import ConditionSampler
 from perturbdiff.sampling.random_init import reinitialise
 from perturbdiff.sampling.recipe_key import recipe_facts
 from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.worker_processes import drawn
-from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
+from perturbdiff.splits.splits import read_split
+from perturbdiff.store.store import Store
 
 _MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from perturbdiff.conditions.balanced_controls import BalancedControls, words
 from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
-from perturbdiff.loading.loader import resident
-from perturbdiff.store.store import Store
 from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.loading.loader import resident
 from perturbdiff.predictions import LABELS
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from perturbdiff.io import h5_output
+from perturbdiff.runtime.progress import track
+from perturbdiff.simulation.cell_plan import Plan
 from perturbdiff.simulation.simulated_counts import Counts
 from perturbdiff.simulation.true_effects import CONTROL, Truth
-from perturbdiff.simulation.cell_plan import Plan
-from perturbdiff.runtime.progress import track
 
 _PIECE = 1 << 16  # values and rows written to the file at once
 

@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from perturbdiff.runtime import provenance, tabular
 from perturbdiff.config.settings import SimulateConfig
+from perturbdiff.runtime import provenance, tabular
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.simulation.cell_plan import MIN_CONTROLS, TINY, Plan, condition_table, draw_plan
+from perturbdiff.simulation.counts_file import write_counts
 from perturbdiff.simulation.simulated_counts import Counts, draw_counts, draw_escapes
 from perturbdiff.simulation.true_effects import Truth, draw_truth
-from perturbdiff.simulation.counts_file import write_counts
-from perturbdiff.simulation.cell_plan import (MIN_CONTROLS, TINY, Plan, condition_table, draw_plan)
-from perturbdiff.runtime.errors import UserError
 
 _BLOCK_VALUES = 4_000_000  # cells × genes held at once
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files, untrusted
-from perturbdiff.config.settings import SplitConfig
 from perturbdiff.conditions.control_matching import generator
+from perturbdiff.config.settings import SplitConfig
+from perturbdiff.runtime import files, untrusted
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 PARTS = ("train", "valid", "test", "unused")

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files, provenance, tabular
+from perturbdiff.conditions.condition_table import LABELS
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import conditions_of
-from perturbdiff.store.pseudobulk import group_means
-from perturbdiff.conditions.condition_table import LABELS
-from perturbdiff.splits.split_rules import (PARTS, by_rule, by_toml, read_toml)
-from perturbdiff.store.store import Store
+from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.splits.split_rules import PARTS, by_rule, by_toml, read_toml
+from perturbdiff.store.pseudobulk import group_means
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 

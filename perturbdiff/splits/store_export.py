@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.runtime import provenance
 from perturbdiff.io import h5_output
+from perturbdiff.io.zarr_check import open_group
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.progress import track
 from perturbdiff.store import checksums
 from perturbdiff.store.store import Store, reading
 from perturbdiff.store.store_writer import PartWriter, rows_per_shard
-from perturbdiff.store.views import (Scale, check_scale, facts, read_rows)
-from perturbdiff.io.zarr_check import open_group
-from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.runtime.progress import track
+from perturbdiff.store.views import Scale, check_scale, facts, read_rows
 
 Compression = Literal["gzip", "lzf", "none"]
 

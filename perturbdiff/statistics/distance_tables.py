@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.statistics.group_distances import interval, mean_distance, mean_distance_within
-from perturbdiff.statistics.group_pairs import (LEVELS, MIN_CELLS, Comparison, PairPlan)
+from perturbdiff.statistics.group_pairs import LEVELS, MIN_CELLS, Comparison, PairPlan
 from perturbdiff.store.row_reader import Located, RowReader
 from perturbdiff.store.store import Store
 
@@ -38,7 +38,7 @@ class _Task:
 
 
 def distances(
-    store: Store, crew: Crew, *, pairs: int, cells: int, seed: int
+    store: Store, crew: TaskRunner, *, pairs: int, cells: int, seed: int
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the table of distances and, by level, how many groups there are and how many have enough cells.
 
@@ -52,7 +52,7 @@ def distances(
     Returns
     -------
     tuple
-        A table with `COLUMNS`: ``ed`` is the energy distance (`perturbdiff.statistics.group_distances`) in log1p units and
+        A table with `COLUMNS`: ``ed`` is the energy distance (`group_distances`) in log1p units and
         ``root`` its root, 0 where it is negative.
     """
     frames, groups = [pd.DataFrame(columns=pd.Index(COLUMNS))], {}
@@ -149,7 +149,7 @@ def summarise(table: pd.DataFrame, *, seed: int) -> pd.DataFrame:
     -------
     pd.DataFrame
         `SUMMARY_COLUMNS`: ``low`` and ``high`` bound a 95 % bootstrap interval of the mean
-        (`perturbdiff.statistics.group_distances.interval`) over perturbations, or over groups where there are fewer than three
+        (`group_distances.interval`) over perturbations, or over groups where there are fewer than three
         perturbations (column ``interval_over``); ``above_within`` is the share of pairs beyond the 95 % quantile of
         the distances within groups of the same level and cell type.
     """

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.runtime.compiled import kernel
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.store.row_reader import RowReader
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
 
 ROWS_PER_TASK = 524_288
 """Rows of one task. Large, because what a task returns is about as large as all results together."""
@@ -85,7 +85,7 @@ class _Range:
 
 
 def sum_expression(
-    store: Store, crew: Crew, cell_types: Sequence[str], listed: np.ndarray | None
+    store: Store, crew: TaskRunner, cell_types: Sequence[str], listed: np.ndarray | None
 ) -> ExpressionSums:
     """Return the sums over a whole store.
 
@@ -197,7 +197,7 @@ class _Refinement:
 
 
 def describe_depth(
-    store: Store, crew: Crew, sums: ExpressionSums, num_bins: int
+    store: Store, crew: TaskRunner, sums: ExpressionSums, num_bins: int
 ) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
     """Return exact quantiles and the mean of the depth, and its histogram (counts [bins], edges [bins + 1])."""
     keys = sorted(sums.depth_bits)
@@ -217,7 +217,7 @@ def describe_depth(
 
 
 def _refine(
-    store: Store, crew: Crew, keys: tuple[int, ...], edges: np.ndarray
+    store: Store, crew: TaskRunner, keys: tuple[int, ...], edges: np.ndarray
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """Return, by leading bits, the depths with these and how many cells have each; and cells by bin."""
     tasks = [

@@ -10,13 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import provenance, tabular
-from perturbdiff.statistics import distance_tables
-from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.statistics.expression_pass import (QUANTILES, ExpressionSums, describe_depth, describe_histogram, sum_expression)
 from perturbdiff.genes.selection import read_gene_list
-from perturbdiff.store.store import Store
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.task_runner import TaskRunner
+from perturbdiff.statistics import distance_tables
+from perturbdiff.statistics.expression_pass import (
+    QUANTILES,
+    ExpressionSums,
+    describe_depth,
+    describe_histogram,
+    sum_expression,
+)
+from perturbdiff.store.store import Store
 
 NUM_BINS = 50
 """Most bins of a histogram."""
@@ -99,7 +105,7 @@ def write_statistics(
         listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
         tables = _label_tables(opened, parts)
         # starting workers takes longer than a small store
-        with Crew(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as crew:
+        with TaskRunner(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as crew:
             measured, summary = _expression_tables(opened, crew, listed)
             compared, summary["distances"] = _distance_tables(
                 opened, crew, tables["cell_types"], pairs, cells_per_group, seed
@@ -175,7 +181,7 @@ def _label_tables(store: Store, parts: np.ndarray | None) -> dict[str, pd.DataFr
 
 
 def _distance_tables(
-    store: Store, crew: Crew, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
+    store: Store, crew: TaskRunner, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Return the tables of distances between groups of cells, and what the summary says of them."""
     found, groups = distance_tables.distances(store, crew, pairs=pairs, cells=cells, seed=seed)
@@ -196,7 +202,7 @@ def _sizes(sizes: np.ndarray) -> pd.DataFrame:
 
 
 def _expression_tables(
-    store: Store, crew: Crew, listed: np.ndarray | None
+    store: Store, crew: TaskRunner, listed: np.ndarray | None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Return the tables that need the cells' values, and the summary of the store."""
     cell_types = sorted(set(store.conditions["cell_type"]))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.runtime import files, provenance
-from perturbdiff.runtime.task_runner import Crew
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.task_runner import TaskRunner
 
 CHECKSUMS = "checksums.sha256"
 NOT_COVERED = frozenset({"manifest.json", "run.json", CHECKSUMS})
@@ -103,7 +103,7 @@ def require(store: Path, recorded: Mapping[str, str], prefix: str) -> None:
             raise UserError(f"{store / name}: is missing; run preprocess again with --force")
 
 
-def changed_files(store: Path, recorded: Mapping[str, str], crew: Crew) -> list[str]:
+def changed_files(store: Path, recorded: Mapping[str, str], crew: TaskRunner) -> list[str]:
     """Return a line for every file of a store that is missing, was changed, or was not there when it was made."""
     there = _covered(store)
     problems = {name: "is missing" for name in recorded if name not in there}

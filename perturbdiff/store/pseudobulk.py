@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import sparse
 
-from perturbdiff.store.store import Store
 from perturbdiff.runtime.progress import track
+from perturbdiff.store.store import Store
 
 ROWS_PER_READ = 4096
 

@@ -14,10 +14,10 @@ import numpy as np
 import zarr
 from scipy import sparse
 
-from perturbdiff.store import row_kernels
-from perturbdiff.store.zarr_shards import ShardedReader
-from perturbdiff.store.store import Store, reading, value_factors
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.store import row_kernels
+from perturbdiff.store.store import Store, reading, value_factors
+from perturbdiff.store.zarr_shards import ShardedReader
 
 _WINDOW = 65_536
 """Rows whose places and depths are kept together: a chunk of these arrays in a store."""

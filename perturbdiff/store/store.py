@@ -10,33 +10,29 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.store import checksums, row_kernels
+from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.io.columns import num_entries
 from perturbdiff.io.damage import explain_damage
-from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.store.store_head import StoreHead
-from perturbdiff.store.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.store import checksums, row_kernels
+from perturbdiff.store.store_head import StoreHead
+from perturbdiff.store.stored_rows import Pieces, RowPointers, RowsOnDisk
+from perturbdiff.store.zarr_shards import ShardedReader
 
-if TYPE_CHECKING:
-    import anndata
-    import dask.array as da
-
-    from perturbdiff.store import views
-    from perturbdiff.store.memory_store import MemoryStore
-    from perturbdiff.runtime.shared_memory import Node
-
-__all__ = ["Store", "condition_table", "dataset_of", "value_factors"]
+__all__ = ["MemoryStore", "Store", "condition_table", "dataset_of", "value_factors"]
 
 _ROWS_PER_READ = 65_536
+_VALUES_PER_READ = 1 << 24
+_ALIGNED = 64
 _KEY = re.compile(r"(?<=.)-[0-9a-f]{8}$")
 
 Rows = np.ndarray | slice | Sequence[int]
@@ -273,37 +269,7 @@ class Store(StoreHead):
 
     def in_memory(self, node: Node | None = None) -> MemoryStore:
         """Return the same store held in memory (`nbytes_in_memory`), in one copy for all processes of ``node``."""
-        from perturbdiff.store.memory_store import MemoryStore
-
         return MemoryStore(self, node)
-
-    def to_dask(
-        self,
-        *,
-        rows: Rows | None = None,
-        rows_per_block: int = _ROWS_PER_READ,
-        dense: bool = False,
-        scale: views.Scale = "log1p",
-    ) -> da.Array:
-        """Return the cells as a dask array [n, G] in blocks of CSR or dense rows; see `views.to_dask`."""
-        from perturbdiff.store import views
-
-        return views.to_dask(self, rows=rows, rows_per_block=rows_per_block, dense=dense, scale=scale)
-
-    def to_anndata(
-        self,
-        *,
-        lazy: bool = False,
-        rows: Rows | None = None,
-        scale: views.Scale = "log1p",
-        columns: Sequence[str] | None = None,
-        rows_per_block: int = _ROWS_PER_READ,
-    ) -> anndata.AnnData:
-        """Return the store as one AnnData, with ``lazy`` its X as a dask array; see `views.to_anndata`."""
-        from perturbdiff.store import views
-
-        settings = {"scale": scale, "columns": columns, "rows_per_block": rows_per_block}
-        return views.to_anndata(self, lazy=lazy, rows=rows, **settings)
 
     def row_numbers(self, rows: Rows) -> np.ndarray:
         """Return rows as numbers, int64 [n]; raises IndexError if one is not in the store."""
@@ -346,3 +312,74 @@ class Store(StoreHead):
         matrix.has_sorted_indices = True
         matrix.has_canonical_format = True
         return matrix
+
+
+class MemoryStore(Store):
+    """A store whose column numbers and values are held in memory; see `Store`.
+
+    Parameters
+    ----------
+    store
+        The store on disk.
+    node
+        Hold one copy together with the other processes of a node; all of them have to do so.
+    """
+
+    def __init__(self, store: Store, node: Node | None = None) -> None:
+        super().__init__(store.path)
+        if node is None:
+            pointers, depth = store._pointers, store.n_counts
+            self._indices = np.empty(self.n_values, self.index_dtype)
+            self._data = np.empty(self.n_values, self.dtype)
+            self._read_values(pointers)
+        else:
+            pointers, depth = self._share(node, store)
+        self._pointers, self.n_counts = pointers, depth
+
+    def in_memory(self, node: Node | None = None) -> MemoryStore:
+        """Return itself."""
+        return self
+
+    def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
+        """Yield where the values of ``rows`` (int64 [n]) lie in memory."""
+        begin, size = self._pointers.flat(rows)
+        yield Pieces(begin, size, np.arange(len(rows)), self._indices, self._data)
+
+    def _share(self, node: Node, store: Store) -> tuple[RowPointers, np.ndarray]:
+        """Lay all arrays into one block; return the row pointers and depths there."""
+        pointer = RowPointers.dtype_for(self.n_values)
+        kinds = [
+            (self.n_values, self.index_dtype),
+            (self.n_values, self.dtype),
+            (self.n_cells + len(self._parts), pointer),
+            (self.n_cells, np.dtype(np.float32)),
+        ]
+        places = np.cumsum([0, *(-(-n * dtype.itemsize // _ALIGNED) * _ALIGNED for n, dtype in kinds)])
+
+        def cut(block: np.ndarray) -> list[np.ndarray]:
+            return [
+                block[a : a + n * dtype.itemsize].view(dtype)
+                for a, (n, dtype) in zip(places, kinds, strict=False)
+            ]
+
+        def fill(block: np.ndarray) -> None:
+            self._indices, self._data, rows, depth = cut(block)
+            rows[:], depth[:] = store._pointers.places, store.n_counts
+            self._read_values(store._pointers)
+
+        key = str(Path(self.path).resolve())
+        self._indices, self._data, rows, depth = cut(node.share(key, int(places[-1]), fill))
+        return RowPointers(self._parts, self._edges, self.n_values, rows), depth
+
+    def _read_values(self, pointers: RowPointers) -> None:
+        for path, base in zip(self._parts, pointers.base, strict=False):
+            for name, values in (("indices", self._indices), ("data", self._data)):
+                _fill(ShardedReader(path / "X" / name), values[base:])
+
+
+def _fill(reader: ShardedReader, values: np.ndarray) -> None:
+    """Read a whole array into the beginning of ``values``, in pieces that end with chunks."""
+    step = max(_VALUES_PER_READ // reader.chunk, 1) * reader.chunk
+    for start in range(0, reader.length, step):
+        stop = min(start + step, reader.length)
+        reader.read(start, stop, values[start:stop])

@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.store import checksums
-from perturbdiff.runtime.task_runner import Crew
-from perturbdiff.runtime.compiled import kernel
 from perturbdiff.conditions.condition_table import LABELS, complete, sort_conditions
-from perturbdiff.store.zarr_shards import ShardedReader
+from perturbdiff.io.zarr_check import open_group
+from perturbdiff.runtime.compiled import kernel
+from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.task_runner import TaskRunner
+from perturbdiff.store import checksums
 from perturbdiff.store.row_sorting import column_maximum
 from perturbdiff.store.store import Store, value_factors
-from perturbdiff.io.zarr_check import open_group
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.store.zarr_shards import ShardedReader
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
     if not path.is_dir():
         raise UserError(f"store not found: {path}")
     problems: list[str] = []
-    with Crew(jobs) as crew:
+    with TaskRunner(jobs) as crew:
         try:
             recorded = checksums.read_checksums(path)
             if recorded is None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.runtime import outputs
-from perturbdiff.store import checksums
 from perturbdiff.io.damage import explain_damage, plain_name
+from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.store import checksums
 
 FORMAT = 1
 """Version of the store's layout; a reader refuses any other."""

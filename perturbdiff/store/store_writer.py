@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.store.shard_writer import ShardWriter, TextWriter
 from perturbdiff.runtime.files import sha256
+from perturbdiff.store.shard_writer import ShardWriter, TextWriter
 
 ROWS_PER_CHUNK = 64
 ROWS_PER_SHARD = 524_288

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import zarr
 
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.store import row_kernels
 from perturbdiff.store.chunk_cache import ChunkCache
 from perturbdiff.store.zarr_shards import ShardedReader
-from perturbdiff.runtime.errors import UserError
 
 CACHE_BYTES = 256 << 20
 """Decoded chunks that a store keeps: far more than a step needs, so that small sets share what they read."""

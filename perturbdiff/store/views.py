@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import anndata
 import dask.array as da
@@ -19,9 +19,7 @@ from dask.array.dispatch import concatenate_lookup
 from scipy import sparse
 
 from perturbdiff.runtime.errors import UserError
-
-if TYPE_CHECKING:
-    from perturbdiff.store.store import Rows, Store
+from perturbdiff.store.store import Rows, Store
 
 Scale = Literal["log1p", "counts", "model"]
 SCALES: tuple[Scale, ...] = ("log1p", "counts", "model")
@@ -190,8 +188,6 @@ def opened(path: Path) -> Store:
 
 @functools.lru_cache(maxsize=2)
 def _opened(path: Path, _stamp: int) -> Store:
-    from perturbdiff.store.store import Store
-
     return Store(path)
 
 

@@ -1,1 +1,15 @@
-"""Training: from stores and splits to a bundle; resumable, and equal however often it was interrupted."""
+"""Training: from stores and splits to a bundle. It can be interrupted anywhere, and the result is the same.
+
+``training_stages`` holds the commands, ``setup`` puts together what a training needs, ``fit`` runs the
+loop, ``module`` is one step. ``callbacks`` validate, log and save; ``checkpoints`` is the folder of a run; ``distributed`` starts processes.
+"""
+
+from typing import TYPE_CHECKING
+
+from perturbdiff.runtime.lazy import attach
+
+if TYPE_CHECKING:
+    from perturbdiff.training.training_stages import finetune, pretrain, train
+
+__all__ = ["finetune", "pretrain", "train"]
+__getattr__, __dir__ = attach(__name__, {"training_stages": ["finetune", "pretrain", "train"]})

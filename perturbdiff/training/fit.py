@@ -15,22 +15,22 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.loading.batches import Batch, PackedBatch
+from perturbdiff.loading.batches import CellSetBatch, PackedCellSetBatch
 from perturbdiff.loading.loader import SetLoader
-from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.model import Denoiser
-from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.training.callbacks.checkpointing import Checkpoints
-from perturbdiff.training.network_size import describe
-from perturbdiff.training.checkpoints.run_folder import (FIRST_EPOCH, LOGS, CheckpointFolder, Start)
-from perturbdiff.training.callbacks.training_log import Journal
-from perturbdiff.training.callbacks.snapshots import Keeping
 from perturbdiff.training.callbacks.loggers import Curves
-from perturbdiff.training.setup import Material
-from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.callbacks.snapshots import Snapshots
+from perturbdiff.training.callbacks.time_limit import TimeLimit
+from perturbdiff.training.callbacks.training_log import TrainingLog
 from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
 from perturbdiff.training.checkpoints.lightning_writer import Writer
+from perturbdiff.training.checkpoints.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
+from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.network_size import describe
+from perturbdiff.training.setup import TrainingSetup
 from perturbdiff.training.zero_cutoff import zero_levels
 
 logger = logging.getLogger(__name__)
@@ -67,17 +67,17 @@ class _Endless:
     def __init__(self, loader: SetLoader, passes: int) -> None:
         self.loader, self.passes = loader, passes
 
-    def __iter__(self) -> Iterator[Batch | PackedBatch]:
+    def __iter__(self) -> Iterator[CellSetBatch | PackedCellSetBatch]:
         for batch in self.loader:
             yield from batch.split(self.passes)
 
 
 def fit(
-    material: Material,
+    material: TrainingSetup,
     checkpoints: CheckpointFolder,
     start: Start,
     *,
-    allocation: Allocation,
+    allocation: TimeLimit,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
@@ -99,7 +99,7 @@ def fit(
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )
-    run = _Run(material, checkpoints, Journal(config.train.log_every, curves), _averaging(material))
+    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves), _averaging(material))
     validation = run.validation()
     callbacks = run.callbacks(validation, stream.steps_per_epoch, allocation)
     loader = material.loader(
@@ -128,7 +128,7 @@ def fit(
 
 
 @contextmanager
-def _concluding(journal: Journal, curves: Curves, last: int) -> Iterator[None]:
+def _concluding(journal: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
     """Say at the end, however it comes, how fast this attempt was."""
     status = "failed"
     try:
@@ -139,7 +139,7 @@ def _concluding(journal: Journal, curves: Curves, last: int) -> Iterator[None]:
         curves.close(status)
 
 
-def _averaging(material: Material) -> Averaging | None:
+def _averaging(material: TrainingSetup) -> Averaging | None:
     train = material.config.train
     if not train.ema_decay:
         return None
@@ -150,9 +150,9 @@ def _averaging(material: Material) -> Averaging | None:
 class _Run:
     """What the callbacks of a training share."""
 
-    material: Material
+    material: TrainingSetup
     checkpoints: CheckpointFolder
-    journal: Journal
+    journal: TrainingLog
     averaging: Averaging | None
 
     def validation(self) -> Validation | None:
@@ -167,14 +167,14 @@ class _Run:
         )  # fmt: skip
 
     def callbacks(
-        self, validation: Validation | None, epoch: int, allocation: Allocation
+        self, validation: Validation | None, epoch: int, allocation: TimeLimit
     ) -> list[pl.Callback]:
         """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
         train = self.material.config.train
-        keeping = Keeping(
+        keeping = Snapshots(
             self.checkpoints,
             first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
             bundle=self._bundle, averaging=self.averaging,
@@ -217,7 +217,7 @@ class _Run:
 
 
 def _trainer(
-    material: Material,
+    material: TrainingSetup,
     callbacks: list[pl.Callback],
     checkpoints: CheckpointFolder,
     device: Literal["cpu", "cuda"],

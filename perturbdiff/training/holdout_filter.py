@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from pandas.util import hash_array
 
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,18 @@ from typing import Literal
 import pandas as pd
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.pretrained_embeddings import (
+    Semantics,
+    Tables,
+    known_doses,
+    semantics,
+    tables_of,
+    validation_labels,
+)
+from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, find
-from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.runtime.errors import listing
-from perturbdiff.checkpoint.pretrained_embeddings import (Semantics, Tables, known_doses, semantics, tables_of, validation_labels)
 
 logger = logging.getLogger(__name__)
 

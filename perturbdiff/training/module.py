@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from perturbdiff.config.settings import Config, SampleConfig
-from perturbdiff.loading.loader import Batch
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.optimiser import optimizer, rate_factor
 
 _COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
@@ -93,7 +93,7 @@ class TrainingModule(pl.LightningModule):
         """Return AdamW; `on_train_batch_start` sets its rate."""
         return optimizer(self.denoiser, self.config.train)
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: CellSetBatch, batch_idx: int) -> None:
         """Set the learning rate, a function of the step alone."""
         rate = self.learning_rate(self.trainer.global_step)
         for group in self.trainer.optimizers[0].param_groups:
@@ -103,7 +103,7 @@ class TrainingModule(pl.LightningModule):
         """Return the learning rate of a step."""
         return self.config.train.learning_rate * rate_factor(step, self.config.train)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: CellSetBatch, batch_idx: int) -> Tensor:
         """Return the objective of this rank's sets, or of a part of them if a step takes several passes."""
         trainer = self.trainer
         parts = trainer.accumulate_grad_batches
@@ -154,7 +154,7 @@ class TrainingModule(pl.LightningModule):
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 
-    def objective(self, batch: Batch, draws: Draws, *, paired: bool = True) -> dict[str, Tensor]:
+    def objective(self, batch: CellSetBatch, draws: Draws, *, paired: bool = True) -> dict[str, Tensor]:
         """Return the loss and its terms for a batch in log1p (paper, Eq. train_objective).
 
         Sets that are not ``paired`` cannot be compared across twins; the U-statistic stands in, whose
@@ -172,13 +172,13 @@ class TrainingModule(pl.LightningModule):
             settings = settings.model_copy(update={"mmd_statistic": "U"})
         return hybrid_loss(prediction, target, settings)
 
-    def estimate(self, x: Tensor, t: Tensor, batch: Batch, **options: Tensor | None) -> Tensor:
+    def estimate(self, x: Tensor, t: Tensor, batch: CellSetBatch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""
         control, covariates = self.context(batch)
         forward = self._compiled or self.denoiser
         return forward(x, t, control, covariates, dataset=batch.dataset, **options)
 
-    def generate(self, batch: Batch, settings: SampleConfig, draw: Draw) -> Tensor:
+    def generate(self, batch: CellSetBatch, settings: SampleConfig, draw: Draw) -> Tensor:
         """Return sampled cells [B, S, G] of the sets' conditions, log1p; ``draw`` gives the noise."""
 
         def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
@@ -189,7 +189,7 @@ class TrainingModule(pl.LightningModule):
         cells = sample(denoise, draw, self.schedule, settings, clean=self.denoiser.clean)
         return self.denoiser.decode(cells)
 
-    def context(self, batch: Batch) -> tuple[Tensor, Covariates]:
+    def context(self, batch: CellSetBatch) -> tuple[Tensor, Covariates]:
         """Return the control cells in model units and the covariates.
 
         In marginal pretraining the control stream is zero and no perturbation is told.

@@ -15,21 +15,27 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle, build_model
+from perturbdiff.checkpoint.pretrained_embeddings import (
+    Semantics,
+    Tables,
+    check_tables,
+    semantics,
+    validation_labels,
+)
+from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.config.settings import Config
 from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, SetStream
-from perturbdiff.splits.few_shot import leave_out
+from perturbdiff.loading.independent_pairs import PairedSetStream, check_even
 from perturbdiff.loading.loader import SetLoader
-from perturbdiff.splits.splits import parts, read_split
-from perturbdiff.store.store import Store, dataset_of
-from perturbdiff.loading.independent_pairs import TwinStream, check_even
-from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.loading.windows import WindowedSampler
+from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.memory import available
-from perturbdiff.model import Denoiser
-from perturbdiff.checkpoint.pretrained_embeddings import (Semantics, Tables, check_tables, semantics, validation_labels)
-from perturbdiff.training.inherited_settings import Inheritance, with_architecture, with_vectors
+from perturbdiff.splits.few_shot import leave_out
+from perturbdiff.splits.splits import parts, read_split
+from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.inherited_settings import Inheritance, with_architecture, with_vectors
 from perturbdiff.training.transfer import Transfer, transfer_weights
 from perturbdiff.training.value_range import measure
 
@@ -68,7 +74,7 @@ class Source:
 
 
 @dataclass
-class Material:
+class TrainingSetup:
     """Everything `fit` needs.
 
     Attributes
@@ -114,7 +120,7 @@ class Material:
             stream = MixtureSampler(
                 samplers, sets_per_step=number, seed=self.config.seed, weights=self._weights(), **place
             )
-        return TwinStream(stream) if twins == 2 else stream
+        return PairedSetStream(stream) if twins == 2 else stream
 
     def _weights(self) -> tuple[float, ...] | None:
         """Return the stores' shares of the sets; None: by their cells."""
@@ -217,7 +223,7 @@ def check_passes(sets_per_step: int, accumulate: int, processes: Processes, twin
         )
 
 
-def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> Material:
+def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> TrainingSetup:
     """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
     tables = tables or {}
     check_tables(config.model, tables)
@@ -228,14 +234,14 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
     genes = list(source.store.genes)
     model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
-    material = Material([source], genes, vocabulary, model, config, facts, tables)
+    material = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
     set_units(material)
     return material
 
 
 def for_finetuning(
     bundle: Path, store: Path, split: Path, config: Config, mode: Transfer, tables: Tables | None = None
-) -> Material:
+) -> TrainingSetup:
     """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), dataset_of(store))
@@ -255,7 +261,7 @@ def for_finetuning(
     report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, found.doses))
     for line in report:
         logger.info("transfer: %s", line)
-    material = Material([source], genes, vocabulary, model, config, tables=inherited.kept)
+    material = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
     set_units(material)
     if mode == "keep":
         model.unit.copy_(old.model.unit)  # its weights expect it
@@ -269,7 +275,7 @@ def for_pretraining(
     downstream: Sequence[tuple[Path, Path]],
     genes: Sequence[str] | None,
     tables: Tables | None = None,
-) -> Material:
+) -> TrainingSetup:
     """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
     from perturbdiff.training.holdout_filter import HeldOut
 
@@ -290,7 +296,7 @@ def for_pretraining(
         vocabulary = with_vectors(vocabulary, "perturbation", config.model, tables["perturbation"])
     model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
     facts["left_out"] = held.report
-    material = Material(sources, names, vocabulary, model, config, facts, tables)
+    material = TrainingSetup(sources, names, vocabulary, model, config, facts, tables)
     set_units(material)
     return material
 
@@ -373,7 +379,7 @@ def new_model(
     return model
 
 
-def set_units(material: Material) -> None:
+def set_units(material: TrainingSetup) -> None:
     """Measure the training cells and set the network's units."""
     sources, config = material.sources, material.config
     maps = [GeneMap(s.store.genes, material.genes, name=str(s.store.path)) for s in sources]

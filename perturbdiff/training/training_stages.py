@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from perturbdiff.runtime import provenance
+from perturbdiff.checkpoint.pretrained_embeddings import read_tables
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.genes.gene_lists import read_names
+from perturbdiff.runtime import provenance
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output
-from perturbdiff.checkpoint.pretrained_embeddings import read_tables
-from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.checkpoints.run_folder import LOGS, CheckpointFolder, Start
-from perturbdiff.training.setup import (Material, for_finetuning, for_pretraining, from_scratch)
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.setup import TrainingSetup, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def train(
     given = embeddings or {}
     inputs = {"store": store, "split": split, **_roles(given)}
 
-    def build() -> Material:
+    def build() -> TrainingSetup:
         return from_scratch(store, split, config, read_tables(given))
 
     return _stage(
@@ -112,7 +112,7 @@ def finetune(
     given = embeddings or {}
     inputs = {"bundle": bundle, "store": store, "split": split, **_roles(given)}
 
-    def build() -> Material:
+    def build() -> TrainingSetup:
         return for_finetuning(bundle, store, split, config, transfer, read_tables(given))
 
     return _stage(
@@ -158,7 +158,7 @@ def pretrain(
     given = embeddings or {}
     inputs |= _roles(given)
 
-    def build() -> Material:
+    def build() -> TrainingSetup:
         return for_pretraining(stores, config, downstream, names, read_tables(given))
 
     return _stage(
@@ -184,7 +184,7 @@ def _stage(
     out: Path,
     config: Config,
     inputs: dict[str, Path],
-    build: Callable[[], Material],
+    build: Callable[[], TrainingSetup],
     *,
     checkpoints: Path | None,
     resume: Resume,
@@ -199,7 +199,7 @@ def _stage(
     }
     base = provenance.determinants(name, {**recipe, **(extra or {})}, inputs, config.seed)
     folder = CheckpointFolder(checkpoints or out.with_name(f"{out.name}.checkpoints"), _fingerprint(base))
-    allocation = Allocation(config.train.stop_margin)
+    allocation = TimeLimit(config.train.stop_margin)
     place = Output(name, out, folder=True)
     place.check_place({**inputs, "checkpoints": folder.path})
 
@@ -234,9 +234,9 @@ def _train(
     folder: CheckpointFolder,
     base: dict[str, Any],
     inputs: Mapping[str, Path],
-    build: Callable[[], Material],
+    build: Callable[[], TrainingSetup],
     start: Start,
-    allocation: Allocation,
+    allocation: TimeLimit,
     processes: Processes,
     device: Literal["cpu", "cuda"],
     *,
@@ -244,7 +244,7 @@ def _train(
 ) -> None:
     """Train and write the bundle; the first process alone writes."""
 
-    def run() -> tuple[Material, Fitted]:
+    def run() -> tuple[TrainingSetup, Fitted]:
         material = build()
         if start.checkpoint is not None:
             last = material.config.train.max_steps

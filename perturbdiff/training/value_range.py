@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.model import Denoiser
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ _QUANTILE, _SHARE = 0.01, 0.75
 
 
 @dataclass(frozen=True)
-class Units:
+class ValueRange:
     """Numbers taken from training cells only.
 
     Attributes
@@ -58,7 +58,7 @@ def measure(
     unit: Literal["scale", "rms"],
     limit: int,
     seed: int,
-) -> Units:
+) -> ValueRange:
     """Look at training cells once and return their units.
 
     Parameters
@@ -96,7 +96,7 @@ def measure(
             "the training cells have no value above zero in the model's genes; check the gene names"
         )
     scale = _common_scale(stores) if unit == "scale" else float(np.sqrt(squares / (cells * genes)))
-    return Units(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells)
+    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells)
 
 
 def _chunks(rows: np.ndarray, share: float, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -12,9 +12,9 @@ import math
 import torch
 from torch import Tensor
 
-from perturbdiff.training.setup import Material
-from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.module import ZEROS, TrainingModule, generator
+from perturbdiff.training.setup import TrainingSetup
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _GENES_AT_ONCE = 1024
 
 
 @torch.no_grad()
-def zero_levels(module: TrainingModule, material: Material) -> Tensor:
+def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
     """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value

@@ -15,9 +15,9 @@ from small_store import small_store
 
 from perturbdiff.baselines.baseline_stage import predict
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.statistics.statistics_stage import write_statistics
 from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.report.page.page import write_report
+from perturbdiff.statistics.statistics_stage import write_statistics
 
 ROOT = Path(__file__).parents[2]
 FLAGS = (

@@ -14,9 +14,9 @@ import zarr
 from parts_store import parts_store
 
 from perturbdiff.runtime import outputs
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.store import checksums, store_check
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturbdiff.runtime import locks
 from perturbdiff.config import recipes
+from perturbdiff.runtime import locks
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from perturbdiff.config.settings import Config
+from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.released.released_checkpoint import denoiser_of
 from perturbdiff.released.released_settings import Stored, recipe_of
 from perturbdiff.released.released_weights import layout_of, translate
-from perturbdiff.model import Covariates, Denoiser
 
 FIXTURES = ("onehot", "drug_dose")
 DATA = Path(__file__).parent / "data"

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate)
+from perturbdiff.evaluation import DEFINITIONS, METRICS, Comparison, compare, evaluate, tabulate
 from perturbdiff.evaluation.metrics.catalogue import columns
 from perturbdiff.evaluation.metrics.differential import Differential, is_rounding
 

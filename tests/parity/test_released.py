@@ -15,9 +15,9 @@ from parity.released import FIXTURES, relative, released
 
 from perturbdiff.diffusion.losses import energy_distance, hybrid_loss
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.released.released_weights import UNUSED
 from perturbdiff.model import Denoiser
 from perturbdiff.model.layers import sinusoid
+from perturbdiff.released.released_weights import UNUSED
 from perturbdiff.training.optimiser import optimizer, parameter_groups, rate_factor
 
 TOLERANCE = 1e-5

@@ -18,7 +18,7 @@ import torch
 from parity.released import FIXTURES, relative, released
 
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.diffusion.samplers import (ddim_step, ddpm_step, guided, posterior_mean, sample)
+from perturbdiff.diffusion.samplers import ddim_step, ddpm_step, guided, posterior_mean, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 
 SCHEDULE = NoiseSchedule(1000)

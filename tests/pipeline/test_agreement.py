@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import typer
 
-from perturbdiff.config import recipes
 from perturbdiff.baselines import NAMES
 from perturbdiff.baselines.external import known_tools
 from perturbdiff.cli.main import app
+from perturbdiff.config import recipes
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))

@@ -12,8 +12,8 @@ import torch
 from refusals import nothing_left, refused
 from safetensors.torch import load_file, save_file
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle, recipe_of
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.training_stages import train
 

@@ -12,8 +12,8 @@ import torch
 from refusals import nothing_left, refused
 from released_layout import ReleasedLayout
 
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.released.pickles import plain, read_pickle, read_torch
+from perturbdiff.runtime.errors import UserError
 
 LAYOUT = ReleasedLayout()
 

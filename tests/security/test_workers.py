@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perturbdiff.runtime.task_runner import Crew
+from perturbdiff.runtime.task_runner import TaskRunner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tables are Linux's")
 LISTENS = "0A"
@@ -214,7 +214,7 @@ def wait(seconds):
 
 
 def test_workers_go_when_they_are_not_needed():
-    with Crew(2) as crew:
+    with TaskRunner(2) as crew:
         workers = crew.run(wait, [0.5, 0.5])
     assert os.getpid() not in workers
     assert len(set(workers)) == 2

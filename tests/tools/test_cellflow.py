@@ -12,7 +12,7 @@ import pytest
 from small_store import SmallStore, small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.baselines.external import tool_environments, known_tools
+from perturbdiff.baselines.external import known_tools, tool_environments
 
 pytestmark = pytest.mark.tools
 

@@ -11,12 +11,13 @@ import pytest
 from small_store import SmallStore, small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.baselines.external import tool_environments, known_tools
+from perturbdiff.baselines.external import known_tools, tool_environments
 
 pytestmark = [
     pytest.mark.tools,
     pytest.mark.skipif(
-        tool_environments.installed(known_tools.load("cpa")) is None, reason="perturbdiff baseline install cpa"
+        tool_environments.installed(known_tools.load("cpa")) is None,
+        reason="perturbdiff baseline install cpa",
     ),
 ]
 SHORT = ["baseline.settings=quick", "baseline.options.epochs=4", "baseline.options.check_val_every_n_epoch=2"]

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from perturbdiff.baselines.external import (tool_environments, installer, python_finder, known_tools)
+from perturbdiff.baselines.external import installer, known_tools, python_finder, tool_environments
 
 pytestmark = pytest.mark.tools
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from small_store import SmallStore, small_store
 
-from perturbdiff.baselines.external import tool_environments, known_tools
+from perturbdiff.baselines.external import known_tools, tool_environments
 
 pytestmark = pytest.mark.tools
 

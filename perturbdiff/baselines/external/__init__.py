@@ -1,1 +1,1 @@
-"""Methods of others, each run in its own environment as a sub-process through one contract (docs/adapters.md)."""
+"""External methods, each run in an environment of its own as a sub-process through one contract (docs/adapters.md)."""

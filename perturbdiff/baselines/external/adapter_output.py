@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.evaluation.readers.expression_view import HIGHEST
 from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.readers.expression_view import HIGHEST
 
 _ROWS_PER_BLOCK = 4096
 

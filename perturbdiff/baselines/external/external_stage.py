@@ -16,20 +16,27 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import files, provenance
 from perturbdiff import predictions
 from perturbdiff.baselines import baseline_output
 from perturbdiff.baselines.external import adapter_process
 from perturbdiff.baselines.external.adapter_output import Answer
+from perturbdiff.baselines.external.environment_variables import environment
 from perturbdiff.baselines.external.failures import explain
 from perturbdiff.baselines.external.methods import Method
 from perturbdiff.baselines.external.output_log import OutputLog
-from perturbdiff.baselines.external.task_folder import (CONTRACT, FACTS, PREDICTIONS, TRAIN, Written, write_task)
-from perturbdiff.baselines.external.environment_variables import environment
-from perturbdiff.splits.splits import read_split
-from perturbdiff.store.store import Store
+from perturbdiff.baselines.external.task_folder import (
+    CONTRACT,
+    FACTS,
+    PREDICTIONS,
+    TRAIN,
+    Written,
+    write_task,
+)
+from perturbdiff.runtime import files, provenance
 from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.splits.splits import read_split
+from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +250,9 @@ class _Run:
         with Answer(
             self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names
         ) as answer:
-            counts = baseline_output.write(path, self.store, wanted, answer.cells(), facts=told, learned=learned)
+            counts = baseline_output.write(
+                path, self.store, wanted, answer.cells(), facts=told, learned=learned
+            )
         values = max(len(queries) * self.store.n_genes, 1)
         if answer.negative:
             share = answer.negative / values

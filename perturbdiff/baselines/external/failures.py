@@ -6,8 +6,8 @@ import logging
 import signal
 from typing import NoReturn
 
-from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.adapter_process import Ended
+from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.runtime.errors import Killed, UserError
 
 logger = logging.getLogger(__name__)

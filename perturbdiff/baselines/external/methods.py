@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perturbdiff.runtime import files
-from perturbdiff.baselines.external import tool_environments, known_tools
+from perturbdiff.baselines.external import known_tools, tool_environments
 from perturbdiff.config.settings import BaselineConfig
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
 _START_SECONDS = 120.0

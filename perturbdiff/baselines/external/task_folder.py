@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.baselines.baseline_task import Task
+from perturbdiff.runtime.progress import track
 from perturbdiff.splits.store_export import H5Writer, ObsReader
 from perturbdiff.store.views import read_rows
-from perturbdiff.runtime.progress import track
 
 CONTRACT = 1
 """Version of the contract; an adapter that knows only an older one must refuse."""

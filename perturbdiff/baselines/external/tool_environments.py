@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
-from perturbdiff.runtime import files
 from perturbdiff.baselines.external import installer, python_finder
-from perturbdiff.baselines.external.python_finder import clean_environment
 from perturbdiff.baselines.external.known_tools import Tool
+from perturbdiff.baselines.external.python_finder import clean_environment
+from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.locks import Lock, locked
 

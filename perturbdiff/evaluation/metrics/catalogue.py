@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
-from perturbdiff.evaluation.metrics.table_metrics import (COUNT, DE, EXPRESSION, FURTHER)
+from perturbdiff.evaluation.metrics.table_metrics import COUNT, DE, EXPRESSION, FURTHER
+from perturbdiff.runtime.errors import UserError, nearest
 
 _INF = float("inf")
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
 from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
 from perturbdiff.evaluation.metrics.rank_sums import rank_test
+from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
 
 # A relative difference of two mean log1p values below this is what rounding to float32 leaves of two equal means.
 NO_CHANGE = 1e-6

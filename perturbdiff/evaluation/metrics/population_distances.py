@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.runtime.compiled import kernel
 
 CHANCE_CELLS = (
     256  # cells of another perturbation in the pairwise distances by chance; no bias, a little noise

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
 from perturbdiff.evaluation.metrics.population_distances import pairwise, wasserstein
 from perturbdiff.evaluation.metrics.realism import EXPRESSED, realism
+from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
 
 _PAIRWISE = ("energy_distance", "mmd")
 _REALISM = (

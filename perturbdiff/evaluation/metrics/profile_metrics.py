@@ -2,7 +2,7 @@
 
 Numbers follow cell-eval in the definition asked for and, for R², CellFlow. M perturbations, G genes; ``real`` and
 ``predicted`` are [M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in
-all), NaN where the metric is not defined. `perturbdiff.evaluation.metrics.catalogue` says of each what it is, which way is
+all), NaN where the metric is not defined. `catalogue` says of each what it is, which way is
 better and when it is undefined.
 """
 
@@ -242,7 +242,7 @@ class Metric:
     uses_q
         The value depends on q or on what is significant.
     compute
-        From a `Comparison`; None for metrics of the distribution, see `perturbdiff.evaluation.metrics.population_distances`.
+        From a `Comparison`; None for metrics of the distribution, see `population_distances`.
     """
 
     name: str

@@ -7,8 +7,8 @@ import functools
 import numpy as np
 from scipy.special import ndtr
 
-from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.runtime.compiled import kernel
 
 # Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
 _STRIDES, _SEARCH = 4, 512

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.runtime.compiled import kernel
 from perturbdiff.evaluation.metrics.sorted_columns import Sparse
+from perturbdiff.runtime.compiled import kernel
 
 EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed
 _TOP_GENES = 60

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from perturbdiff.evaluation.readers.cells_by_condition import Sparse, empty_rows
+from perturbdiff.evaluation.readers.disk_rows import DiskRows, as_csr, scattered, sorted_copy
 from perturbdiff.io.columns import CheckedColumn, Column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.layouts import find_layout
 from perturbdiff.io.matrices import CscMatrix, CsrMatrix, RowMatrix
 from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.evaluation.readers.cells_by_condition import Sparse, empty_rows
-from perturbdiff.evaluation.readers.disk_rows import (DiskRows, as_csr, scattered, sorted_copy)
 from perturbdiff.runtime.files import existing
 
 HELD_VALUES = 1 << 21

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Reader
 from perturbdiff.evaluation.readers.expression_view import median_depth
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 

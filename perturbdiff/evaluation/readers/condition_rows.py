@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perturbdiff.io.columns import (MISSING, Column, Numbering, Texts, row_ranges, small_dtype)
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.readers.cells_by_condition import ALL, Condition, Group
 from perturbdiff.evaluation.readers.store_cells import single
+from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, row_ranges, small_dtype
+from perturbdiff.runtime.errors import UserError
 
 _SOURCES = ("predicted", "control")
 

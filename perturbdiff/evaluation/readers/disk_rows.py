@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.io.matrices import (VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix)
 from perturbdiff.evaluation.readers.cells_by_condition import Sparse, empty_rows
+from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block, CsrMatrix, DenseMatrix, RowMatrix
 from perturbdiff.runtime.files import explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped

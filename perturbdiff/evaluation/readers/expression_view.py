@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.readers.cells_by_condition import Condition, Reader, Sparse
+from perturbdiff.runtime.errors import UserError
 
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
@@ -20,7 +20,7 @@ _ENOUGH = 200  # non-zero values that are not all whole numbers by chance
 
 
 @dataclass
-class Side:
+class ExpressionView:
     """Reads cells in the shared gene order and checks every value. Threads may share it.
 
     Attributes

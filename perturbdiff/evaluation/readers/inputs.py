@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.runtime import provenance
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.cells_by_condition import (Cells, Condition, Group, Reader)
+from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Group, Reader
 from perturbdiff.evaluation.readers.condition_rows import Labelled, column_names, read_labels
 from perturbdiff.evaluation.readers.store_cells import open_store
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.runtime.files import existing
 
 __all__ = ["Cells", "Condition", "Group", "Reader", "is_store", "open_predictions", "open_truth"]

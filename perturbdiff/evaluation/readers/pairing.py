@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.evaluation.readers import compatibility
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Group
 from perturbdiff.evaluation.readers.compatibility import Findings
-from perturbdiff.evaluation.readers.expression_view import Side, median_depth
+from perturbdiff.evaluation.readers.expression_view import ExpressionView, median_depth
+from perturbdiff.runtime.errors import UserError, listing
 
 _CELLS_AT_ONCE = 4096
 
@@ -51,8 +51,8 @@ class Pairing:
     control: str
     conditions: list[Condition]
     contexts: Mapping[Condition, str]
-    real: Side
-    predicted: Side
+    real: ExpressionView
+    predicted: ExpressionView
     controls: Mapping[Group, np.ndarray]
     facts: dict[str, Any] = field(default_factory=dict)
     predicted_controls: Mapping[Group, np.ndarray] | None = None
@@ -83,8 +83,8 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     conditions = compatibility.conditions(predictions, truth, config, notes)
     controls = _controls(truth, conditions, notes)
     depths = compatibility.depths(predictions, truth)
-    real = Side(truth.reader, truth.rows, depth=depths[1])
-    predicted = Side(predictions.reader, predictions.rows, columns, depth=depths[0])
+    real = ExpressionView(truth.reader, truth.rows, depth=depths[1])
+    predicted = ExpressionView(predictions.reader, predictions.rows, columns, depth=depths[0])
     own = None
     if config.controls == "own":
         own = _own_controls(predictions, conditions, notes)
@@ -136,8 +136,8 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
         truth.control or "control",
         conditions,
         {c: truth.contexts[c] for c in conditions if c in truth.contexts},
-        Side(truth.reader, second, depth=depth),
-        Side(truth.reader, first, depth=depth),
+        ExpressionView(truth.reader, second, depth=depth),
+        ExpressionView(truth.reader, first, depth=depth),
         _controls(truth, conditions, notes),
         {"conditions_too_small": small, "controls": "real"},
         findings=notes.found,
@@ -180,8 +180,8 @@ def _own_controls(
 
 
 def _differing_controls(
-    real: Side,
-    predicted: Side,
+    real: ExpressionView,
+    predicted: ExpressionView,
     controls: Mapping[Group, np.ndarray],
     theirs: Mapping[Group, np.ndarray],
     notes: Findings,
@@ -198,13 +198,13 @@ def _differing_controls(
     return len(differing)
 
 
-def _same(real: Side, rows: np.ndarray, predicted: Side, theirs: np.ndarray) -> bool:
+def _same(real: ExpressionView, rows: np.ndarray, predicted: ExpressionView, theirs: np.ndarray) -> bool:
     if len(theirs) != len(rows):
         return False
     return bool(np.allclose(_mean(real, rows), _mean(predicted, theirs), rtol=1e-4, atol=1e-5))
 
 
-def _mean(side: Side, rows: np.ndarray) -> np.ndarray:
+def _mean(side: ExpressionView, rows: np.ndarray) -> np.ndarray:
     """Return the mean of cells over the shared genes, read a few at a time."""
     parts = np.split(rows, range(_CELLS_AT_ONCE, len(rows), _CELLS_AT_ONCE))
     total = sum(np.asarray(side.cells(part).sum(axis=0, dtype=np.float64)).ravel() for part in parts)

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.readers.cells_by_condition import ALL, Cells, Condition, Group, Sparse
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.evaluation.readers.cells_by_condition import (ALL, Cells, Condition, Group, Sparse)
 
 
 class StoreReader:

@@ -10,8 +10,8 @@ import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.definitions import DEFAULT
-from perturbdiff.evaluation.scoring.intervals import bootstrap_means
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.scoring.intervals import bootstrap_means
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 
 ALL_PERTURBATIONS = "*"  # in the perturbation column: one number for all of them (ES)

@@ -2,7 +2,7 @@
 
 One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
 A condition's cells are sorted once, and joined for the scopes they are pooled in. What stays are a row of G numbers
-per scope and perturbation (`perturbdiff.evaluation.scoring.test_results`) and a dozen numbers per condition. No result depends on
+per scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
 the number of threads, nor on which other metrics are asked for.
 """
 
@@ -19,18 +19,18 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.metrics import catalogue
-from perturbdiff.evaluation.readers.cells_by_condition import Condition, Group, Sparse
-from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
 from perturbdiff.evaluation.metrics.differential import Controls
-from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
-from perturbdiff.evaluation.scoring.scopes import (Scope, Unit, of_shard, units_of)
-from perturbdiff.evaluation.readers.expression_view import Side
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.readers.cells_by_condition import Condition, Group, Sparse
+from perturbdiff.evaluation.readers.expression_view import ExpressionView
+from perturbdiff.evaluation.readers.pairing import Pairing
+from perturbdiff.evaluation.scoring.scopes import Scope, Unit, of_shard, units_of
 from perturbdiff.evaluation.scoring.test_results import HELD_BYTES, Comparisons, Tested
 from perturbdiff.evaluation.scoring.threads import Workers, usable
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 
 KEPT_VALUES = 1 << 24
@@ -175,7 +175,7 @@ class _Pass:
     def read_controls(self, workers: Workers) -> None:
         """Read the controls of the scopes once, sort and join them."""
         pairing, groups = self.pairing, {c[:2] for c in self._conditions}
-        sides: list[tuple[Side, Mapping[Group, np.ndarray]]] = [(pairing.real, pairing.controls)]
+        sides: list[tuple[ExpressionView, Mapping[Group, np.ndarray]]] = [(pairing.real, pairing.controls)]
         if pairing.predicted_controls is not None:
             sides.append((pairing.predicted, pairing.predicted_controls))
         sorted_: list[dict[Group, Columns]] = [{} for _ in sides]

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perturbdiff.runtime import provenance, job_shards
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.tables import score_tables
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
-from perturbdiff.evaluation.tables.score_tables import (DIFFERENTIAL, PART, DifferentialWriter, Tables)
+from perturbdiff.evaluation.tables import score_tables
+from perturbdiff.evaluation.tables.score_tables import DIFFERENTIAL, PART, DifferentialWriter, Tables
+from perturbdiff.runtime import job_shards, provenance
 
 _STAGES = ("evaluate", "ceiling")
 

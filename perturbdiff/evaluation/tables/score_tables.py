@@ -18,13 +18,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
-from perturbdiff.evaluation.tables.warnings import findings
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
+from perturbdiff.evaluation.tables.warnings import findings
+from perturbdiff.runtime import provenance, tabular, untrusted
+from perturbdiff.runtime.errors import UserError
 
 DIFFERENTIAL = {"real": "de_real.parquet", "predicted": "de_pred.parquet"}
 CHANCE = ("scope_kind", "scope", "metric", "chance")

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import listing
 from perturbdiff.evaluation.scoring.scopes import POOLED
+from perturbdiff.runtime.errors import listing
 
 FEW_CELLS = 10
 FEW_PERTURBATIONS = 5

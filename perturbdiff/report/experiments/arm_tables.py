@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from perturbdiff.report.loading.metric_columns import (ENERGY, NO_SPREAD, Column, named)
-from perturbdiff.report.loading.comparison import ranks
 from perturbdiff.report.experiments.arm_estimates import DRAWS, Estimate, Estimates
 from perturbdiff.report.experiments.run_groups import Line
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, interval, number
 from perturbdiff.report.figures.seed_means import markdown_table
 from perturbdiff.report.figures.svg import slug
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, aligned, decimals_for, interval, number)
+from perturbdiff.report.loading.comparison import ranks
+from perturbdiff.report.loading.metric_columns import ENERGY, NO_SPREAD, Column, named
 
 SCORES = (ENERGY, "PDCorr", "R2", "DEOver", "DEOver_10", "AUPRC", "PDS_cos")
 REALISM = (

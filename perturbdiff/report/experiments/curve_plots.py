@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.figures.axes import legend_text, spread
+from perturbdiff.report.figures.svg import GREY, INK, NARROW, PAPER, WIDTH, Look, Plot, canvas, draw
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.figures.svg import (GREY, INK, NARROW, PAPER, WIDTH, Look, Plot, canvas, draw)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

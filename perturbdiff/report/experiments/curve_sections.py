@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
-from perturbdiff.report.experiments.training_work import CONVENTION, Work
 from perturbdiff.report.experiments.arm_estimates import Estimate, Estimates
+from perturbdiff.report.experiments.curve_plots import BEST, CEILING, RANDOM, Panel, curves
 from perturbdiff.report.experiments.experiment import Experiment
 from perturbdiff.report.experiments.run_groups import Line
-from perturbdiff.report.experiments.curve_plots import (BEST, CEILING, RANDOM, Panel, curves)
+from perturbdiff.report.experiments.training_work import CONVENTION, Work
+from perturbdiff.report.figures.svg import Look, Plot, looks, slug
+from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.sections.layout import Section
 from perturbdiff.report.sections.overview import caption
-from perturbdiff.report.figures.svg import (Look, Plot, looks, slug)
 
 _OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
 _FURTHER = (

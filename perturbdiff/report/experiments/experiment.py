@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.report.loading.metric_columns import Column, metric_columns
-from perturbdiff.report.experiments.training_work import Work
 from perturbdiff.report.experiments.arm_design import Entry
 from perturbdiff.report.experiments.arm_estimates import Estimates
 from perturbdiff.report.experiments.run_groups import Line, groups
-from perturbdiff.report.loading.results import Run
+from perturbdiff.report.experiments.training_work import Work
 from perturbdiff.report.figures.svg import Look, looks
+from perturbdiff.report.loading.metric_columns import Column, metric_columns
+from perturbdiff.report.loading.results import Run
+from perturbdiff.runtime.errors import UserError, listing
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from perturbdiff.runtime.errors import UserError, nearest
-from perturbdiff.report.experiments import (arm_tables, curve_sections, published_numbers, bar_sections as sections)
+from perturbdiff.report.experiments import arm_tables, curve_sections, published_numbers
+from perturbdiff.report.experiments import bar_sections as sections
 from perturbdiff.report.experiments.experiment import Experiment
-from perturbdiff.report.sections.layout import Section, drawn
 from perturbdiff.report.figures.svg import Plot
+from perturbdiff.report.sections.layout import Section, drawn
+from perturbdiff.runtime.errors import UserError, nearest
 
 FIGURES: dict[str, Callable[[Experiment], Section]] = {
     "main": sections.main,

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.runtime.errors import UserError
-from perturbdiff.report.sections.chapters import Chapter
-from perturbdiff.report.experiments.experiment_chapter import ExperimentChapter, chapter, figure_names
-from perturbdiff.report.experiments.training_work import works
 from perturbdiff.report.experiments.arm_design import Entry, default_design, read_design
 from perturbdiff.report.experiments.experiment import experiment
+from perturbdiff.report.experiments.experiment_chapter import ExperimentChapter, chapter, figure_names
 from perturbdiff.report.experiments.published_numbers import read_published
-from perturbdiff.report.loading.results import Run
+from perturbdiff.report.experiments.training_work import works
 from perturbdiff.report.figures.trained_models import bundles_of
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.sections.chapters import Chapter
+from perturbdiff.runtime.errors import UserError
 
 _LINKED = ("glance", "duels", "genes")
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ExperimentRequest:
     """Inputs of the chapter on an experiment, read and checked.
 
     Attributes
@@ -84,7 +84,7 @@ class Asked:
         return chapter(found, self.figures, self.papers, arms=bool(self.entries))
 
 
-def ask(runs: Sequence[Run], design: Path | None, figures: str, published: Path | None) -> Asked:
+def ask(runs: Sequence[Run], design: Path | None, figures: str, published: Path | None) -> ExperimentRequest:
     """Read what was asked for.
 
     Raises
@@ -98,4 +98,4 @@ def ask(runs: Sequence[Run], design: Path | None, figures: str, published: Path 
             "--figures needs --design: a table that says which run stands for what (docs/report.md)"
         )
     entries = () if design is None else read_design(design, runs)
-    return Asked(entries, names, None if published is None else read_published(published))
+    return ExperimentRequest(entries, names, None if published is None else read_published(published))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.experiments.arm_estimates import Estimates
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number
 from perturbdiff.report.figures.svg import slug
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, decimals_for, number)
+from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.text_tables import read_texts
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _COLUMNS = ("dataset", "method", "metric", "value")
 logger = logging.getLogger(__name__)

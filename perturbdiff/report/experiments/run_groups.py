@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.loading.metric_columns import Column, metric_columns
 from perturbdiff.report.experiments.arm_design import Entry
+from perturbdiff.report.loading.metric_columns import Column, metric_columns
 from perturbdiff.report.loading.results import POOLED, Run
 
 _ALL = "*"

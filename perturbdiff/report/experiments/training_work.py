@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perturbdiff.runtime.files import sha256
 from perturbdiff.report.loading.results import Run, read_json
+from perturbdiff.runtime.files import sha256
 
 
 @dataclass(frozen=True)

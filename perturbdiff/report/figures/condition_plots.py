@@ -12,8 +12,20 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from perturbdiff.report.figures.axes import logarithmic, points, spread
+from perturbdiff.report.figures.svg import (
+    GREY,
+    INK,
+    NARROW,
+    PALETTE,
+    PAPER,
+    WIDTH,
+    Look,
+    Plot,
+    canvas,
+    draw,
+    shorten,
+)
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.figures.svg import (GREY, INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

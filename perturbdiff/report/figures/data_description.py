@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from perturbdiff.report.figures import page_tables
+from perturbdiff.report.figures.page_tables import Cell, Row, Table
+from perturbdiff.report.loading.results import read_json, unique_names
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report.figures import page_tables
-from perturbdiff.report.loading.results import read_json, unique_names
-from perturbdiff.report.figures.page_tables import Cell, Row, Table
 
 _EXPLAINED = {
     "depth": ", counts per cell",

@@ -11,10 +11,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.axes import (counting, legend_text, logarithmic, points, spread)
-from perturbdiff.report.loading.de_tables import STEP, Split
+from perturbdiff.report.figures.axes import counting, legend_text, logarithmic, points, spread
 from perturbdiff.report.figures.score_plots import MOST_METHODS
-from perturbdiff.report.figures.svg import (INK, NARROW, PALETTE, PAPER, WIDTH, Look, Plot, canvas, draw, shorten)
+from perturbdiff.report.figures.svg import (
+    INK,
+    NARROW,
+    PALETTE,
+    PAPER,
+    WIDTH,
+    Look,
+    Plot,
+    canvas,
+    draw,
+    shorten,
+)
+from perturbdiff.report.loading.de_tables import STEP, Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

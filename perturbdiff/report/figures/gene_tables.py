@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pandas as pd
 
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, number, small
 from perturbdiff.report.figures.svg import slug
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, number, small)
 
 
 def gene_table(genes: pd.DataFrame, method: str, alpha: float, prefix: str) -> Table:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.loading.metric_columns import Column, metric_columns, score_table
-from perturbdiff.report.loading.comparison import ranks
-from perturbdiff.report.loading.results import POOLED, Run, Scope
 from perturbdiff.report.figures.svg import Look, slug
+from perturbdiff.report.loading.comparison import ranks
+from perturbdiff.report.loading.failed_runs import FailedRun
+from perturbdiff.report.loading.metric_columns import Column, metric_columns, score_table
+from perturbdiff.report.loading.results import POOLED, Run, Scope
 
 _TERMINAL = ("R2", "PDCorr", "MSE", "PDS_cos", "DEOver", "LFCSpear", "AUPRC", "ES", "energy_distance")
 
@@ -112,7 +112,7 @@ def scores(
     columns: Sequence[Column],
     look: Mapping[str, Look],
     scope: Scope = POOLED,
-    absent: Sequence[Absent] = (),
+    absent: Sequence[FailedRun] = (),
 ) -> Table:
     """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
 
@@ -126,7 +126,7 @@ def scores(
     counts = {m.name: _usual([_defined(run, m, scope) for run in runs]) for m in columns}
     rows = []
     for run in [*ranked, *absent, *(r for r in runs if r.kind == "ceiling")]:
-        if isinstance(run, Absent):
+        if isinstance(run, FailedRun):
             rows.append(failed(run, len(columns)))
             continue
         cells = []
@@ -142,7 +142,7 @@ def scores(
     return Table(("Method", *heads), tuple(rows), scope[1], name=name, below=below)
 
 
-def failed(one: Absent, width: int) -> Row:
+def failed(one: FailedRun, width: int) -> Row:
     """Return the row of a method that failed, in a table of ``width`` columns after the first."""
     rest = tuple(Cell("–", "num na", value=math.nan) for _ in range(width - 1))
     return Row(one.method, (Cell("failed", "num failed", value=math.nan), *rest), "absent", note=one.short)
@@ -179,7 +179,7 @@ def interval(low: float, high: float, decimals: int) -> str:
     return f"[{number(low, decimals)}, {number(high, decimals)}]"
 
 
-def ran(runs: Sequence[Run], look: Mapping[str, Look], absent: Sequence[Absent] = ()) -> Table:
+def ran(runs: Sequence[Run], look: Mapping[str, Look], absent: Sequence[FailedRun] = ()) -> Table:
     """Return what was run: method, data set, what was scored, seeds, versions, definitions; and what failed."""
     rows = []
     for run in runs:
@@ -292,7 +292,7 @@ def memory(mib: Any) -> str:
     return f"{mib:.0f} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
-def text_scores(runs: Sequence[Run], absent: Sequence[Absent] = ()) -> str:
+def text_scores(runs: Sequence[Run], absent: Sequence[FailedRun] = ()) -> str:
     """Return the main metrics as a text table per data set; metrics in rows while the methods are few.
 
     Methods that failed stand in it as such, and below it with the reason.

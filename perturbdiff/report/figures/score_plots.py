@@ -15,8 +15,20 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.figures.axes import legend_text, spread
+from perturbdiff.report.figures.svg import (
+    GREY,
+    INK,
+    PALETTE,
+    PAPER,
+    RULE,
+    WIDTH,
+    Look,
+    Plot,
+    canvas,
+    draw,
+    shorten,
+)
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.figures.svg import (GREY, INK, PALETTE, PAPER, RULE, WIDTH, Look, Plot, canvas, draw, shorten)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime.errors import one_line
-from perturbdiff.report.loading.failed_runs import Absent
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, number
+from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.seed_groups import Family, families, stem
 from perturbdiff.report.loading.results import Run
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, aligned, decimals_for, number)
+from perturbdiff.report.loading.seed_groups import SeedGroup, families, stem
+from perturbdiff.runtime.errors import one_line
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")
 ABOUT = (
@@ -63,7 +63,7 @@ class Line:
         return f"{len(self.runs)}{f' ({self.failed} failed)' if self.failed else ''}"
 
 
-def lines(runs: Sequence[Run], absent: Sequence[Absent]) -> list[Line]:
+def lines(runs: Sequence[Run], absent: Sequence[FailedRun]) -> list[Line]:
     """Return the methods of one data set over their seeds, ceilings last, then those of which every run failed."""
     left = list(absent)
     found = []
@@ -80,7 +80,7 @@ def lines(runs: Sequence[Run], absent: Sequence[Absent]) -> list[Line]:
     return found
 
 
-def _names(family: Family) -> set[str]:
+def _names(family: SeedGroup) -> set[str]:
     return {stem(name) for run in family.runs for name in (run.base, run.method)} | {family.name}
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime import tabular
-from perturbdiff.report.figures import store_plots, page_tables
-from perturbdiff.report.loading.results import read_json, unique_names
-from perturbdiff.report.figures.svg import Plot
+from perturbdiff.report.figures import page_tables, store_plots
 from perturbdiff.report.figures.page_tables import Cell, Row, Table
+from perturbdiff.report.figures.svg import Plot
+from perturbdiff.report.loading.results import read_json, unique_names
+from perturbdiff.runtime import tabular
 
 MOST_CELL_TYPES = 30
 """Cell types shown in a figure: those with most cells."""
@@ -243,7 +243,9 @@ def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         plot = store_plots.beside(f"{start}distances-by-cell-type", _KINDS[kind], shown, values)
         rho = (reader.summary.get("distances") or {}).get("cells_and_distance", {}).get("spearman")
         said = (
-            "" if rho is None or kind != "between" else f" Their rank correlation is {page_tables.number(rho, 2)}."
+            ""
+            if rho is None or kind != "between"
+            else f" Their rank correlation is {page_tables.number(rho, 2)}."
         )
         caption = (
             f"Number of cells and energy distance ({_KINDS[kind]}) by cell type; mean and 95 % interval."

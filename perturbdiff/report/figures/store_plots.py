@@ -1,4 +1,4 @@
-"""How the figures of a store's statistics are drawn; see `perturbdiff.report.figures.store_figures` for which there are."""
+"""How the figures of a store's statistics are drawn; see `store_figures` for which there are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import pandas as pd
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from scipy import stats
 
-from perturbdiff.report.figures.svg import (DENSE, GREY, INK, NARROW, PALETTE, WIDTH, Plot, canvas, draw, shorten)
+from perturbdiff.report.figures.svg import (
+    DENSE,
+    GREY,
+    INK,
+    NARROW,
+    PALETTE,
+    WIDTH,
+    Plot,
+    canvas,
+    draw,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

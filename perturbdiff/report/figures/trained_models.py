@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, duration, memory
+from perturbdiff.report.figures.svg import Look
+from perturbdiff.report.loading.failed_runs import FailedRun
+from perturbdiff.report.loading.results import Run, read_json, unique_names
+from perturbdiff.report.loading.seed_groups import seed_of
 from perturbdiff.runtime import files, provenance
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.loading.seed_groups import seed_of
-from perturbdiff.report.loading.results import Run, read_json, unique_names
-from perturbdiff.report.figures.svg import Look
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, duration, memory)
 
 _RECORD, _MANIFEST = ".run.json", ".manifest.json"
 _MOST_SECONDS = 3600
@@ -166,7 +166,7 @@ _HEADS = (
 
 def trained(
     runs: Sequence[Run],
-    absent: Sequence[Absent],
+    absent: Sequence[FailedRun],
     found: Mapping[Run, Cost],
     prior: Mapping[str, tuple[Path, Cost]],
     look: Mapping[str, Look],

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.metrics.collapse import Collapse, collapse
 from perturbdiff.report.loading.results import POOLED, Run
+from perturbdiff.runtime.errors import UserError
 
 STEP = 0.01
 """Width of the bins of −log10 q; ties within one count as half in `Split.separation`."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.report.loading.stage_logs import reason
 from perturbdiff.report.loading.results import Run
+from perturbdiff.report.loading.stage_logs import reason
 from perturbdiff.report.loading.text_tables import read_texts
+from perturbdiff.runtime.errors import UserError, listing
 
 _LONGEST_NAME = 255  # bytes, in every usual file system
 _COLUMNS = ("dataset", "method", "kind", "log")
@@ -19,7 +19,7 @@ _CLIPPED = 160
 
 
 @dataclass(frozen=True)
-class Absent:
+class FailedRun:
     """A method without scores on a data set.
 
     Attributes
@@ -61,16 +61,16 @@ class Expected:
     table: pd.DataFrame
     logs: dict[str, Path]
 
-    def missing(self, runs: Sequence[Run]) -> list[Absent]:
+    def missing(self, runs: Sequence[Run]) -> list[FailedRun]:
         """Return what was expected and has no run, in the order of the table."""
         there = {(run.dataset, run.base) for run in runs}
-        found: dict[tuple[str, str], Absent] = {}
+        found: dict[tuple[str, str], FailedRun] = {}
         for dataset, method, kind, log in self.table.itertuples(index=False):
             if (dataset, method) not in there:
                 names = _names(log)
                 files = tuple(self.logs[name] for name in names if name in self.logs)
                 shown = tuple(Path(name).name for name in names)
-                one = Absent(dataset, method, kind, reason(files), shown, files)
+                one = FailedRun(dataset, method, kind, reason(files), shown, files)
                 found.setdefault((dataset, method), one)
         return list(found.values())
 

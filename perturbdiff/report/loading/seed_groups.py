@@ -15,7 +15,7 @@ _NUMBERED = re.compile(r"[\s._·-]+(?:(?:seed|s)[\s._-]*)?\d+$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Family:
+class SeedGroup:
     """Runs of one method on one data set, one for each seed.
 
     Attributes
@@ -35,7 +35,7 @@ class Family:
         return ", ".join(found) if all(found := [seed_of(r) for r in self.runs]) else ""
 
 
-def families(runs: Sequence[Run]) -> list[Family]:
+def families(runs: Sequence[Run]) -> list[SeedGroup]:
     """Group the runs of one data set by method, in the order of their first runs.
 
     A model is known by the key of its recipe (all that determines its predictions but seeds), a baseline by its
@@ -45,7 +45,7 @@ def families(runs: Sequence[Run]) -> list[Family]:
     for run in runs:
         members = groups.setdefault(_identity(run), {})
         members.setdefault(seed_of(run) or id(run), run)
-    found = [Family(_name(list(members.values())), tuple(members.values())) for members in groups.values()]
+    found = [SeedGroup(_name(list(members.values())), tuple(members.values())) for members in groups.values()]
     names = Counter(family.name for family in found)
     found = [replace(f, name=_fuller(f)) if names[f.name] > 1 else f for f in found]
     return [
@@ -90,7 +90,7 @@ def _name(runs: Sequence[Run]) -> str:
     return shared or str(runs[0].baseline or runs[0].made_by.get("recipe") or runs[0].base)
 
 
-def _fuller(family: Family) -> str:
+def _fuller(family: SeedGroup) -> str:
     """Return a name that tells a family from another of the same name, if the settings do."""
     settings = family.runs[0].made_by.get("settings")
     return f"{family.name} ({settings})" if settings else family.name

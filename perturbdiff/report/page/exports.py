@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.runtime import tabular
-from perturbdiff.report.figures import seed_means
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.loading.metric_columns import metric_columns
-from perturbdiff.report.experiments import arm_tables, arm_estimates
+from perturbdiff.report.experiments import arm_estimates, arm_tables
 from perturbdiff.report.experiments.arm_estimates import Estimates
-from perturbdiff.report.loading.results import Run
+from perturbdiff.report.figures import seed_means
 from perturbdiff.report.figures.page_tables import Table, terminal_columns
+from perturbdiff.report.loading.failed_runs import FailedRun
+from perturbdiff.report.loading.metric_columns import metric_columns
+from perturbdiff.report.loading.results import Run
+from perturbdiff.runtime import tabular
 
 
-def write_tables(folder: Path, runs: Sequence[Run], absent: Sequence[Absent], trained: Table | None) -> None:
+def write_tables(
+    folder: Path, runs: Sequence[Run], absent: Sequence[FailedRun], trained: Table | None
+) -> None:
     """Write ``over_seeds``, ``trained`` and ``failed`` into an existing folder, each as CSV, the first two as Markdown.
 
     Parameters

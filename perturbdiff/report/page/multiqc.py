@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from perturbdiff.runtime.errors import visible
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.loading.metric_columns import (ENERGY, Column, metric_columns, named)
-from perturbdiff.report.sections.overview import Overview, key_metrics
+from perturbdiff.report.loading.failed_runs import FailedRun
+from perturbdiff.report.loading.metric_columns import ENERGY, Column, metric_columns, named
 from perturbdiff.report.loading.results import Run
-from perturbdiff.report.sections.chapter_data import Subject
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.overview import Overview, key_metrics
+from perturbdiff.runtime.errors import visible
 
 _PARENT = {
     "parent_id": "perturbdiff",
@@ -29,7 +29,7 @@ _SCALES = {"higher": "RdYlGn", "lower": "RdYlGn-rev"}
 
 
 def write_multiqc(
-    data_sets: Sequence[tuple[Subject, Overview]], folder: Path, absent: Sequence[Absent] = ()
+    data_sets: Sequence[tuple[ChapterData, Overview]], folder: Path, absent: Sequence[FailedRun] = ()
 ) -> None:
     """Write ``*_mqc.json`` files into a folder: scores, the general statistics, distances per condition.
 
@@ -72,9 +72,9 @@ def sample(run: Run, *, several: bool) -> str:
 
 
 def _scores(
-    data_sets: Sequence[tuple[Subject, Overview]],
+    data_sets: Sequence[tuple[ChapterData, Overview]],
     columns: Sequence[Column],
-    absent: Sequence[Absent],
+    absent: Sequence[FailedRun],
     *,
     several: bool,
 ) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _scores(
     }
 
 
-def _failed(absent: Sequence[Absent], *, several: bool) -> dict[str, dict[str, str]]:
+def _failed(absent: Sequence[FailedRun], *, several: bool) -> dict[str, dict[str, str]]:
     """Return the rows of methods that have no scores."""
     names = [f"{one.dataset} | {one.method}" if several else one.method for one in absent]
     return {name: {"status": "failed"} for name in names}

@@ -11,25 +11,25 @@ import jinja2
 import yaml
 
 from perturbdiff import __version__
-from perturbdiff.runtime import (files, outputs, provenance, tabular)
-from perturbdiff.runtime.errors import UserError, listing, visible
-from perturbdiff.report.figures import condition_plots, seed_means, page_tables
-from perturbdiff.report.loading.failed_runs import Absent, read_expected
-from perturbdiff.report.sections.chapters import Chapter, chapter
-from perturbdiff.report.loading.metric_columns import metric_columns
-from perturbdiff.report.figures.store_figures import pictures
-from perturbdiff.report.figures.data_description import data_tables, read_splits
 from perturbdiff.report.experiments.arm_tables import text as text_arms
-from perturbdiff.report.experiments.experiment_request import Asked, ask
 from perturbdiff.report.experiments.experiment import experiment
-from perturbdiff.report.page.exports import write_arms, write_tables
+from perturbdiff.report.experiments.experiment_request import ExperimentRequest, ask
+from perturbdiff.report.figures import condition_plots, page_tables, seed_means
+from perturbdiff.report.figures.data_description import data_tables, read_splits
+from perturbdiff.report.figures.store_figures import pictures
+from perturbdiff.report.figures.svg import Look, Plot, export, looks, page_color, slug
+from perturbdiff.report.figures.trained_models import costs, pretrained, record_files, trained
+from perturbdiff.report.loading.failed_runs import FailedRun, read_expected
+from perturbdiff.report.loading.metric_columns import metric_columns
+from perturbdiff.report.loading.results import Run, read_json, read_runs, unique_names
 from perturbdiff.report.loading.seed_groups import families
+from perturbdiff.report.page.exports import write_arms, write_tables
 from perturbdiff.report.page.multiqc import write_multiqc
-from perturbdiff.report.sections.overview import overview
-from perturbdiff.report.loading.results import (Run, read_json, read_runs, unique_names)
 from perturbdiff.report.sections.chapter_data import subject
-from perturbdiff.report.figures.svg import (Look, Plot, export, looks, page_color, slug)
-from perturbdiff.report.figures.trained_models import (costs, pretrained, record_files, trained)
+from perturbdiff.report.sections.chapters import Chapter, chapter
+from perturbdiff.report.sections.overview import overview
+from perturbdiff.runtime import files, outputs, provenance, tabular
+from perturbdiff.runtime.errors import UserError, listing, visible
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
 
@@ -170,10 +170,10 @@ def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
 
 def _page(
     runs: list[Run],
-    absent: list[Absent],
+    absent: list[FailedRun],
     config: Mapping[str, Any],
     given: Mapping[str, Sequence[Path]],
-    asked: Asked,
+    asked: ExperimentRequest,
 ) -> tuple[dict[str, Any], list[Plot]]:
     look = _looks(runs)
     names = list(dict.fromkeys(r.dataset for r in runs))
@@ -240,7 +240,7 @@ def _looks(runs: Sequence[Run]) -> dict[str, Look]:
     return looks([r.method for r in ranked], ceilings, family)
 
 
-def _facts(runs: Sequence[Run], absent: Sequence[Absent]) -> list[str]:
+def _facts(runs: Sequence[Run], absent: Sequence[FailedRun]) -> list[str]:
     methods = {r.method for r in runs if r.kind != "ceiling"}
     datasets = {r.dataset for r in runs}
     definitions = sorted({r.definition for r in runs})
@@ -264,7 +264,8 @@ def _curves(index: int, name: str, bundle: Path) -> list[Plot]:
     terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
     name = f"training-{index + 1}"
     return [
-        condition_plots.curves(f"{name}-{slug(t)}", f"{t} while training {bundle.name}", table, str(t)) for t in terms
+        condition_plots.curves(f"{name}-{slug(t)}", f"{t} while training {bundle.name}", table, str(t))
+        for t in terms
     ]
 
 
@@ -296,7 +297,7 @@ def _clipped(manifest: Mapping[str, Any]) -> str:
 
 def _render(page: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("perturbdiff.report"),
+        loader=jinja2.PackageLoader("perturbdiff.report.page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -6,17 +6,17 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures import condition_plots, score_plots
-from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
-from perturbdiff.report.sections.layout import Section
-from perturbdiff.report.loading.results import Run
-from perturbdiff.report.sections.chapter_data import Subject
 from perturbdiff.report.figures.svg import GREY, Look, Plot
+from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.layout import Section
 
 _CONDITIONS = 6
 _CHANCE = "chance"
 
 
-def cells(subject: Subject) -> Section:
+def cells(subject: ChapterData) -> Section:
     """Return the section on predicted cells as populations."""
     found = Section("Populations of cells", f"{subject.anchor}-populations")
     if (plot := _energy(subject)) is not None:
@@ -57,7 +57,7 @@ _CELLS = (
 )
 
 
-def _energy(subject: Subject) -> Plot | None:
+def _energy(subject: ChapterData) -> Plot | None:
     metric = named(subject.every, ENERGY)
     if metric is None:
         return None
@@ -75,7 +75,7 @@ def _energy(subject: Subject) -> Plot | None:
     return condition_plots.strips(f"{subject.anchor}-energy", title, values, metric, look)
 
 
-def _realism(subject: Subject) -> Plot | None:
+def _realism(subject: ChapterData) -> Plot | None:
     """Draw the ratios whose best value is 1."""
     panels: list[tuple[Column, pd.DataFrame]] = []
     for metric in subject.every:
@@ -104,7 +104,7 @@ def _quartiles(method: str, values: pd.Series) -> dict[str, object]:
     }
 
 
-def _embedded(subject: Subject, run: Run, index: int) -> list[Plot]:
+def _embedded(subject: ChapterData, run: Run, index: int) -> list[Plot]:
     table = run.table("embedding")
     if table is None or table.empty:
         return []

@@ -9,21 +9,29 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.loading.metric_columns import (PDCORR, Column, key_columns, main_columns, metric_columns, named, score_table)
-from perturbdiff.report.loading.comparison import ranks
-from perturbdiff.report.loading.de_tables import (Effects, Side, effects, paired_sides, top_genes)
-from perturbdiff.report.loading.seed_groups import families
-from perturbdiff.report.loading.results import Run
 from perturbdiff.report.figures.svg import Look
+from perturbdiff.report.loading.comparison import ranks
+from perturbdiff.report.loading.de_tables import Effects, Side, effects, paired_sides, top_genes
+from perturbdiff.report.loading.failed_runs import FailedRun
+from perturbdiff.report.loading.metric_columns import (
+    PDCORR,
+    Column,
+    key_columns,
+    main_columns,
+    metric_columns,
+    named,
+    score_table,
+)
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.loading.seed_groups import families
+from perturbdiff.runtime.errors import UserError, listing, nearest
 
 TOP_PERTURBATIONS = 6
 TOP_GENES = 12
 
 
 @dataclass
-class Subject:
+class ChapterData:
     """The runs on one data set: models, methods of others, built-in baselines, ceilings; and what failed.
 
     Attributes
@@ -41,7 +49,7 @@ class Subject:
     look: Mapping[str, Look]
     focus: Run
     other: Run | None
-    absent: Sequence[Absent] = ()
+    absent: Sequence[FailedRun] = ()
     _values: dict[tuple[str, str], pd.Series] = field(default_factory=dict)
 
     @property
@@ -130,8 +138,8 @@ def subject(
     runs: Sequence[Run],
     look: Mapping[str, Look],
     against: str | None,
-    absent: Sequence[Absent] = (),
-) -> Subject:
+    absent: Sequence[FailedRun] = (),
+) -> ChapterData:
     """Return what a chapter on these runs of one data set is about.
 
     Raises
@@ -140,7 +148,7 @@ def subject(
         If ``against`` was not run on this data set.
     """
     ranked = competing(runs)
-    return Subject(anchor, runs, look, ranked[0], opponent(ranked, against), absent)
+    return ChapterData(anchor, runs, look, ranked[0], opponent(ranked, against), absent)
 
 
 def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perturbdiff.report.loading.failed_runs import Absent
-from perturbdiff.report.sections.layout import Section, drawn
+from perturbdiff.report.figures.svg import Look, Plot
+from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.cell_sections import cells
+from perturbdiff.report.sections.chapter_data import ChapterData, subject
 from perturbdiff.report.sections.distinct_sections import distinct
-from perturbdiff.report.sections.pairwise_comparison import duels
 from perturbdiff.report.sections.gene_sections import genes
+from perturbdiff.report.sections.layout import Section, drawn
+from perturbdiff.report.sections.pairwise_comparison import duels
 from perturbdiff.report.sections.score_sections import overview
-from perturbdiff.report.sections.chapter_data import Subject, subject
-from perturbdiff.report.figures.svg import Look, Plot
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Chapter:
     anchor: str
     focus: str
     other: str | None
-    about: Subject
+    about: ChapterData
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ def chapter(
     runs: Sequence[Run],
     look: Mapping[str, Look],
     against: str | None,
-    absent: Sequence[Absent] = (),
+    absent: Sequence[FailedRun] = (),
 ) -> Chapter:
     """Build the chapter on one data set from its runs (in the order of `read_runs`) and from what failed.
 

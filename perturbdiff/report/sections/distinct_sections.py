@@ -8,19 +8,19 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures import condition_plots, gene_plots
-from perturbdiff.report.sections.layout import Section
 from perturbdiff.report.figures.gene_plots import MOST_PANELS
-from perturbdiff.report.loading.results import POOLED, Run
-from perturbdiff.report.sections.chapter_data import Subject
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, number
 from perturbdiff.report.figures.svg import Plot
-from perturbdiff.report.figures.page_tables import (Cell, Row, Table, number)
+from perturbdiff.report.loading.results import POOLED, Run
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.layout import Section
 
 _RANKED = "PDS_cos"
 _PICTURES = 3
 _LEAST = 3  # perturbations
 
 
-def distinct(subject: Subject) -> Section:
+def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
     found = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO)
     if (table := alike_table(subject)) is not None:
@@ -73,7 +73,7 @@ _PAIRS = (
 )
 
 
-def alike_table(subject: Subject) -> Table | None:
+def alike_table(subject: ChapterData) -> Table | None:
     """Return the collapse check, a line per method; None if no run holds what it needs."""
     rows = []
     for run in subject.runs:
@@ -87,7 +87,7 @@ def alike_table(subject: Subject) -> Table | None:
     return Table(heads, tuple(rows), name=f"{subject.anchor}-collapse") if rows else None
 
 
-def _record(subject: Subject, run: Run) -> dict[str, Any] | None:
+def _record(subject: ChapterData, run: Run) -> dict[str, Any] | None:
     """Return the collapse check of the pool: as evaluation wrote it, else from the DE tables."""
     if run.collapse is not None:
         pooled = run.collapse[(run.collapse["scope_kind"] == POOLED[0]).to_numpy()]
@@ -100,7 +100,7 @@ def _record(subject: Subject, run: Run) -> dict[str, Any] | None:
     return {"predicted": check.predicted, "real": check.real, "ratio": check.ratio, "verdict": check.verdict}
 
 
-def _ranks(subject: Subject) -> Plot | None:
+def _ranks(subject: ChapterData) -> Plot | None:
     found: dict[str, np.ndarray] = {}
     total = 0
     for run in subject.panels(len(subject.runs)):
@@ -121,7 +121,7 @@ def _pooled_scores(run: Run) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def _pictures(subject: Subject) -> list[Plot]:
+def _pictures(subject: ChapterData) -> list[Plot]:
     """Return pictures of pairs for the first few methods whose predictions change anything."""
     found = []
     for run in subject.panels(len(subject.runs)):

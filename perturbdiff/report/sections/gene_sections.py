@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from perturbdiff.report.figures import gene_plots
-from perturbdiff.report.figures.gene_tables import gene_table
-from perturbdiff.report.sections.layout import Section
 from perturbdiff.report.figures.gene_plots import MOST_PANELS
+from perturbdiff.report.figures.gene_tables import gene_table
 from perturbdiff.report.figures.score_plots import MOST_METHODS
-from perturbdiff.report.sections.chapter_data import Subject
 from perturbdiff.report.figures.svg import Plot
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.layout import Section
 
 TRUTH = "real cells (truth)"
 
 
-def genes(subject: Subject) -> Section:
+def genes(subject: ChapterData) -> Section:
     """Return the section on differentially expressed genes."""
     found = Section("Differentially expressed genes", f"{subject.anchor}-genes")
     shown = [r for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
@@ -23,7 +23,7 @@ def genes(subject: Subject) -> Section:
     return found
 
 
-def _pooled(subject: Subject, methods: list[str]) -> list[tuple[Plot, str]]:
+def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
     known = subject.effects
     found = []
     groups = {TRUTH: known[methods[0]].truth, **{m: known[m].predicted for m in methods}}
@@ -61,7 +61,7 @@ def _left(total: int, shown: int, what: str) -> str:
     return f" The first {shown} of {total} {what}; the CSV holds all." if total > shown else ""
 
 
-def _by_name(subject: Subject) -> Section:
+def _by_name(subject: ChapterData) -> Section:
     """Return the figures of the strongest genes of the perturbations that change most."""
     methods = [r.method for r in (subject.focus, subject.other) if r is not None]
     found = Section("The strongest genes", f"{subject.anchor}-top-genes", intro=_TOP, small=True)
@@ -80,7 +80,7 @@ _TOP = (
 )
 
 
-def _tables(subject: Subject) -> Section:
+def _tables(subject: ChapterData) -> Section:
     focus = subject.focus
     prefix = f"{subject.anchor}-genes"
     listed = [

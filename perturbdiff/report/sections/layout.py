@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from perturbdiff.report.figures.svg import Plot
 from perturbdiff.report.figures.page_tables import Table
+from perturbdiff.report.figures.svg import Plot
 
 
 @dataclass

@@ -11,13 +11,21 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures import page_tables
-from perturbdiff.report.sections import verdict
-from perturbdiff.report.loading.metric_columns import (ENERGY, NO_SPREAD, PDCORR, Column, further_columns, named, realism_columns)
-from perturbdiff.report.loading.results import POOLED, Run
-from perturbdiff.report.sections.score_sections import chance
-from perturbdiff.report.sections.chapter_data import Subject
+from perturbdiff.report.figures.page_tables import Cell, Row, Scale, Table, number
 from perturbdiff.report.figures.svg import slug
-from perturbdiff.report.figures.page_tables import (Cell, Row, Scale, Table, number)
+from perturbdiff.report.loading.metric_columns import (
+    ENERGY,
+    NO_SPREAD,
+    PDCORR,
+    Column,
+    further_columns,
+    named,
+    realism_columns,
+)
+from perturbdiff.report.loading.results import POOLED, Run
+from perturbdiff.report.sections import verdict
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.score_sections import chance
 from perturbdiff.report.sections.verdict import Score, Standing, Verdict
 
 # Key metrics and what each asks, in the order of the first screen; of a pair, the first that was scored.
@@ -86,7 +94,7 @@ class Overview:
         return text[:1].upper() + text[1:]
 
 
-def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
+def overview(about: ChapterData, warnings: Sequence[str] = ()) -> Overview:
     """Return verdict, key table, warnings and score tables of one data set.
 
     Parameters
@@ -120,7 +128,7 @@ def overview(about: Subject, warnings: Sequence[str] = ()) -> Overview:
     return found
 
 
-def scale_of(about: Subject) -> str:
+def scale_of(about: ChapterData) -> str:
     """Say on how much the verdict rests."""
     summary = about.focus.summary
     counts = (
@@ -132,7 +140,7 @@ def scale_of(about: Subject) -> str:
     return " · ".join([*said, _rivals(about)])
 
 
-def _rivals(about: Subject) -> str:
+def _rivals(about: ChapterData) -> str:
     """Say how many methods ours stands beside, of which kinds, and how many failed."""
     external = sum(r.external for r in about.ranked)
     own = sum(r.kind == "baseline" for r in about.ranked) - external
@@ -148,7 +156,7 @@ def key_metrics(columns: Sequence[Column]) -> list[Column]:
     return [metric for metric in found if metric is not None]
 
 
-def standing(about: Subject, metric: Column) -> Standing:
+def standing(about: ChapterData, metric: Column) -> Standing:
     """Return where the focus stands on a metric, over all test cells pooled."""
     focus = about.focus
     baselines = [r for r in about.ranked if r.kind == "baseline" and r is not focus]
@@ -195,7 +203,7 @@ def perturbations(run: Run) -> int:
     return len(set(run.pooled["perturbation"]))
 
 
-def collapse_verdict(about: Subject) -> str:
+def collapse_verdict(about: ChapterData) -> str:
     """Return what the collapse check says of the focus over the whole pool, empty if it was not made."""
     table = about.focus.collapse
     if table is not None and len(rows := table.loc[(table["scope_kind"] == POOLED[0]).to_numpy(bool)]):
@@ -204,7 +212,7 @@ def collapse_verdict(about: Subject) -> str:
     return "" if found is None or found.collapse is None else found.collapse.verdict
 
 
-def _key_table(about: Subject, standings: Sequence[Standing]) -> Table:
+def _key_table(about: ChapterData, standings: Sequence[Standing]) -> Table:
     color = about.look[about.focus.method].color
     rows = tuple(_key_row(s, color) for s in standings)
     baseline = "Best baseline" if any(r.kind == "baseline" for r in about.ranked) else "Best other"
@@ -260,7 +268,9 @@ def caption(metric: Column) -> str:
     return f"{_question(metric.name) or metric.label + '.'} {where.get(metric.direction, '')}".strip()
 
 
-def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, str] = POOLED) -> list[Table]:
+def _score_tables(
+    about: ChapterData, columns: Sequence[Column], scope: tuple[str, str] = POOLED
+) -> list[Table]:
     """Return the scores as tables that fit a screen: profiles and populations, genes, what is left."""
     groups: dict[str, list[Column]] = {}
     for column in sorted(columns, key=lambda c: c.name != ENERGY):
@@ -273,7 +283,7 @@ def _score_tables(about: Subject, columns: Sequence[Column], scope: tuple[str, s
     return found
 
 
-def _realism(about: Subject, columns: Sequence[Column]) -> Table:
+def _realism(about: ChapterData, columns: Sequence[Column]) -> Table:
     """Return the table of what tells whether predicted cells look like cells, in the order given."""
     table = page_tables.scores(about.runs, columns, about.look, absent=about.absent)
     lacking = [r.score("library_sd_ratio")[1:] for r in about.runs if named(columns, "library_sd_ratio")]
@@ -281,7 +291,7 @@ def _realism(about: Subject, columns: Sequence[Column]) -> Table:
     return replace(table, title="Are the cells real?", name=f"{table.name}-realism", note=note)
 
 
-def _remarks(about: Subject) -> str:
+def _remarks(about: ChapterData) -> str:
     """Return what the reader must know of methods of others, each once."""
     made = [r.made_by for r in about.ranked if r.made_by.get("note")]
     return " ".join(
@@ -302,7 +312,7 @@ _GROUPS = {
 }
 
 
-def findings(about: Subject, standings: Sequence[Standing], collapse: str) -> list[Note]:
+def findings(about: ChapterData, standings: Sequence[Standing], collapse: str) -> list[Note]:
     """Return the focus's findings, what only this report can see, and grave findings on other methods."""
     found = [_note(f) for f in about.focus.findings]
     kinds = {f.get("kind") for f in about.focus.findings}
@@ -338,7 +348,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
-def _of_report(about: Subject, standings: Sequence[Standing]) -> list[tuple[str, str]]:
+def _of_report(about: ChapterData, standings: Sequence[Standing]) -> list[tuple[str, str]]:
     found = []
     number_of = perturbations(about.focus)
     if number_of < _FEW_PERTURBATIONS:

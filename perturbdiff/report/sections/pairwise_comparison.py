@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.figures import condition_plots, score_plots, page_tables
-from perturbdiff.report.loading.metric_columns import (ENERGY, PDCORR, Column, table_columns)
-from perturbdiff.report.loading.comparison import compare, paired, win_rates
-from perturbdiff.report.sections.layout import Section
-from perturbdiff.report.sections.chapter_data import Subject
-from perturbdiff.report.figures.svg import Plot, slug
+from perturbdiff.report.figures import condition_plots, page_tables, score_plots
 from perturbdiff.report.figures.page_tables import number
+from perturbdiff.report.figures.svg import Plot, slug
+from perturbdiff.report.loading.comparison import compare, paired, win_rates
+from perturbdiff.report.loading.metric_columns import ENERGY, PDCORR, Column, table_columns
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.layout import Section
 
 _OPEN = (PDCORR, "PDS_cos", "DEOver", "DirAgr", "AUPRC", ENERGY)
 
 
-def duels(subject: Subject) -> Section:
+def duels(subject: ChapterData) -> Section:
     """Return the section that compares the first method with its opponent, and every method with every other."""
     other = subject.other
     if other is None:
@@ -51,7 +51,7 @@ _NOTE = (
 )
 
 
-def _duel(subject: Subject, metric: Column) -> tuple[Plot, str] | None:
+def _duel(subject: ChapterData, metric: Column) -> tuple[Plot, str] | None:
     if subject.other is None or metric.direction not in ("higher", "lower"):
         return None
     focus, other = subject.focus, subject.other
@@ -76,7 +76,7 @@ def _duel(subject: Subject, metric: Column) -> tuple[Plot, str] | None:
 _SHORT = {ENERGY: "energy"}
 
 
-def _all_pairs(subject: Subject) -> Section:
+def _all_pairs(subject: ChapterData) -> Section:
     """Return the folded section of win rates of all methods against each other."""
     found = Section("Every method against every other", f"{subject.anchor}-pairs", folded=True)
     if len(subject.ranked) < 3:

@@ -6,19 +6,19 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures import score_plots, seed_means
-from perturbdiff.report.loading.metric_columns import (Column, radar_columns, score_table, table_columns)
-from perturbdiff.report.loading.comparison import scaled
-from perturbdiff.report.sections.layout import Section
-from perturbdiff.report.figures.score_plots import Forest
-from perturbdiff.report.loading.results import Run
-from perturbdiff.report.sections.chapter_data import Subject
-from perturbdiff.report.figures.svg import Plot
 from perturbdiff.report.figures.page_tables import Table
+from perturbdiff.report.figures.score_plots import Forest
+from perturbdiff.report.figures.svg import Plot
+from perturbdiff.report.loading.comparison import scaled
+from perturbdiff.report.loading.metric_columns import Column, radar_columns, score_table, table_columns
+from perturbdiff.report.loading.results import Run
+from perturbdiff.report.sections.chapter_data import ChapterData
+from perturbdiff.report.sections.layout import Section
 
 _LEAST_FOR_RADAR = 3  # metrics
 
 
-def overview(subject: Subject) -> Section:
+def overview(subject: ChapterData) -> Section:
     """Return the section of all methods' mean scores in figures."""
     found = Section("Scores at a glance", f"{subject.anchor}-glance")
     found.figures.append((_forest(subject), _FOREST))
@@ -51,13 +51,13 @@ _ABSOLUTE = (
 )
 
 
-def _forest(subject: Subject) -> Plot:
+def _forest(subject: ChapterData) -> Plot:
     panels = [_panel(subject, metric) for metric in subject.key]
     title = f"Mean scores on {subject.name} with 95 % intervals"
     return score_plots.forest(f"{subject.anchor}-forest", title, panels, subject.look)
 
 
-def _panel(subject: Subject, metric: Column) -> Forest:
+def _panel(subject: ChapterData, metric: Column) -> Forest:
     rows = []
     for run in subject.ranked:
         low, high = run.interval(metric.name)
@@ -75,7 +75,7 @@ def chance(run: Run, metric: str) -> float:
     return found
 
 
-def _relative(subject: Subject) -> Plot | None:
+def _relative(subject: ChapterData) -> Plot | None:
     columns = table_columns(subject.every)
     if len(subject.ranked) < 3 or len(columns) < _LEAST_FOR_RADAR:
         return None
@@ -84,7 +84,7 @@ def _relative(subject: Subject) -> Plot | None:
     return score_plots.radar(f"{subject.anchor}-radar", title, share, columns, subject.look)
 
 
-def _absolute(subject: Subject) -> Plot | None:
+def _absolute(subject: ChapterData) -> Plot | None:
     columns = radar_columns(subject.every)
     scores = score_table(subject.ranked, columns).dropna(axis=1, how="all")
     columns = [c for c in columns if c.name in scores]
@@ -96,12 +96,10 @@ def _absolute(subject: Subject) -> Plot | None:
     names = pd.Index([c.name for c in columns])
     lines = pd.DataFrame.from_dict(known, orient="index", columns=names) if known else None
     title = f"Scores on {subject.name}"
-    return score_plots.radar(
-        f"{subject.anchor}-radar-raw", title, scores, columns, subject.look, lines=lines
-    )
+    return score_plots.radar(f"{subject.anchor}-radar-raw", title, scores, columns, subject.look, lines=lines)
 
 
-def over_seeds(subject: Subject) -> Table | None:
+def over_seeds(subject: ChapterData) -> Table | None:
     """Return mean and standard deviation of all methods if any was run with several seeds."""
     lines = seed_means.lines(subject.runs, subject.absent)
     if not seed_means.repeated(lines):

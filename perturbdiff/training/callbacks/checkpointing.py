@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import ends_step
 
@@ -36,7 +36,7 @@ class Checkpoints(pl.Callback):
         If it is time to stop and nothing of this attempt could be kept: another attempt would not get further.
     """
 
-    def __init__(self, folder: CheckpointFolder, every: int, allocation: Allocation) -> None:
+    def __init__(self, folder: CheckpointFolder, every: int, allocation: TimeLimit) -> None:
         self.folder, self.every, self.allocation = folder, every, allocation
         self._first = 0
 

@@ -11,18 +11,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from perturbdiff.runtime import files
 from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
-from perturbdiff.training.checkpoints.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
+from perturbdiff.runtime import files
 from perturbdiff.training.callbacks.loggers import NOTES
-from perturbdiff.training.module import TrainingModule, ends_step
 from perturbdiff.training.callbacks.validation import Averaging, averaged
+from perturbdiff.training.checkpoints.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
+from perturbdiff.training.module import TrainingModule, ends_step
 
 _EVENTS = "events.out.tfevents."
 
 
-class Keeping(pl.Callback):
+class Snapshots(pl.Callback):
     """Writes averaged weights into the checkpoint folder; an interrupted run writes the same bytes again.
 
     Parameters

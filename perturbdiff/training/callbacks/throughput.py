@@ -12,7 +12,7 @@ SPEAK_SECONDS = 60.0
 """Time after which a line is due though no row of the journal is."""
 
 
-class Pace:
+class Throughput:
     """The clock of an attempt, and the sums over the attempts before it.
 
     Parameters

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
-class Allocation:
+class TimeLimit:
     """Knows when to stop: the end of the allocation is near, or a signal said so.
 
     Parameters

@@ -11,19 +11,19 @@ import lightning.pytorch as pl
 import pandas as pd
 from torch import Tensor
 
+from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.runtime import tabular
-from perturbdiff.loading.loader import Batch
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.callbacks.loggers import Curves
+from perturbdiff.training.callbacks.throughput import Throughput
 from perturbdiff.training.module import TrainingModule, ends_step
-from perturbdiff.training.callbacks.throughput import Pace
 
 logger = logging.getLogger(__name__)
 
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 
-class Journal(pl.Callback):
+class TrainingLog(pl.Callback):
     """Keeps the table of loss terms, the same after an interruption as without one.
 
     Rows of split ``train`` are means over the steps since the last row; ``valid`` rows are added by `Validation`.
@@ -39,7 +39,7 @@ class Journal(pl.Callback):
     def __init__(self, every: int, curves: Curves | None = None) -> None:
         self.every, self.curves = every, curves
         self.rows: list[dict[str, Any]] = []
-        self.pace = Pace()
+        self.pace = Throughput()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0  # forward passes since the last row
 
@@ -51,14 +51,19 @@ class Journal(pl.Callback):
         """Take up what a checkpoint kept."""
         self.rows, self._steps = list(state_dict["rows"]), int(state_dict["steps"])
         self._sums = dict(state_dict["sums"])
-        self.pace = Pace(**state_dict["pace"])
+        self.pace = Throughput(**state_dict["pace"])
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the clock."""
         self.pace.start(trainer.global_step)
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: CellSetBatch,
+        batch_idx: int,
     ) -> None:
         """Sum the terms; every few steps write a row and a line, and a line alone if a row is long in coming."""
         assert isinstance(pl_module, TrainingModule)

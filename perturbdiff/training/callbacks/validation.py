@@ -22,14 +22,14 @@ from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import write_weights
-from perturbdiff.loading.cell_sets import CellSetSampler
-from perturbdiff.loading.loader import Batch, SetLoader
-from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.diffusion.losses import population_energy_distance
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
-from perturbdiff.training.callbacks.training_log import Journal
-from perturbdiff.training.module import (VALIDATION, Draws, TrainingModule, ends_step, generator)
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.loader import CellSetBatch, SetLoader
+from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.training.callbacks.throughput import SPEAK_SECONDS, span
+from perturbdiff.training.callbacks.training_log import TrainingLog
+from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class Validation(pl.Callback):
         num_sets: int,
         *,
         folder: CheckpointFolder,
-        journal: Journal,
+        journal: TrainingLog,
         averaging: Averaging | None,
         sets_per_pass: int,
         keep: bool = True,
@@ -246,13 +246,13 @@ class Validation(pl.Callback):
         loss = {name: value / self.num_sets for name, value in totals.items()}
         return {**loss, **compare(populations)}
 
-    def _batches(self, device: torch.device) -> Iterator[tuple[list[int], Batch]]:
+    def _batches(self, device: torch.device) -> Iterator[tuple[list[int], CellSetBatch]]:
         size = self.sets_per_pass
         for start in range(0, self.num_sets, size):
             positions = list(range(start, min(start + size, self.num_sets)))
             yield positions, self.loader.load([self.sampler.set_at(p) for p in positions]).to(device)
 
-    def _draws(self, module: TrainingModule, positions: list[int], batch: Batch) -> Draws:
+    def _draws(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Draws:
         """Return noise levels spread evenly over the sets, and each set's own noise."""
         steps = module.schedule.num_steps
         t = torch.tensor([int((p + 0.5) * steps / self.num_sets) for p in positions], device=module.device)
@@ -264,7 +264,7 @@ class Validation(pl.Callback):
         own = (generator(device, VALIDATION, seed, p, call) for p in positions)
         return torch.stack([torch.randn(shape, generator=g, device=device) for g in own])
 
-    def _cells(self, module: TrainingModule, positions: list[int], batch: Batch) -> Tensor:
+    def _cells(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Tensor:
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""
         config = module.config
         steps = min(config.train.valid_steps, config.sample.num_steps, module.schedule.num_steps)

@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files, locks
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.model import Denoiser
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

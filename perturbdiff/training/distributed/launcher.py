@@ -1,4 +1,4 @@
-"""Start the processes of a training on this node and end as they do: ``python -m perturbdiff.training.distributed.launcher``.
+"""Start the processes of a training on this node and end as they do (``python -m``).
 
 What torchrun does, but the exit code is the processes' own (75: stopped early; 2: the user can mend it; 128 + n:
 killed by signal n) where torchrun ends with 1 whatever happened, a signal reaches the processes and leaves them the
@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from perturbdiff.runtime.files import remove
-from perturbdiff.training.distributed.processes import (LAUNCHER, MEETING, START_SECONDS, meeting_name)
+from perturbdiff.training.distributed.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

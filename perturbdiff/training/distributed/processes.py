@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from perturbdiff.runtime.errors import EXIT_FAILURE, StoppedEarly, UserError
 from perturbdiff.runtime.local_workers import end_with
 from perturbdiff.runtime.shared_memory import Node
-from perturbdiff.runtime.errors import EXIT_FAILURE, StoppedEarly, UserError
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment

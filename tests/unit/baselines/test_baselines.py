@@ -8,11 +8,11 @@ from small_store import small_store
 
 from perturbdiff.baselines import NAMES, predict
 from perturbdiff.baselines.simple import linear
-from perturbdiff.store.pseudobulk import condition_means, group_means
-from perturbdiff.splits.splits import parts, read_split
-from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.predictions import read_predictions
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.splits.splits import parts, read_split
+from perturbdiff.store.pseudobulk import condition_means, group_means
+from perturbdiff.store.store import Store
 
 OVERRIDES = ["split.valid_fraction=0", "split.train_fraction=0.34"]
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.baselines.simple import linear
 from perturbdiff.baselines.baseline_stage import METHODS, NAMES, make_cells
 from perturbdiff.baselines.baseline_task import Task
+from perturbdiff.baselines.simple import linear
 from perturbdiff.store.pseudobulk import ROWS_PER_READ
 
 GENES = ["a", "b", "c"]

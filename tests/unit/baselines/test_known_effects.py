@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.config import recipes
 from perturbdiff.baselines import predict
-from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.store.pseudobulk import condition_means, correlation_of_changes
-from perturbdiff.splits.splits import make_split, read_split
-from perturbdiff.store.store import Store
-from perturbdiff.simulation.simulation_stage import simulate
+from perturbdiff.config import recipes
 from perturbdiff.predictions import read_predictions, requests
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.simulation.simulation_stage import simulate
+from perturbdiff.splits.splits import make_split, read_split
+from perturbdiff.store.pseudobulk import condition_means, correlation_of_changes
+from perturbdiff.store.store import Store
 
 SCREEN = [
     "simulate.cells=3600", "simulate.genes=200", "simulate.cell_types=3", "simulate.batches=2",

@@ -17,7 +17,13 @@ import torch
 from geomloss import SamplesLoss
 
 from perturbdiff.config import recipes
-from perturbdiff.diffusion.losses import (cross_energy_distance, distances, energy_distance, hybrid_loss, population_energy_distance)
+from perturbdiff.diffusion.losses import (
+    cross_energy_distance,
+    distances,
+    energy_distance,
+    hybrid_loss,
+    population_energy_distance,
+)
 
 ROOT_PI = math.sqrt(math.pi)
 

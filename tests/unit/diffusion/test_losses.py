@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from perturbdiff.config.settings import LossConfig
-from perturbdiff.diffusion.losses import (cross_energy_distance, energy_distance, hybrid_loss, population_energy_distance)
+from perturbdiff.diffusion.losses import (
+    cross_energy_distance,
+    energy_distance,
+    hybrid_loss,
+    population_energy_distance,
+)
 from perturbdiff.runtime.errors import UserError
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from perturbdiff.config import recipes
-from perturbdiff.loading.loader import Batch
 from perturbdiff.diffusion.samplers import normal, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.training.module import TrainingModule
 
 SHAPE = (4, 100, 250)  # sets, cells, genes
@@ -50,7 +50,7 @@ def shown_in_training(config, level):
     module = TrainingModule(network, config)
     ids = torch.ones(SHAPE[0], dtype=torch.int64)
     draws = module.draws(target.shape, 0)._replace(t=torch.full_like(ids, level))
-    module.objective(Batch(target, target, ids, ids, ids, ids, ids), draws)
+    module.objective(CellSetBatch(target, target, ids, ids, ids, ids, ids), draws)
     x, t = network.seen[-1]
     assert (t == level).all()
     return x, network.encode(target)

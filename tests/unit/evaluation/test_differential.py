@@ -8,7 +8,13 @@ import scipy.sparse as sp
 from scipy import stats
 
 from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
-from perturbdiff.evaluation.metrics.differential import (Columns, Controls, Differential, benjamini_hochberg, fold_change)
+from perturbdiff.evaluation.metrics.differential import (
+    Columns,
+    Controls,
+    Differential,
+    benjamini_hochberg,
+    fold_change,
+)
 
 
 def cells(rng, n, genes=40, density=0.4, decimals=1):

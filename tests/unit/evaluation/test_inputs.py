@@ -14,11 +14,11 @@ import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.readers import anndata_reader, disk_rows
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.condition_rows import read_labels
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.runtime.errors import UserError
 
 LAYOUTS = {
     "csr": lambda x: x,

@@ -10,11 +10,11 @@ import pytest
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.evaluation.readers import anndata_reader
+from perturbdiff.evaluation.readers.expression_view import ExpressionView
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair, split_half
-from perturbdiff.evaluation.readers.expression_view import Side
+from perturbdiff.runtime.errors import UserError
 
 CONFIG = EvaluateConfig()
 
@@ -161,7 +161,7 @@ def test_threads_may_read_one_side_together(tmp_path, monkeypatch, suffix):
     adata, path = pair_side(0), tmp_path / f"real.{suffix}"
     adata.write_h5ad(path) if suffix == "h5ad" else adata.write_zarr(path)
     cells = open_truth(path, CONFIG)
-    side = Side(cells.reader, cells.rows)
+    side = ExpressionView(cells.reader, cells.rows)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(side.cells, list(cells.rows.values()) * 5))
     for rows, read in zip(list(cells.rows.values()) * 5, found, strict=True):

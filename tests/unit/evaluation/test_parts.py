@@ -13,12 +13,12 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.scoring import condition_pass, test_results
+from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.evaluation.metrics.catalogue import chosen
 from perturbdiff.evaluation.metrics.differential import Controls
+from perturbdiff.evaluation.scoring import condition_pass, test_results
 from perturbdiff.evaluation.tables.merge_evaluations import merge
-from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+from perturbdiff.runtime.errors import UserError
 
 GENES = [f"g{i}" for i in range(24)]
 CONFIG = EvaluateConfig(embed_conditions=2, embed_cells=8, max_cells=10, bootstrap=100)

@@ -8,8 +8,8 @@ import scipy.sparse as sp
 from scipy.stats import wasserstein_distance
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
 
 
 def draw(rng, n, genes=50, scale=1.0):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.evaluation import (DEFINITIONS, METRICS, Comparison, Differential, compare, score, tabulate)
+from perturbdiff.evaluation import DEFINITIONS, METRICS, Comparison, Differential, compare, score, tabulate
 from perturbdiff.evaluation.metrics.catalogue import chosen
 
 TABLE = [name for name in chosen() if METRICS[name].compute is not None]

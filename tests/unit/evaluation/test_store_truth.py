@@ -10,14 +10,14 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
-from perturbdiff.config.settings import (Config, DataConfig, EvaluateConfig, SplitConfig)
+from perturbdiff.config.settings import Config, DataConfig, EvaluateConfig, SplitConfig
+from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+from perturbdiff.evaluation.scoring.cell_map import choose
+from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
-from perturbdiff.evaluation.scoring.cell_map import choose
-from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
-from perturbdiff.predictions import PredictionWriter, append_controls
 
 EVALUATE = EvaluateConfig(context_column="batch", embed_conditions=2)
 

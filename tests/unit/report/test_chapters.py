@@ -3,9 +3,9 @@
 import pytest
 from report_runs import make_run
 
-from perturbdiff.report.sections.chapters import chapter
-from perturbdiff.report.loading.results import read_runs
 from perturbdiff.report.figures.svg import looks
+from perturbdiff.report.loading.results import read_runs
+from perturbdiff.report.sections.chapters import chapter
 
 NOTE = "their energy distances are too low beside the others'"
 

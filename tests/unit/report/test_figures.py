@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from perturbdiff.report.figures import condition_plots, gene_plots, score_plots
-from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.comparison import win_rates
-from perturbdiff.report.loading.de_tables import STEP, Split
 from perturbdiff.report.figures.score_plots import Forest
 from perturbdiff.report.figures.svg import PNG_DPI, export, looks
+from perturbdiff.report.loading.comparison import win_rates
+from perturbdiff.report.loading.de_tables import STEP, Split
+from perturbdiff.report.loading.metric_columns import Column
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")
 RATIO = Column("gene_sd_ratio", "SD of genes", "one")
@@ -146,9 +146,7 @@ def test_separation_figure_counts_every_gene():
     assert last["count"].sum() == 1  # beyond the axis, in the last bin
     assert plot.data.loc[plot.data["method"] == "real", "separation"].iloc[0] == 1.0
     assert {"1.00", "0.50"} & set(words(plot)) == {"1.00"}
-    many = gene_plots.separations(
-        "s", "t", dict.fromkeys([f"m{i}" for i in range(40)], groups["real"]), 0.05
-    )
+    many = gene_plots.separations("s", "t", dict.fromkeys([f"m{i}" for i in range(40)], groups["real"]), 0.05)
     assert len(many.svg) < LIMIT
     nothing = gene_plots.separations("s", "t", {"real": split([], [])}, 0.05)
     assert "n/a" in words(nothing)

@@ -10,8 +10,8 @@ from perturbdiff.baselines import predict
 from perturbdiff.config.settings import EvaluateConfig, SampleConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.report.figures import svg
-from perturbdiff.report.page.page import headline, write_report
 from perturbdiff.report.loading.results import read_runs
+from perturbdiff.report.page.page import headline, write_report
 
 CONFIG = EvaluateConfig(embed_conditions=0, bootstrap=20, metrics=("expression",))
 

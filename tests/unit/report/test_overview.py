@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from report_runs import make_run
 
-from perturbdiff.report.sections.overview import key_metrics, overview, values
+from perturbdiff.report.figures.svg import looks
 from perturbdiff.report.loading.results import read_runs
 from perturbdiff.report.sections.chapter_data import subject
-from perturbdiff.report.figures.svg import looks
+from perturbdiff.report.sections.overview import key_metrics, overview, values
 
 
 def about(runs):

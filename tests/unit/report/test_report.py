@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from report_runs import SKILL, make_bundle, make_run
 
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.report.figures import svg
 from perturbdiff.report.page.page import headline, write_report
+from perturbdiff.runtime.errors import UserError
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,19 @@ import pandas as pd
 import pytest
 
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.sections.verdict import (FEWEST, Gain, Score, Standing, best_of, gain, judge, line, oriented, place, tally)
+from perturbdiff.report.sections.verdict import (
+    FEWEST,
+    Gain,
+    Score,
+    Standing,
+    best_of,
+    gain,
+    judge,
+    line,
+    oriented,
+    place,
+    tally,
+)
 
 ENERGY = Column("energy_distance", "Energy distance", "lower")
 PDCORR = Column("PDCorr", "PDCorr", "higher")

@@ -7,11 +7,11 @@ import json
 import pandas as pd
 import pytest
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import recipe_of
+from perturbdiff.config import recipes
+from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.predictions import read_predictions
 
 
 def test_overrides_change_the_bundles_own_recipe(trained, tmp_path, run_cli):

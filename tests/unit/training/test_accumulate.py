@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_training import B, G, S, tiny_batch, tiny_module
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.training_stages import train
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.training.training_stages import train
+from perturbdiff.config import recipes
 from perturbdiff.training.callbacks.validation import Averaging
+from perturbdiff.training.training_stages import train
 
 
 def clone(module):

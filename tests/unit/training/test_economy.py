@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny_training import tiny_batch, tiny_module
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.module import check_compiler
 from perturbdiff.training.training_stages import train

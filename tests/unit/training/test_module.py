@@ -10,16 +10,16 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
-from perturbdiff.loading.loader import Batch
 from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.runtime.devices import resolve_device
+from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
 from perturbdiff.diffusion.losses import hybrid_loss
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Denoiser
+from perturbdiff.runtime.devices import resolve_device
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.optimiser import parameter_groups, rate_factor
-from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.value_range import measure
 
 B, S, G = 4, 5, 6
@@ -39,7 +39,9 @@ def batch():
     generator = torch.Generator().manual_seed(0)
     target, control = torch.rand(2, B, S, G, generator=generator)
     ids = torch.tensor([1, 2, 3, 1])
-    return Batch(target, control, ids, ids % 2 + 1, ids % 2 + 1, torch.zeros(B, dtype=torch.int64), ids)
+    return CellSetBatch(
+        target, control, ids, ids % 2 + 1, ids % 2 + 1, torch.zeros(B, dtype=torch.int64), ids
+    )
 
 
 def test_chance_is_a_function_of_seed_and_step():
@@ -95,7 +97,7 @@ def test_the_objective_is_what_it_says():
 def test_pretraining_sees_neither_control_nor_perturbation():
     m, b = module(zero_control=True), batch()
     draws = m.draws(b.target.shape, 0)
-    other = Batch(
+    other = CellSetBatch(
         b.target, b.control + 1, (b.perturbation + 1) % 4, b.cell_type, b.batch, b.dataset, b.condition
     )
     assert m.objective(b, draws)["total"] == m.objective(other, draws)["total"]

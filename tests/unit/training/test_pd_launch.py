@@ -48,7 +48,9 @@ def test_one_process_is_the_command_itself(run, gpus):
 
 def test_several_processes_on_one_node(run):
     said = run("train", "store", PD_GPUS="3").stdout
-    assert said == "python -m perturbdiff.training.distributed.launcher --processes 3 perturbdiff train store\n"
+    assert (
+        said == "python -m perturbdiff.training.distributed.launcher --processes 3 perturbdiff train store\n"
+    )
     assert run("--version", PD_GPUS="3").stdout == "perturbdiff --version\n"
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.distributed import launcher as launch, processes
+from perturbdiff.training.distributed import launcher as launch
+from perturbdiff.training.distributed import processes
 from perturbdiff.training.distributed.launcher import Place, exit_code
 from perturbdiff.training.distributed.processes import Processes, lost
 
@@ -135,7 +136,15 @@ def test_nodes_end_alike(script, code):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         first = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "perturbdiff.training.distributed.launcher", "--processes", "1", "--nodes", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "perturbdiff.training.distributed.launcher",
+        "--processes",
+        "1",
+        "--nodes",
+        "2",
+    ]
     other = subprocess.Popen([*command, "--node", "1", "--first", first, *SHELL, script])
     port = int(first.rpartition(":")[2])
     begin = time.monotonic()

@@ -11,8 +11,8 @@ import pytest
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
 from perturbdiff.training.callbacks import throughput, validation
+from perturbdiff.training.callbacks.throughput import Throughput, span
 from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.callbacks.throughput import Pace, span
 from perturbdiff.training.training_stages import train
 
 LINE = re.compile(r"step (\d+)/20: loss \S+ \(.*\), rate \S+, (\d+) cells/s, (.*) left")
@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 
 def test_speed_and_time_left(clock):
-    one = Pace()
+    one = Throughput()
     one.start(100)
     for _ in range(10):
         clock.now += 2
@@ -43,7 +43,7 @@ def test_speed_and_time_left(clock):
         "attempts": 1, "first_step": 100, "train_seconds": 52, "validation_seconds": 30,
         "cells_per_second": 32, "train_seconds_of_all_attempts": 52,
     }  # fmt: skip
-    other = Pace(**one.state())
+    other = Throughput(**one.state())
     other.start(111)
     clock.now += 4
     other.step(64)
@@ -53,7 +53,7 @@ def test_speed_and_time_left(clock):
 
 
 def test_a_line_is_due_after_the_first_step_and_after_a_minute(clock):
-    one = Pace()
+    one = Throughput()
     one.start(0)
     one.step(1)
     assert one.silent()

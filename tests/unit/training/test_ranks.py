@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_training import tiny_module
 
 from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.loading.independent_pairs import TwinStream
+from perturbdiff.loading.independent_pairs import PairedSetStream
 from perturbdiff.loading.windows import WindowedSampler
 
 CONDITIONS = pd.DataFrame(
@@ -32,7 +32,7 @@ def stream(kind, sets_per_step, twins, rank=0, world_size=1):
     use = np.ones(len(CONDITIONS), bool)
     samplers = [own(CONDITIONS, use, set_size=4, seed=seed, quiet=True, **place) for seed in (3, 4)]
     found = MixtureSampler(samplers, seed=3, **place) if kind == "mixture" else samplers[0]
-    return TwinStream(found) if twins == 2 else found
+    return PairedSetStream(found) if twins == 2 else found
 
 
 def contents(cells):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.callbacks.time_limit import Allocation
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.training_stages import train
@@ -203,7 +203,7 @@ def test_two_trainers_cannot_share_a_folder(tmp_path):
 
 def test_signals_are_put_back():
     before = signal.getsignal(signal.SIGUSR1)
-    allocation = Allocation(margin=10)
+    allocation = TimeLimit(margin=10)
     allocation.listen()
     assert allocation.reason() is None
     signal.raise_signal(signal.SIGUSR1)

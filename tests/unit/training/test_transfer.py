@@ -10,14 +10,14 @@ import pytest
 import torch
 from tiny_data import tiny_counts
 
-from perturbdiff.config import recipes
 from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.config import recipes
+from perturbdiff.predictions import read_predictions
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
-from perturbdiff.runtime.errors import UserError
-from perturbdiff.predictions import read_predictions
 from perturbdiff.training.holdout_filter import HeldOut
 from perturbdiff.training.setup import dataset_names
 from perturbdiff.training.training_stages import finetune, pretrain

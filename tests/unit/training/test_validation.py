@@ -9,11 +9,11 @@ import pytest
 import torch
 from sklearn.metrics import r2_score
 
-from perturbdiff.config import recipes
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.config import recipes
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
-from perturbdiff.training.training_stages import train
 from perturbdiff.training.callbacks.validation import Population, compare, is_better
+from perturbdiff.training.training_stages import train
 
 
 def test_scores_of_profiles_are_those_of_the_field():

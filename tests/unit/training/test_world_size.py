@@ -22,7 +22,14 @@ SMALL = [
     "train.learning_rate=5e-5", "train.warmup_steps=5", "train.log_every=1", "train.valid_every=25",
     "train.valid_sets=4", "train.checkpoint_every=50", "train.keep_every=null",
 ]  # fmt: skip
-LAUNCH = [sys.executable, "-m", "perturbdiff.training.distributed.launcher", "--processes", "2", "perturbdiff"]
+LAUNCH = [
+    sys.executable,
+    "-m",
+    "perturbdiff.training.distributed.launcher",
+    "--processes",
+    "2",
+    "perturbdiff",
+]
 TOLERANCE = 1e-5
 
 

@@ -5,7 +5,7 @@ import typer
 from fake_tool import load, make_registry
 from typer.testing import CliRunner
 
-from perturbdiff.baselines.external import tool_environments, installer
+from perturbdiff.baselines.external import installer, tool_environments
 from perturbdiff.cli.tool_commands import mount
 from perturbdiff.runtime.errors import UserError
 

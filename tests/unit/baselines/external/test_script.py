@@ -15,8 +15,8 @@ from refusals import refused
 from small_store import small_store
 
 from perturbdiff.baselines import predict
-from perturbdiff.baselines.external.methods import script_method
 from perturbdiff.baselines.external.external_stage import predict_external
+from perturbdiff.baselines.external.methods import script_method
 from perturbdiff.config.settings import BaselineConfig
 from perturbdiff.predictions import read_predictions
 

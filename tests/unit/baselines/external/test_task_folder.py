@@ -14,9 +14,9 @@ from noisy_store import noisy_store
 from small_store import small_store
 from tiny_data import tiny_counts
 
+from perturbdiff.baselines.baseline_output import open_task
 from perturbdiff.baselines.external import task_folder
 from perturbdiff.baselines.external.environment_variables import ADAPTERS
-from perturbdiff.baselines.baseline_output import open_task
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import parts, read_split

@@ -1,0 +1,1 @@
+"""The tables that an evaluation writes, and how the parts of one evaluation are joined."""

@@ -1,0 +1,1 @@
+"""What the report reads: runs of `evaluate`, their logs, and the columns and comparisons made of their scores."""

@@ -1,0 +1,1 @@
+"""The page itself, and the same tables for other programs."""

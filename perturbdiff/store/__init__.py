@@ -1,0 +1,19 @@
+"""The store: counts of any number of cells in chunked Zarr, read by rows in constant memory.
+
+``Store`` reads; ``store_writer`` and ``shard_writer`` write; ``views`` shows a store as AnnData or dask arrays;
+``checksums`` and ``store_check`` look after it; ``row_reader`` and ``pseudobulk`` stream it.
+"""
+
+from typing import TYPE_CHECKING
+
+from perturbdiff.runtime.lazy import attach
+
+if TYPE_CHECKING:
+    from perturbdiff.store.store import Store
+    from perturbdiff.store.store_check import check_store
+    from perturbdiff.store.views import to_anndata, to_dask
+
+__all__ = ["Store", "check_store", "to_anndata", "to_dask"]
+__getattr__, __dir__ = attach(
+    __name__, {"store": ["Store"], "store_check": ["check_store"], "views": ["to_anndata", "to_dask"]}
+)

@@ -1,0 +1,1 @@
+"""Training on several processes: how they are started, meet and end."""

@@ -1,0 +1,33 @@
+"""What importing parts of the package must not pull in: a bundle samples without the libraries of training."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def imported(module, names):
+    """Which of ``names`` a fresh Python has loaded after importing ``module``."""
+    code = f"import sys, {module}; print(*[name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (
+            "perturbdiff.sampling",
+            ("lightning", "lightning_fabric", "pytorch_lightning", "tensorboard", "scanpy"),
+        ),
+        ("perturbdiff.embeddings", ("lightning", "transformers", "huggingface_hub")),
+        ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
+        ("perturbdiff.store.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
+        (
+            "perturbdiff.training.training_stages",
+            ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),
+        ),
+    ],
+)
+def test_imports_stay_light(module, names):
+    assert imported(module, names) == []
