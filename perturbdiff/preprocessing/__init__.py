@@ -1,8 +1,8 @@
 """From counts to a store, in streaming passes whose memory does not grow with the number of cells.
 
 ``preprocessing_stage`` puts the passes together: ``scan`` checks and counts, ``knockdown_filter`` drops cells whose
-target gene was not knocked down, ``spill`` and ``gather`` write the store. ``shared_genes`` chooses one list of genes for many
-studies.
+target gene was not knocked down, ``spill`` and ``gather`` write the store. ``shared_genes`` chooses one list
+of genes for many studies.
 """
 
 from typing import TYPE_CHECKING

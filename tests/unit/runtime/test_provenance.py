@@ -155,7 +155,7 @@ def package(tmp_path, monkeypatch):
     folder = tmp_path / "checkout" / "perturbdiff"
     folder.mkdir(parents=True)
     (folder / "__init__.py").touch()
-    monkeypatch.setattr(provenance, "__file__", str(folder / "provenance.py"))
+    monkeypatch.setattr(provenance, "__file__", str(folder / "runtime" / "provenance.py"))
     # nobody's own settings: a template, a hook or a signature
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
