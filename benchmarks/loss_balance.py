@@ -33,8 +33,7 @@ from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.module import Draws, TrainingModule
-from perturbdiff.training.optimiser import optimizer
+from perturbdiff.training.module import Draws, TrainingModule, optimizer
 from perturbdiff.training.setup import TrainingSetup, from_scratch
 
 READINGS = {

@@ -25,7 +25,7 @@ WARM_UP = 20
 def once(given: argparse.Namespace) -> None:
     """Train, and print the CPU seconds of a step."""
     from perturbdiff.config import recipes
-    from perturbdiff.training.callbacks.throughput import Throughput
+    from perturbdiff.training.callbacks.training_log import Throughput
     from perturbdiff.training.training_stages import train
 
     steps = WARM_UP + given.steps

@@ -15,12 +15,8 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff import predictions
-from perturbdiff.baselines.baseline_output import open_task, write
-from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
-from perturbdiff.baselines.simple.copied_cells import control_copy, resample
-from perturbdiff.baselines.simple.linear import linear
-from perturbdiff.baselines.simple.mean_profiles import mean_of
-from perturbdiff.baselines.simple.nearest_context import nearest_context
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task, open_task, write
+from perturbdiff.baselines.simple import control_copy, linear, mean_of, nearest_context, resample
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import read_split

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.conditions.doses import agents, dose_values, dose_weights
+from perturbdiff.conditions.condition_table import agents, dose_values, dose_weights
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.embedding_tables import (

@@ -10,18 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli.baseline_commands import baseline_app
-from perturbdiff.cli.doctor_command import doctor
-from perturbdiff.cli.embed_command import embed
+from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
 from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
-from perturbdiff.cli.import_command import import_checkpoint
-from perturbdiff.cli.options import Force, Out, Overrides, Recipe, Seed, config_of, print_version
-from perturbdiff.cli.preprocess_command import preprocess
-from perturbdiff.cli.program import Program, Work
-from perturbdiff.cli.sample_command import sample
-from perturbdiff.cli.stats_command import stats
-from perturbdiff.cli.store_commands import store_app
-from perturbdiff.cli.train_commands import finetune, pretrain, train
-from perturbdiff.cli.vocabulary_commands import vocabulary_app
+from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
+from perturbdiff.cli.options import (
+    Force,
+    Out,
+    Overrides,
+    Program,
+    Recipe,
+    Seed,
+    Work,
+    config_of,
+    print_version,
+)
 from perturbdiff.runtime.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -34,6 +36,27 @@ from perturbdiff.runtime.errors import (
     StoppedEarly,
     UserError,
 )
+
+
+def doctor(
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option("--folder", help="Folder that a run will use (repeatable); default: the current one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what this machine offers.
+
+    GPU, memory, Slurm, Apptainer, Nextflow, folders; inside a job or container: what that gets. What is missing, and
+    what to do about it. Exit code 1 if something will not work.
+    """
+    from perturbdiff import doctor as package
+
+    checks = package.diagnose(folder or ())
+    typer.echo(package.as_json(checks) if as_json else package.render(checks))
+    if any(check.status == "problem" for check in checks):
+        raise typer.Exit(EXIT_FAILURE)
+
 
 app = typer.Typer(
     name="perturbdiff",

@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from perturbdiff import __version__
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import Config
     from perturbdiff.embeddings.embedding_tables import SemanticKind
+
+logger = logging.getLogger(__name__)
+
+
+LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, which help does without
+
+
+class Work(TyperCommand):
+    """A command that takes longer than a second: it says so before it imports what it needs."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Say what begins, then run the command."""
+        names, at = [], ctx
+        while at.parent is not None:
+            names.append(str(at.info_name or ""))
+            at = at.parent
+        logger.info("%s: loading libraries and inputs", " ".join(filter(None, reversed(names))))
+        return super().invoke(ctx)
+
+
+class Program(TyperGroup):
+    """The whole command line."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        """Run a command.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C, which Typer would answer without a word.
+        """
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+        except SystemExit as stop:  # Lightning's answer to a second Ctrl-C
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                raise Interrupted from None
+            raise
+
 
 Recipe = Annotated[
     str | None, typer.Option("--config", "-c", help="Preset name or YAML file; default: recommended.")
@@ -21,7 +63,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
 ]
-LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, which help does without
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed; default: the recipe's.")
 ]

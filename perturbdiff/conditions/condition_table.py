@@ -1,15 +1,24 @@
-"""What a store is: the names of its columns, its version, and its table of conditions."""
+"""The table of conditions that every store holds, and the doses that a perturbation's label names.
+
+Doses follow the paper, App. Covariate Encoder.
+"""
 
 from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Container, Iterable, Sequence
 
 import numpy as np
 import pandas as pd
 
+from perturbdiff.runtime.errors import UserError, listing
+
 LABELS = ("cell_type", "batch", "perturbation")
 """The three labels that make a condition, in the order rows are sorted by."""
-
 ALL = "all"
 """Label of every cell when the input has no column for a cell type or a batch."""
+
 
 OBS_COLUMNS = (*LABELS, "dose", "n_counts", "n_genes", "source_row", "source_file")
 """Columns of a store's obs, beside those a user asks to keep; ``dose`` if the input has one."""
@@ -70,3 +79,136 @@ def complete(table: pd.DataFrame, control: str) -> pd.DataFrame:
     table["control"] = of_group[group]
     table["part"] = np.int64(0)
     return pd.DataFrame(table[list(CONDITION_COLUMNS)])
+
+
+Agent = tuple[str, float | None]
+"""Name of an agent, and its dose if the label tells one."""
+
+
+def agents(
+    label: str, separator: str = "+", *, names: Container[str] = (), control: str | None = None
+) -> tuple[Agent, ...]:
+    """Return the agents of a perturbation label and their doses.
+
+    ``'imatinib@0.5'`` is one agent with a dose, ``'IFNG+TNF'`` two without, ``'IFNG@1+TNF@10'`` two with their
+    own; a dose at the end alone (``'IFNG+TNF@10'``) holds for all. A Python literal, a list of tuples (name, dose,
+    unit) as in Tahoe-100M, is read as data and never run; its unit is taken to be the same everywhere.
+
+    Parameters
+    ----------
+    label
+        The perturbation.
+    separator
+        Stands between the agents of a combination; empty: a label is one agent.
+    names
+        Names of agents; one that has the separator in it is not taken apart.
+    control
+        Label of the control, which is no agent of a combination (``'CEBPE+ctrl'`` is CEBPE alone).
+    """
+    found = _agents(label.strip(), separator, names)
+    return tuple(agent for agent in found if agent[0] != control) or found
+
+
+def _agents(text: str, separator: str, names: Container[str]) -> tuple[Agent, ...]:
+    if text.startswith(("[", "(")):
+        found = _literal(text)
+        if found:
+            return found
+    name, dose = _with_dose(text)
+    if not separator or separator not in text or text in names or name in names:
+        return ((name, dose),)
+    parts = [part.strip() for part in _split(text, separator)]
+    if len(parts) == 1 or not all(parts):
+        return ((name, dose),)
+    found = tuple(_with_dose(part) for part in parts)
+    if all(value is None for _, value in found[:-1]):
+        found = tuple((part, found[-1][1]) for part, _ in found)
+    return found
+
+
+def dose_values(
+    labels: Iterable[str], separator: str = "+", *, names: Container[str] = ()
+) -> tuple[float, ...]:
+    """Return the distinct doses of ``labels``, ascending."""
+    found = {dose for label in labels for _, dose in agents(label, separator, names=names)}
+    return tuple(sorted(dose for dose in found if dose is not None))
+
+
+def dose_weights(
+    labels: Sequence[str],
+    doses: Sequence[float],
+    *,
+    combination: str = "mean",
+    separator: str = "+",
+    names: Container[str] = (),
+    control: str | None = None,
+) -> np.ndarray:
+    """Return which dose each label stands for, float32 [labels, doses].
+
+    A single agent has weight 1 at its dose; a label without a dose has none. Agents of a combination are averaged
+    or, with ``combination='sum'``, added, as their vectors are.
+
+    Raises
+    ------
+    UserError
+        If a label has a dose that is not one of ``doses``.
+    """
+    place = {float(dose): i for i, dose in enumerate(doses)}
+    weights = np.zeros((len(labels), len(place)), np.float32)
+    for row, label in enumerate(labels):
+        found = agents(label, separator, names=names, control=control)
+        share = 1.0 if combination == "sum" else 1.0 / len(found)
+        for name, dose in found:
+            if dose is None:
+                continue
+            if dose not in place:
+                near = sorted(sorted(place, key=lambda known, asked=dose: abs(known - asked))[:3])
+                raise UserError(
+                    f"perturbation {label}: the model knows no dose {dose:g} of {name}; "
+                    f"the nearest it was trained with: {listing([f'{value:g}' for value in near]) or 'none'}"
+                )
+            weights[row, place[dose]] += share
+    return weights
+
+
+def _literal(text: str) -> tuple[Agent, ...] | None:
+    """Return the agents of a list of tuples (name, dose, …), None if the text is something else."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    if isinstance(value, tuple) and isinstance(next(iter(value), None), str):
+        value = [value]
+    found: list[Agent] = []
+    for item in value if isinstance(value, list | tuple) else ():
+        name, dose, *_ = (*item, None) if isinstance(item, tuple | list) and item else (None, None)
+        if not isinstance(name, str) or isinstance(dose, bool) or not isinstance(dose, int | float | None):
+            return None
+        found.append((name.strip(), None if dose is None else float(dose)))
+    return tuple(found) or None
+
+
+def _with_dose(text: str) -> Agent:
+    name, at, number = text.rpartition("@")
+    try:
+        dose = float(number) if at and name.strip() else math.nan
+    except ValueError:
+        dose = math.nan
+    return (name.strip(), dose) if math.isfinite(dose) else (text.strip(), None)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at the separator, but not inside a dose such as ``1e+06``."""
+    parts: list[str] = []
+    for part in text.split(separator):
+        before = parts[-1].rpartition("@")[2].lower() if parts else ""
+        if (
+            separator == "+"
+            and before.endswith("e")
+            and before[:-1].replace(".", "", 1).isdigit()
+            and part[:1].isdigit()
+        ):
+            parts[-1] += separator + part
+        else:
+            parts.append(part)
+    return parts

@@ -1,10 +1,6 @@
-"""Readings of the method by name (`variant`), and sizes of the network by name (`size`).
+"""Readings of the method (`variant`) and sizes of the network (`size`) by name.
 
-``variants/NAME.yaml`` has two parts. ``switches`` are the mathematics of model, loss, training and sampling: a
-configuration bears a variant's name if it agrees with all of them (`agreeing`). ``settings`` are what the variant
-chooses where nothing else is said. ``sizes/NAME.yaml`` has the numbers of a network. In a recipe both are
-shorthands for their values: they come first in their layer, the layer's own values after them, and later layers
-after those.
+Tags in their YAML say where a value comes from: ``!paper 1000``, ``!released 512``, ``!ours 32``.
 """
 
 from __future__ import annotations
@@ -14,10 +10,78 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from perturbdiff.config import value_sources
-from perturbdiff.runtime.errors import UserError, nearest
+import yaml
 
+from perturbdiff.runtime import untrusted
+from perturbdiff.runtime.errors import UserError, listing, nearest
+
+SOURCES = ("paper", "released", "ours")
 OWN = "own"
+
+
+class Tagged:
+    """A value with the source its tag names."""
+
+    def __init__(self, value: Any, source: str) -> None:
+        self.value, self.source = value, source
+
+
+class _Loader(untrusted.Loader):
+    pass
+
+
+def _construct_tagged(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
+    def refuse(why: str) -> yaml.YAMLError:
+        return yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+
+    if suffix not in SOURCES:
+        raise refuse(f"unknown tag '!{suffix}', sources are {listing(SOURCES)}")
+    if isinstance(node, yaml.SequenceNode):
+        return Tagged(loader.construct_sequence(node, deep=True), suffix)
+    if isinstance(node, yaml.ScalarNode):
+        plain = yaml.ScalarNode(loader.resolve(yaml.ScalarNode, node.value, (True, False)), node.value)
+        return Tagged(loader.construct_object(plain, deep=True), suffix)
+    raise refuse(f"tag '!{suffix}' belongs on a value, not on a section")
+
+
+_Loader.add_multi_constructor("!", _construct_tagged)
+
+
+def read(text: str, origin: str) -> dict[str, Any]:
+    """Return a YAML text's sections; values with a tag are `Tagged`.
+
+    Raises
+    ------
+    UserError
+        Naming ``origin``, if the text is not YAML, not a tree of sections, or has an unknown tag.
+    """
+    tree = untrusted.parse(text, "YAML", origin, loader=_Loader)
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise UserError(f"{origin}: expected sections, found {type(tree).__name__}")
+    return tree
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with what ``top`` says put in, section by section."""
+    merged = dict(base)
+    for key, value in top.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def untag(tree: Any, prefix: str = "") -> tuple[Any, dict[str, str]]:
+    """Return a tree's plain values and, by dotted key, their sources; 'given' where there is no tag."""
+    if isinstance(tree, Tagged):
+        return tree.value, {prefix: tree.source}
+    if not isinstance(tree, dict):
+        return tree, {prefix: "given"}
+    values, sources = {}, {}
+    for key, value in tree.items():
+        values[key], found = untag(value, f"{prefix}.{key}".lstrip("."))
+        sources.update(found)
+    return values, sources
 
 
 def variants() -> list[str]:
@@ -42,16 +106,16 @@ def expand(layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if (name := _plain(own.pop("variant", None))) not in (None, OWN):
         parts = _read("variants", _known("variant", name, variants(), origin))
-        values = value_sources.merge(parts["switches"], parts["settings"])
+        values = merge(parts["switches"], parts["settings"])
     if (name := _plain(own.pop("size", None))) is not None:
-        values = value_sources.merge(values, _read("sizes", _known("size", name, sizes(), origin)))
-    return value_sources.merge(values, own)
+        values = merge(values, _read("sizes", _known("size", name, sizes(), origin)))
+    return merge(values, own)
 
 
 @cache
 def switches(name: str) -> dict[str, Any]:
     """Return a variant's switches, dotted key → value."""
-    plain, _ = value_sources.untag(_read("variants", name)["switches"])
+    plain, _ = untag(_read("variants", name)["switches"])
     return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
 
 
@@ -71,7 +135,7 @@ def _value(config: object, dotted: str) -> object:
 
 
 def _plain(value: object) -> object:
-    return value.value if isinstance(value, value_sources.Tagged) else value
+    return value.value if isinstance(value, Tagged) else value
 
 
 def _known(what: str, name: object, names: list[str], origin: str) -> str:
@@ -90,4 +154,4 @@ def _names(folder: str) -> list[str]:
 @cache
 def _read(folder: str, name: str) -> dict[str, Any]:
     file = resources.files("perturbdiff.config") / folder / f"{name}.yaml"
-    return value_sources.read(file.read_text(), f"{folder}/{name}.yaml")
+    return read(file.read_text(), f"{folder}/{name}.yaml")

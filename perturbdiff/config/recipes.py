@@ -17,13 +17,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from perturbdiff.config import value_sources
+from perturbdiff.config import readings
 from perturbdiff.config.readings import expand
 from perturbdiff.config.settings import Config
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, nearest
 
-SOURCES = value_sources.SOURCES
+SOURCES = readings.SOURCES
 DEFAULT = "recommended"
 
 _SHOWN = 80  # characters of a value in a message
@@ -62,9 +62,7 @@ def changed(config: Config, overrides: Iterable[str]) -> Config:
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
-    tree, _ = value_sources.untag(
-        value_sources.merge(config.model_dump(mode="json"), expand(changes, "--set"))
-    )
+    tree, _ = readings.untag(readings.merge(config.model_dump(mode="json"), expand(changes, "--set")))
     return validated(tree, f"configuration {config.name}")
 
 
@@ -91,8 +89,8 @@ def load_with_sources(
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
-    tree = value_sources.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
-    values, sources = value_sources.untag(tree)
+    tree = readings.merge(_read(str(source or DEFAULT), seen=()), expand(changes, "--set"))
+    values, sources = readings.untag(tree)
     return validated(values, f"configuration {source or DEFAULT}"), sources
 
 
@@ -124,14 +122,14 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError(
             f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
         )
-    tree = value_sources.read(text, f"configuration {source}")
+    tree = readings.read(text, f"configuration {source}")
     base = tree.pop("base", None)
     tree = expand(tree, f"configuration {source}")
     if base is None:
         return tree
     if base in seen:
         raise UserError(f"configuration {source}: its bases form a circle")
-    return value_sources.merge(_read(str(base), (*seen, source)), tree)
+    return readings.merge(_read(str(base), (*seen, source)), tree)
 
 
 def _set(tree: dict[str, Any], text: str) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import container, folders, machine, programs, slurm, slurm_job
+from perturbdiff.doctor import container, folders, machine, programs, slurm_job
 from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
@@ -43,10 +43,10 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
             ("Java", programs.java),
             ("Nextflow", lambda: programs.nextflow([*places, Path.cwd()])),
             ("Apptainer", programs.apptainer),
-            ("Slurm", slurm.describe),
+            ("Slurm", programs.slurm),
         ]
         if not in_job:
-            looks += [("accounts", slurm.accounts)]
+            looks += [("accounts", programs.accounts)]
     for place in dict.fromkeys(Path(os.path.abspath(p)) for p in places or [Path.cwd()]):  # noqa: PTH100 - no disk access
         looks.append((str(place), lambda place=place: folders.look(place, asked_for=bool(places))))
     return gather(looks)

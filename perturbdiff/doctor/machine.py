@@ -19,7 +19,7 @@ import psutil
 from perturbdiff import __version__
 from perturbdiff.doctor import container, slurm_job
 from perturbdiff.doctor.findings import GIB, Check, ask
-from perturbdiff.runtime.memory import cgroup_limit
+from perturbdiff.runtime.resources import cgroup_limit
 
 _DEVICES = Path("/dev")
 _PATIENCE = 60.0

@@ -28,18 +28,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
     from perturbdiff.evaluation.in_memory import compare, tabulate
+    from perturbdiff.evaluation.metrics.bounds import spearman_brown
     from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
-    from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
     from perturbdiff.evaluation.metrics.differential import (
+        DEFAULT,
+        DEFINITIONS,
         Controls,
+        Definition,
         Differential,
         benjamini_hochberg,
         fold_change,
     )
-    from perturbdiff.evaluation.metrics.population_distances import energy_distance, mmd, wasserstein
-    from perturbdiff.evaluation.metrics.populations import condition_metrics
+    from perturbdiff.evaluation.metrics.populations import (
+        condition_metrics,
+        energy_distance,
+        mmd,
+        wasserstein,
+    )
     from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
-    from perturbdiff.evaluation.metrics.reliability import spearman_brown
     from perturbdiff.evaluation.metrics.sorted_columns import Columns
     from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 

@@ -10,8 +10,13 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
-from perturbdiff.evaluation.metrics.definitions import DEFAULT, DEFINITIONS, Definition
-from perturbdiff.evaluation.metrics.differential import Controls, Differential
+from perturbdiff.evaluation.metrics.differential import (
+    DEFAULT,
+    DEFINITIONS,
+    Controls,
+    Definition,
+    Differential,
+)
 from perturbdiff.evaluation.metrics.profile_metrics import MIN_DE, Comparison
 from perturbdiff.evaluation.metrics.sorted_columns import Sparse
 

@@ -11,22 +11,49 @@ import numpy as np
 from numpy.lib import format as npy
 from scipy import sparse
 
-from perturbdiff.io import matrix_kernels
 from perturbdiff.runtime import files
+from perturbdiff.runtime.compiled import kernel
 
 VALUES_PER_BLOCK = 1 << 20
 """Stored values read at once, 8 to 12 MB: they stay in the processor's cache while a pass works on them."""
-
 _SORTED_AT_ONCE = 4_000_000
 """Entries of a CSC matrix that are sorted in memory."""
-
 _MOST_RANGES = 4096
-
 _POINTERS_PER_READ = 1 << 18
 _EXACT_IN_FLOAT32 = 1 << 24
 _STRIPES_PER_BLOCK = 16
 _BORDER_SHARE = 16
 """Chunks above this share of a block are read whole: a chunk at a border is otherwise decoded twice."""
+
+
+@kernel
+def count_stored(values: np.ndarray, counts: np.ndarray) -> None:
+    """Write the number of values of each row that are not 0 (NaN is not)."""
+    for i in range(values.shape[0]):
+        total = 0
+        for j in range(values.shape[1]):
+            total += values[i, j] != 0
+        counts[i] = total
+
+
+@kernel
+def pack_rows(values: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
+    """Write column and value of all that is not 0, row by row; the last place of the outputs is for scratch."""
+    end = 0
+    for i in range(values.shape[0]):
+        for j in range(values.shape[1]):
+            # written always and kept by moving on: without a branch that depends on the data
+            indices[end] = j
+            data[end] = values[i, j]
+            end += values[i, j] != 0
+
+
+@kernel
+def order_by_group(group: np.ndarray, starts: np.ndarray, order: np.ndarray) -> None:
+    """Write the positions of each group's members, kept in their order, from ``starts``, which move on."""
+    for k in range(len(group)):
+        order[starts[group[k]]] = k
+        starts[group[k]] += 1
 
 
 @dataclass(frozen=True)
@@ -269,10 +296,10 @@ class DenseMatrix:
 def _packed(values: np.ndarray) -> sparse.csr_matrix:
     """Return a dense block without its zeros."""
     counts = np.empty(len(values), np.int64)
-    matrix_kernels.count_stored(values, counts)
+    count_stored(values, counts)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     indices, data = np.empty(indptr[-1] + 1, np.int32), np.empty(indptr[-1] + 1, values.dtype)
-    matrix_kernels.pack_rows(values, indices, data)
+    pack_rows(values, indices, data)
     return sparse.csr_matrix((data[:-1], indices[:-1], indptr), shape=values.shape)
 
 
@@ -389,7 +416,7 @@ def _order(group: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a stable order by group and where each group ends in it."""
     ends = np.cumsum(np.bincount(group, minlength=count))
     starts, order = np.concatenate([[0], ends[:-1]]), np.empty(len(group), np.int32)
-    matrix_kernels.order_by_group(group, starts, order)
+    order_by_group(group, starts, order)
     return order, ends
 
 

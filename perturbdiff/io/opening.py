@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import resource
+import signal
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +14,256 @@ from typing import Any
 
 import h5py
 import numpy as np
+from h5py import h5d, h5l, h5o, h5s, h5t  # pyright: ignore[reportAttributeAccessIssue]
+from h5py._objects import phil
 from numpy.lib import format as npy
 
 from perturbdiff.io.damage import explain_damage
-from perturbdiff.io.hdf5_check import check_hdf5
 from perturbdiff.io.zarr_check import check_zarr, open_group
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SECONDS = 4  # of computing; waiting for a slow disk does not count
+_BYTES_PER_SECOND = 20 << 20  # a large file has more texts and pieces
+_MEMORY = 2 << 30  # bytes beside what the parent holds
+_LARGEST_CHUNK = 2 << 30
+_MATRICES = ("X", "raw/X", "layers")
+_FREE = ("obsm", "obsp", "varm", "varp", "uns")  # never read whole
+_TEXTS_PER_READ = 1 << 16
+_FEW_TEXTS = 4096
+_NEIGHBOURS = 16  # texts that lie in one piece of the heap, which is read as a whole
+_VALUES = ("data", "indices")
+_MOST_TEXT = 4000
+
+
+def check_hdf5(path: Path) -> None:
+    """Refuse a file that reads from other files, that is damaged in its structure, or that declares what it lacks.
+
+    Raises
+    ------
+    UserError
+        In one line that names the file and the place in it.
+    """
+    if path.stat().st_size == 0:
+        raise UserError(f"{path}: is empty (0 bytes); copy or make the file again")
+    with path.open("rb") as handle:
+        if handle.read(len(_SIGNATURE)) != _SIGNATURE:
+            raise UserError(f"{path}: is not an h5ad file (no HDF5 signature)")
+    if fault := _in_child(path):
+        raise UserError(f"{path}: {fault}")
+
+
+def _in_child(path: Path) -> str:
+    """Return what is wrong with a file, found by a process of its own."""
+    readable, writable = os.pipe()
+    with phil:  # no other thread is within the library while its state is copied
+        child = os.fork()
+    if child == 0:
+        _answer(path, readable, writable)
+    os.close(writable)
+    try:
+        with os.fdopen(readable, "rb") as pipe:
+            said = pipe.read(_MOST_TEXT)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        if os.WTERMSIG(status) == signal.SIGXCPU:
+            return _damaged("the HDF5 library comes to no end with its structure")
+        return _damaged("the HDF5 library crashes on it")
+    if os.WEXITSTATUS(status):
+        return _damaged("its structure cannot be looked at")
+    return said.decode(errors="replace")
+
+
+def _answer(path: Path, readable: int, writable: int) -> None:
+    """Be the child: write what is wrong to the pipe, and end without a trace of the parent's state."""
+    code = 1
+    try:
+        os.close(readable)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # what a crashing library prints would be a second message
+            os.dup2(nothing, stream)
+        _limit(path.stat().st_size)
+        try:
+            fault = _Walk(path).fault()
+        except Exception as error:  # noqa: BLE001  a damaged file raises anything
+            fault = _damaged(" ".join(str(error).split()) or type(error).__name__)
+        os.write(writable, fault.encode(errors="replace")[:_MOST_TEXT])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _limit(size: int) -> None:
+    with open("/proc/self/statm", "rb") as handle:  # noqa: PTH123
+        used = int(handle.read().split()[0]) * resource.getpagesize()
+    seconds = _SECONDS + size // _BYTES_PER_SECOND
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: seconds, resource.RLIMIT_AS: used + _MEMORY}
+    for kind, limit in wanted.items():
+        _, hard = resource.getrlimit(kind)
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(kind, (limit, hard))
+
+
+class _Walk:
+    """One way through all links, groups and data sets of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._size = path, path.stat().st_size
+        self._file = h5py.File(path, "r")
+        self._seen: set[int] = set()
+        self._extents: list[np.ndarray] = []
+        self._found: list[str] = []
+
+    def fault(self) -> str:
+        """Return the first thing that is wrong, or an empty text."""
+        root = self._file.id
+        _read_attributes(root)
+        stopped = root.links.visit(self._link, info=True)
+        return self._overlap() if stopped is None else str(stopped)
+
+    def _link(self, name: bytes, link: Any) -> str | None:
+        place = _shown(name)
+        if link.type == h5l.TYPE_SOFT:
+            return None  # leads to a link of this file, which is looked at as well
+        if link.type != h5l.TYPE_HARD:
+            return (
+                f"'{place}' is a link to another file, which is not followed; write the file again with the values "
+                "in it"
+            )
+        found: Any = h5o.open(self._file.id, name)
+        address = h5o.get_info(found).addr
+        if address in self._seen:
+            return None
+        self._seen.add(address)
+        _read_attributes(found)
+        return self._data_set(found, place) if isinstance(found, h5d.DatasetID) else None
+
+    def _data_set(self, found: Any, place: str) -> str | None:
+        """Return what is wrong with a data set."""
+        plan = found.get_create_plist()
+        layout = plan.get_layout()
+        if layout == h5d.VIRTUAL or plan.get_external_count():
+            return (
+                f"'{place}' takes its values from other files, which are not read; write the file again with the "
+                "values in it"
+            )
+        if found.get_space().get_simple_extent_type() != h5s.SIMPLE:
+            return None
+        shape, item = found.shape, self._item(found.get_type())
+        matrix = place.startswith(_MATRICES) or place.rpartition("/")[2] in _VALUES
+        if not matrix and not place.startswith(_FREE) and shape[0] > self._size:
+            return f"'{place}' declares {shape[0]} entries, more than the file has bytes ({self._size})"
+        if _is_text(found.get_type()) and shape[0] <= self._size and (fault := self._texts(found, place)):
+            return fault
+        if layout == h5d.CONTIGUOUS:
+            return self._contiguous(found, place, math.prod(shape) * item)
+        if layout == h5d.CHUNKED:
+            return self._chunked(found, place, shape, plan, item)
+        return None
+
+    def _item(self, kind: Any) -> int:
+        """Return the bytes that a value takes in the data set itself; texts of any length lie elsewhere."""
+        return 8 + self._file.id.get_create_plist().get_sizes()[0] if _is_text(kind) else kind.get_size()
+
+    def _texts(self, found: Any, place: str) -> str:
+        """Read texts once: on a damaged heap, where they lie, the library can run without end."""
+        texts = h5py.Dataset(found)
+        step = 1 if len(texts) <= _FEW_TEXTS else _NEIGHBOURS
+        try:
+            for start in range(0, len(texts), _TEXTS_PER_READ):
+                texts[start : start + _TEXTS_PER_READ : step]
+        except Exception as error:  # noqa: BLE001  a damaged file raises anything
+            return "" if place.startswith(_FREE) else _damaged(f"'{place}': {' '.join(str(error).split())}")
+        return ""
+
+    def _contiguous(self, found: Any, place: str, size: int) -> str | None:
+        if size == 0 or place.startswith(_FREE):
+            return None
+        begin = found.get_offset()
+        if found.get_storage_size() < size or begin is None or begin + size > self._size:
+            return _lacking(place)
+        self._extents.append(np.array([[begin, size]], np.int64))
+        return None
+
+    def _chunked(self, found: Any, place: str, shape: tuple[int, ...], plan: Any, item: int) -> str | None:
+        chunk = plan.get_chunk()
+        size = math.prod(chunk) * item
+        if size > _LARGEST_CHUNK:
+            return f"'{place}' is stored in pieces of {size / 2**30:.1f} GiB; write it again in smaller ones"
+        grid = [-(-n // c) for n, c in zip(shape, chunk, strict=True)]
+        if place.startswith(_FREE):
+            return None
+        if found.get_num_chunks() != math.prod(grid):
+            return _lacking(place)
+        stored: list[Any] = []
+        found.chunk_iter(stored.append)
+        if not stored:
+            return None
+        corners = np.array([s.chunk_offset for s in stored], np.int64) // np.array(chunk, np.int64)
+        known = (corners < grid).all() and len(np.unique(np.ravel_multi_index(corners.T, grid))) == len(
+            stored
+        )
+        extents = np.array([(s.byte_offset, s.size) for s in stored], np.int64)
+        left_out = np.array([s.filter_mask for s in stored]) != 0
+        sizes = extents[:, 1]
+        # a chunk that no filter made smaller is stored as it is, perhaps with a checksum
+        plain = (sizes == size) | (sizes == size + 4)
+        bounds = (sizes > size + size // 8 + 4096).any() or (left_out & ~plain).any()
+        if plan.get_nfilters() == 0:
+            bounds |= bool((sizes != size).any())
+        if len(stored) != math.prod(grid) or not known or bounds or (extents.sum(1) > self._size).any():
+            return _lacking(place)
+        self._extents.append(extents)
+        return None
+
+    def _overlap(self) -> str:
+        """Return whether two pieces of data lie on one another: an address is wrong."""
+        if not self._extents:
+            return ""
+        every = np.concatenate(self._extents)
+        every = every[np.argsort(every[:, 0], kind="stable")]
+        if (every[:-1].sum(1) > every[1:, 0]).any():
+            return _damaged("two of its pieces lie on one another")
+        return ""
+
+
+def _read_attributes(found: Any) -> None:
+    """Read all attributes of an object once; one that cannot be read matters only to who asks for it."""
+    for name in h5py.AttributeManager(_Holder(found)):  # type: ignore[arg-type]
+        with contextlib.suppress(OSError, TypeError, ValueError, KeyError, RuntimeError):
+            h5py.AttributeManager(_Holder(found))[name]  # type: ignore[arg-type]
+
+
+class _Holder:
+    """What h5py's attributes want of an object."""
+
+    def __init__(self, found: Any) -> None:
+        self.id = found
+
+
+def _is_text(kind: Any) -> bool:
+    """Return whether values have any length and lie apart from the data set."""
+    return kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
+
+
+def _lacking(place: str) -> str:
+    return _damaged(f"'{place}' lacks some of its values, which would be read as zeros")
+
+
+def _damaged(reason: str) -> str:
+    return f"cannot be read, it is damaged or incomplete ({reason}); copy or make the file again"
+
 
 _UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100
 

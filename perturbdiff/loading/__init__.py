@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 from perturbdiff.runtime.lazy import attach
 
 if TYPE_CHECKING:
-    from perturbdiff.loading.batches import CellSetBatch
     from perturbdiff.loading.cell_sets import CellSet, CellSetSampler, MixtureSampler
-    from perturbdiff.loading.loader import SetLoader
+    from perturbdiff.loading.loader import CellSetBatch, SetLoader
     from perturbdiff.loading.windows import WindowedSampler
 
-__all__ = ["CellSetBatch", "CellSet", "CellSetSampler", "MixtureSampler", "SetLoader", "WindowedSampler"]
+__all__ = ["CellSet", "CellSetBatch", "CellSetSampler", "MixtureSampler", "SetLoader", "WindowedSampler"]
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "batches": ["CellSetBatch"],
         "cell_sets": ["CellSet", "CellSetSampler", "MixtureSampler"],
-        "loader": ["SetLoader"],
+        "loader": ["CellSetBatch", "SetLoader"],
         "windows": ["WindowedSampler"],
     },
 )

@@ -20,8 +20,10 @@ from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
+
 FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little of the population
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
+
 
 ControlTargets: TypeAlias = bool | Literal["perturbed"]
 
@@ -342,3 +344,36 @@ def _quota(share: np.ndarray) -> np.ndarray:
     if left > 0:
         quota[np.argsort(np.floor(exact) - exact, kind="stable")[:left]] += 1
     return quota
+
+
+class PairedSetStream:
+    """The sets of a stream, each followed by its twin.
+
+    Parameters
+    ----------
+    stream
+        Gives the first of each pair; has half as many sets in a step.
+    """
+
+    def __init__(self, stream: CellSetSampler | MixtureSampler) -> None:
+        self.stream = stream
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps in which the first sets of the pairs pass over all cells once."""
+        return self.stream.steps_per_epoch
+
+    def step(self, k: int) -> list[CellSet]:
+        """Return the sets of step ``k`` on this rank: twins side by side."""
+        stream = self.stream
+        positions = rank_positions(k, stream.sets_per_step, stream.rank, stream.world_size)
+        return [cells for p in positions for cells in (stream.set_at(p), stream.twin_at(p))]
+
+
+def check_even(sets_per_step: int, world_size: int) -> None:
+    """Raise a `UserError` if the sets of a step do not make pairs on every rank."""
+    if sets_per_step % (2 * world_size):
+        raise UserError(
+            f"train.sets_per_step={sets_per_step} does not make pairs for {world_size} processes; "
+            f"loss.mmd_statistic=cross needs a multiple of {2 * world_size}"
+        )

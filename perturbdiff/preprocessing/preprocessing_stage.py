@@ -33,10 +33,10 @@ from perturbdiff.genes.selection import (
 )
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.io.counts import Inputs
-from perturbdiff.preprocessing import passes, spill
-from perturbdiff.preprocessing.gather import ObsColumns, Part, PartTask, gather, label_columns
-from perturbdiff.preprocessing.knockdown_filter import apply_knockdown, target_genes
+from perturbdiff.preprocessing import passes, reordering
+from perturbdiff.preprocessing.knockdown import apply_knockdown, target_genes
 from perturbdiff.preprocessing.passes import Passes, save
+from perturbdiff.preprocessing.reordering import ObsColumns, Part, PartTask, gather, label_columns
 from perturbdiff.preprocessing.scan import Scan, scan_cells
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError
@@ -121,7 +121,7 @@ class _Layout:
     var: pd.DataFrame
     target_sum: float
     dtype: np.dtype
-    scatter: spill.ScatterSettings
+    scatter: reordering.ScatterSettings
 
 
 def preprocess(
@@ -235,7 +235,7 @@ class _Preprocessing:
             tabular.write_csv(table, self.folder / "knockdown.csv")
         tabular.write_csv(scan.quality, self.folder / "qc.csv")
         layout = self._lay_out(passes, conditions, scan, look, genes, seed)
-        segments = spill.scatter(passes, layout.scatter)
+        segments = reordering.scatter(passes, layout.scatter)
         self._check_unchanged()
         facts = _facts(layout, self.config, int(segments["values"].sum()), seed)
         obs = self._obs_columns(layout.conditions, perturbations, extra)
@@ -263,12 +263,12 @@ class _Preprocessing:
         column = pd.Index(chosen).get_indexer(pd.Index(every)).astype(np.int32)
         density = scan.sums.positive.sum(axis=0)[column >= 0].sum() / max(1, scan.sums.cells.sum())
         part_cells = int(np.clip(scan.left.sum() // _PARTS, *CELLS_PER_PART))
-        plan = spill.plan_buckets(kept, max(1, int(self._values / max(1.0, density))), part_cells)
+        plan = reordering.plan_buckets(kept, max(1, int(self._values / max(1.0, density))), part_cells)
         small = scan.largest <= np.iinfo(np.uint16).max
         log = config.input_scale == "log1p"
         dtype = np.dtype(np.float32 if log else np.uint16 if small else np.uint32)
         number = np.where(left, np.cumsum(left) - 1, -1).astype(np.int32)
-        settings = spill.ScatterSettings(plan, number, column, dtype, seed, self._values)
+        settings = reordering.ScatterSettings(plan, number, column, dtype, seed, self._values)
         kept = complete(kept, config.control).assign(part=plan.part)
         return _Layout(kept, chosen, var, target_sum, dtype, settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,14 +15,222 @@ from perturbdiff.genes.gene_sums import GeneSums, gene_groups, group_of_cells
 from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.matrices import Block
-from perturbdiff.preprocessing import scan_kernels
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
-from perturbdiff.preprocessing.streaming_median import StreamingMedian
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 
+
+_MOST_WAITING = 400_000  # 16 bytes each
+LARGEST_FUSED = np.float32(2**24)
+"""`scan_counts` takes counts up to here: all of them are whole float32 numbers and fit into int32."""
 _LARGEST_LOG1P = 20.0
+
+
+class StreamingMedian:
+    """How often each value occurs in each group; memory follows the number of different values.
+
+    Values are non-negative float32 numbers: their bit patterns are in the same order as they.
+    """
+
+    def __init__(self) -> None:
+        self._keys: list[np.ndarray] = []
+        self._counts: list[np.ndarray] = []
+
+    def add(self, group: np.ndarray, values: np.ndarray) -> None:
+        """Count ``values`` (float32 [n], not negative), each in its ``group`` (int [n], 0 or more)."""
+        bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        key = (group.astype(np.uint64) << np.uint64(32)) | bits
+        keys, counts = np.unique(key, return_counts=True)
+        self._keys.append(keys)
+        self._counts.append(counts)
+        if sum(map(len, self._keys)) > _MOST_WAITING:
+            self._merge()
+
+    def _merge(self) -> tuple[np.ndarray, np.ndarray]:
+        every = np.concatenate([np.empty(0, np.uint64), *self._keys])
+        keys, place = np.unique(every, return_inverse=True)
+        counts = np.zeros(len(keys), np.int64)
+        np.add.at(counts, place, np.concatenate([np.empty(0, np.int64), *self._counts]))
+        self._keys, self._counts = [keys], [counts]
+        return keys, counts
+
+    def medians(self, num_groups: int) -> np.ndarray:
+        """Return the median of each group, float64 [num_groups]; nan for one without values."""
+        keys, counts = self._merge()
+        edges = np.searchsorted(keys, np.arange(num_groups + 1, dtype=np.uint64) << np.uint64(32))
+        values = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
+        return np.array(
+            [_median(values[a:b], counts[a:b]) for a, b in itertools.pairwise(edges)],
+            np.float64,
+        )
+
+
+def _median(values: np.ndarray, counts: np.ndarray) -> float:
+    """Return the median of ascending ``values`` that occur ``counts`` times, computed as numpy does for float32."""
+    if not len(values):
+        return float("nan")
+    ends = np.cumsum(counts)
+    middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], "right")
+    return float(np.mean(values[middle]))
+
+
+@kernel
+def repeated_column(indptr: np.ndarray, indices: np.ndarray, columns: int) -> int:
+    """Return the place of a value whose row has an earlier one in the same of ``columns`` columns, or -1."""
+    seen = np.empty(0, np.int64)
+    for i in range(len(indptr) - 1):
+        ascending = True
+        for k in range(indptr[i] + 1, indptr[i + 1]):
+            ascending &= indices[k] > indices[k - 1]
+        if ascending:
+            continue
+        if not len(seen):
+            seen = np.full(columns, -1, np.int64)
+        for k in range(indptr[i], indptr[i + 1]):
+            if seen[indices[k]] == i:
+                return k
+            seen[indices[k]] = i
+    return -1
+
+
+@kernel
+def highest_bits(bits: np.ndarray) -> int:
+    """Return the largest of float32 values read as uint32.
+
+    Such numbers are in the order of the values they stand for, with negative and undefined ones above them all.
+    """
+    top = np.uint32(0)
+    for k in range(len(bits)):
+        top = max(top, bits[k])
+    return int(top)
+
+
+@kernel
+def _row_totals(data: np.ndarray) -> tuple[int, int, int]:
+    """Return sum, number of positive values and whether any is fractional, of values up to 2^24."""
+    total, positive, wrong = np.int64(0), np.int64(0), np.int32(0)
+    for k in range(len(data)):
+        whole = np.int32(data[k])
+        total += whole
+        positive += whole > 0
+        wrong |= np.int32(np.float32(whole) != data[k])
+    return int(total), int(positive), int(wrong)
+
+
+@kernel
+def _used_totals(data: np.ndarray, indices: np.ndarray, columns: np.ndarray, unused: int) -> tuple[int, int]:
+    """Return sum and number of positive values of the used columns."""
+    total, positive = np.int64(0), np.int64(0)
+    for k in range(len(data)):
+        whole = np.int64(data[k]) * np.int64(columns[indices[k]] != unused)
+        total += whole
+        positive += whole > 0
+    return int(total), int(positive)
+
+
+@kernel
+def scan_counts(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    data: np.ndarray,
+    columns: np.ndarray,
+    every: bool,  # noqa: FBT001
+    group: np.ndarray,
+    least: np.ndarray,
+    divide: bool,  # noqa: FBT001
+    depth: np.ndarray,
+    detected: np.ndarray,
+    sums: np.ndarray,
+) -> bool:
+    """Scan a block of float32 counts up to `LARGEST_FUSED`; return whether all are whole numbers.
+
+    Parameters
+    ----------
+    columns
+        Place of each column among G genes; G for one that is not used.
+    every
+        Whether all columns are used.
+    group
+        Group of ``sums`` for each row, -1 for none.
+    least
+        Fewest counts and fewest detected genes of a row that is added to the sums, float64 [2].
+    divide
+        Whether values are added over their row's depth; a row without counts is not added.
+    depth, detected
+        Written: sum of a row's used values, number of its positive ones.
+    sums
+        Float64 [groups, G + 1, 3]: value, its square and one are added for every positive value.
+    """
+    wrong, unused = np.int32(0), sums.shape[1] - 1
+    for i in range(len(indptr) - 1):
+        a, b = indptr[i], indptr[i + 1]
+        values, places = data[a:b], indices[a:b]
+        total, found, fraction = _row_totals(values)
+        wrong |= fraction
+        if not every:
+            total, found = _used_totals(values, places, columns, unused)
+        depth[i], detected[i] = total, found
+        g = group[i]
+        if g >= 0 and total > 0 and total >= least[0] and found >= least[1]:
+            factor = 1.0 / total if divide else 1.0
+            own = sums[g]
+            for k in range(len(values)):
+                j = np.uint32(columns[places[k]])
+                value = values[k] * factor
+                own[j, 0] += value
+                own[j, 1] += value * value
+                own[j, 2] += values[k] > 0
+    return wrong == 0
+
+
+@kernel
+def are_counts(data: np.ndarray) -> tuple[bool, float]:
+    """Return whether all values are whole and not negative, and the largest; without a branch per value."""
+    wrong, largest = False, data.dtype.type(0)
+    for k in range(len(data)):
+        value = data[k]
+        wrong |= (value < 0) | (value != np.floor(value))
+        largest = value if value > largest else largest
+    return not wrong, largest
+
+
+@kernel
+def find_faults(data: np.ndarray) -> tuple[int, int, int]:
+    """Return the first positions of a negative, a non-finite and a fractional value (-1: none)."""
+    negative, broken, fraction = -1, -1, -1
+    for k in range(len(data)):
+        value = data[k]
+        if not np.isfinite(value):
+            if broken < 0:
+                broken = k
+        elif value < 0:
+            if negative < 0:
+                negative = k
+        elif fraction < 0 and value != np.floor(value):
+            fraction = k
+    return negative, broken, fraction
+
+
+@kernel
+def row_totals(
+    indptr: np.ndarray,
+    indices: np.ndarray,
+    data: np.ndarray,
+    columns: np.ndarray,
+    depth: np.ndarray,
+    detected: np.ndarray,
+) -> None:
+    """Write each row's sum and number of positive values over the mapped columns (-1: not used)."""
+    for i in range(len(indptr) - 1):
+        total, positive = 0.0, 0
+        for k in range(indptr[i], indptr[i + 1]):
+            if columns[indices[k]] >= 0 and data[k] > 0:
+                total += data[k]
+                positive += 1
+        depth[i] = total
+        detected[i] = positive
 
 
 @dataclass(frozen=True)
@@ -151,12 +360,12 @@ class _Piece:
         """Do all at once for whole float32 counts of usual size; return whether the block has such."""
         if self._log or block.data.dtype != np.float32:
             return False
-        top = np.uint32(scan_kernels.highest_bits(block.data.view(np.uint32)))
-        if top > scan_kernels.LARGEST_FUSED.view(np.uint32):
+        top = np.uint32(highest_bits(block.data.view(np.uint32)))
+        if top > LARGEST_FUSED.view(np.uint32):
             return False
         group = group_of_cells(self._codes[own], self._given.group)
         least = np.array([self._config.min_counts, self._config.min_genes], np.float64)
-        whole = scan_kernels.scan_counts(
+        whole = scan_counts(
             block.indptr, block.indices, block.data, self._columns, self._every, group, least, not self._stored,
             self._depth[own], self._detected[own], self._added,
         )  # fmt: skip
@@ -173,7 +382,7 @@ class _Piece:
         # the depths, and most recipes' sums, are those of the values before the logarithm
         plain = replace(block, data=np.expm1(block.data, dtype=np.float64)) if self._log else block
         columns, depth = self._reader.columns, self._depth[own]
-        scan_kernels.row_totals(plain.indptr, plain.indices, plain.data, columns, depth, self._detected[own])
+        row_totals(plain.indptr, plain.indices, plain.data, columns, depth, self._detected[own])
         self._filter(own)
         group = group_of_cells(self._codes[own], self._given.group)
         divisor = None if self._log or self._stored else depth
@@ -248,7 +457,7 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
 
 def _check_once(file: CountsFile, block: Block) -> None:
     """Refuse a row with two values for one gene: readers differ in which of them, or their sum, they take."""
-    twice = scan_kernels.repeated_column(block.indptr, block.indices, len(file.genes))
+    twice = repeated_column(block.indptr, block.indices, len(file.genes))
     if twice >= 0:
         raise UserError(
             f"{file.path}: the sparse matrix has two values in one place ({_where(file, block, twice)}); add them "
@@ -258,10 +467,10 @@ def _check_once(file: CountsFile, block: Block) -> None:
 
 def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, float]:
     """Check a block's values; return whether all are whole numbers, and the largest."""
-    whole, largest = scan_kernels.are_counts(block.data)
+    whole, largest = are_counts(block.data)
     if whole and np.isfinite(largest) and largest <= np.iinfo(np.uint32).max:
         return True, float(largest)
-    negative, broken, fraction = scan_kernels.find_faults(block.data)
+    negative, broken, fraction = find_faults(block.data)
     at = f"{file.path}: {config.layer}"
     if broken >= 0:
         raise UserError(

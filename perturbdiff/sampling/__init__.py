@@ -1,7 +1,6 @@
 """Sampling: conditions and real control cells in, predicted cells out."""
 
 from perturbdiff.sampling.condition_sampler import ConditionSampler
-from perturbdiff.sampling.requests import read_requests
-from perturbdiff.sampling.sampling_stage import sample
+from perturbdiff.sampling.sampling_stage import read_requests, sample
 
 __all__ = ["ConditionSampler", "read_requests", "sample"]

@@ -2,32 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
-from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.bundle import Bundle, build_model, frozen_widths
 from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
-from perturbdiff.runtime import provenance
-from perturbdiff.runtime.devices import resolve_devices
+from perturbdiff.predictions import LABELS, PredictionWriter, append_controls, format_of, requests, seen_facts
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
+from perturbdiff.runtime.resources import resolve_devices
 from perturbdiff.sampling.condition_sampler import ConditionSampler
-from perturbdiff.sampling.random_init import reinitialise
-from perturbdiff.sampling.recipe_key import recipe_facts
-from perturbdiff.sampling.requests import read_requests
 from perturbdiff.sampling.worker_processes import drawn
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 
+_DIGITS = 16
 _MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes
+
+
+def reinitialise(bundle: Bundle, seed: int) -> None:
+    """Give the bundle's network fresh weights; units, gene maxima and frozen tables stay.
+
+    Parameters
+    ----------
+    bundle
+        Is changed; its network stays on its device.
+    seed
+        Of the weights. The global generator is left as it was.
+    """
+    old = bundle.model
+    weights = old.state_dict()
+    num_doses = len(weights.get("covariate_encoder.dose.vectors", ()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = build_model(
+            bundle.config,
+            bundle.genes,
+            bundle.vocabulary,
+            semantic=frozen_widths(weights),
+            num_doses=num_doses,
+        )
+    model.load_state_dict(dict(old.named_buffers()), strict=False)
+    model.zero_level.zero_()  # it tells of the trained weights
+    bundle.model = model.to(old.unit.device).eval()
+
+
+def recipe_facts(bundle: Path, name: str, settings: SampleConfig, *, random_init: bool) -> dict[str, Any]:
+    """Return the name of a model's recipe, a key of all that determines its predictions but seeds, and its seed.
+
+    Parameters
+    ----------
+    bundle
+        The trained model. Its manifest tells how it was trained, on what; without one the key is of its recipe.
+    name
+        The recipe's name.
+    settings
+        The reverse process.
+    random_init
+        Whether the weights are fresh ones.
+
+    Returns
+    -------
+    dict
+        ``recipe``, ``recipe_key`` (hexadecimal) and, if known, ``train_seed``. A model finetuned from another
+        has the key of models finetuned from the very same one.
+    """
+    manifest = provenance.read_manifest(bundle) or {}
+    inputs = {
+        role: entry.get("sha256")
+        for role, entry in (manifest.get("inputs") or {}).items()
+        if isinstance(entry, dict)
+    }
+    recipe = manifest.get("config") or (bundle / "config.json").read_text()
+    sampling = settings.model_dump(mode="json")
+    made = {"stage": manifest.get("stage"), "config": recipe, "inputs": inputs, "sampling": sampling}
+    digest = hashlib.sha256(provenance.as_json({**made, "random_init": random_init}).encode()).hexdigest()
+    facts: dict[str, Any] = {"recipe": name, "recipe_key": digest[:_DIGITS]}
+    return facts if manifest.get("seed") is None else {**facts, "train_seed": int(manifest["seed"])}
+
+
+def read_requests(path: Path, store: Store) -> pd.DataFrame:
+    """Read a table of conditions to predict.
+
+    Parameters
+    ----------
+    path
+        CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` and ``guidance``; a column of labels
+        may be left out if the store's one label is 'all'.
+    store
+        Tells how many cells it has of each condition.
+
+    Returns
+    -------
+    pd.DataFrame
+        The labels (str), ``n_cells`` (float; nan: neither told nor in the store) and, if the table has it,
+        ``guidance`` (float; nan: the recipe's).
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, lacks a column, or a number is not what it must be.
+    """
+    table = tabular.read_csv(
+        path, "give a CSV of cell_type, batch, perturbation", dtype=str, keep_default_na=False
+    )
+    for name in LABELS:
+        only = store.conditions[name].unique()
+        if name not in table and list(only) == ["all"]:
+            table[name] = "all"
+    missing = [name for name in LABELS if name not in table]
+    table = table.drop(columns=[name for name in table if name not in (*LABELS, "n_cells", "guidance")])
+    if missing or not len(table):
+        what = f"lacks the column {missing[0]}" if missing else "has no rows"
+        raise UserError(f"{path}: {what}; it needs cell_type, batch, perturbation and optionally n_cells")
+    if table.duplicated(list(LABELS)).any():
+        raise UserError(
+            f"{path}: a condition occurs twice; give each (cell_type, batch, perturbation) one row"
+        )
+    known = store.conditions.set_index(list(LABELS))["n_cells"].astype(float)
+    there = known.reindex(pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))).to_numpy()
+    told = _numbers(
+        path, table, "n_cells", "whole numbers from 1 to 1e9", lambda n: n.between(1, 1e9) & (n % 1 == 0)
+    )
+    table["n_cells"] = told.fillna(pd.Series(there, index=table.index))
+    if "guidance" in table:
+        table["guidance"] = _numbers(
+            path, table, "guidance", "numbers not below 0", lambda w: w.between(0, 1e6)
+        )
+    return table
+
+
+def _numbers(
+    path: Path, table: pd.DataFrame, name: str, wanted: str, fits: Callable[[pd.Series], pd.Series]
+) -> pd.Series:
+    """Return a column as floats, nan where a cell is empty or the column is not there."""
+    if name not in table:
+        return pd.Series(float("nan"), index=table.index)
+    text = table[name].str.strip()
+    number = pd.Series(pd.to_numeric(text, errors="coerce"), index=table.index)
+    wrong = text.ne("") & ~fits(number)
+    if wrong.any():
+        raise UserError(f"{path}: {name} must be {wanted}, found '{text[wrong].iloc[0]}'")
+    return number
 
 
 def sample(

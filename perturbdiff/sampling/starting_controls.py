@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from perturbdiff.conditions.balanced_controls import BalancedControls, words
-from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator, words
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
 from perturbdiff.predictions import LABELS

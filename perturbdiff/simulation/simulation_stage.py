@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.simulation.cell_plan import MIN_CONTROLS, TINY, Plan, condition_table, draw_plan
-from perturbdiff.simulation.counts_file import write_counts
-from perturbdiff.simulation.simulated_counts import Counts, draw_counts, draw_escapes
-from perturbdiff.simulation.true_effects import Truth, draw_truth
+from perturbdiff.simulation.simulated_counts import Counts, draw_counts, draw_escapes, write_counts
+from perturbdiff.simulation.true_effects import (
+    MIN_CONTROLS,
+    TINY,
+    Plan,
+    Truth,
+    condition_table,
+    draw_plan,
+    draw_truth,
+)
 
 _BLOCK_VALUES = 4_000_000  # cells × genes held at once
 

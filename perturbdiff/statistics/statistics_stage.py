@@ -14,7 +14,7 @@ from perturbdiff.genes.selection import read_gene_list
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.task_runner import TaskRunner
-from perturbdiff.statistics import distance_tables
+from perturbdiff.statistics import group_distances
 from perturbdiff.statistics.expression_pass import (
     QUANTILES,
     ExpressionSums,
@@ -87,9 +87,9 @@ def write_statistics(
         If ``store`` is not a finished store, the split lacks one of its conditions, the gene list has none of its
         genes, or a setting is out of range.
     """
-    if pairs < 0 or cells_per_group < distance_tables.MIN_CELLS:
+    if pairs < 0 or cells_per_group < group_distances.MIN_CELLS:
         raise UserError(
-            f"pairs must be 0 or more and cells per group {distance_tables.MIN_CELLS} or more, "
+            f"pairs must be 0 or more and cells per group {group_distances.MIN_CELLS} or more, "
             f"not {pairs} and {cells_per_group}"
         )
     given = {"store": store, "split": split, "genes": genes}
@@ -184,9 +184,9 @@ def _distance_tables(
     store: Store, crew: TaskRunner, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Return the tables of distances between groups of cells, and what the summary says of them."""
-    found, groups = distance_tables.distances(store, crew, pairs=pairs, cells=cells, seed=seed)
-    told = distance_tables.summarise(found, seed=seed)
-    facts = distance_tables.facts(told, groups, cell_types, seed=seed, pairs=pairs, cells=cells)
+    found, groups = group_distances.distances(store, crew, pairs=pairs, cells=cells, seed=seed)
+    told = group_distances.summarise(found, seed=seed)
+    facts = group_distances.facts(told, groups, cell_types, seed=seed, pairs=pairs, cells=cells)
     return {"distances": found, "distance_summary": told}, facts
 
 

@@ -19,7 +19,7 @@ from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.store import checksums
-from perturbdiff.store.row_sorting import column_maximum
+from perturbdiff.store.row_kernels import column_maximum
 from perturbdiff.store.store import Store, value_factors
 from perturbdiff.store.zarr_shards import ShardedReader
 

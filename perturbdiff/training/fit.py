@@ -4,36 +4,92 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import pandas as pd
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.loading.batches import CellSetBatch, PackedCellSetBatch
-from perturbdiff.loading.loader import SetLoader
+from perturbdiff.loading.loader import CellSetBatch, PackedCellSetBatch, SetLoader
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
-from perturbdiff.training.callbacks.checkpointing import Checkpoints
-from perturbdiff.training.callbacks.loggers import Curves
-from perturbdiff.training.callbacks.snapshots import Snapshots
-from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.callbacks.training_log import TrainingLog
+from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots, TimeLimit
+from perturbdiff.training.callbacks.training_log import Curves, TrainingLog
 from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
-from perturbdiff.training.checkpoints.lightning_writer import Writer
-from perturbdiff.training.checkpoints.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
 from perturbdiff.training.distributed.processes import Processes, lost
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe
+from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
 from perturbdiff.training.setup import TrainingSetup
-from perturbdiff.training.zero_cutoff import zero_levels
 
 logger = logging.getLogger(__name__)
+
+
+_CELLS = 4096
+_GENES_AT_ONCE = 1024
+
+
+@torch.no_grad()
+def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
+    """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
+
+    Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
+    from which on predicted cells are as many as real cells with a value above zero.
+    """
+    device = module.denoiser.unit.device
+    stream = material.train_sampler(Processes(), quiet=True)
+    train = material.config.train
+    steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
+    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
+    found, real = [], []
+    for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
+        noise = generator(device, ZEROS, module.config.seed, step)
+        for part in loaded.split(train.sets_per_step // together):
+            batch = part.to(device)
+
+            def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
+                return torch.randn(shape, generator=noise, device=device)
+
+            found.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
+            real.append((batch.target > 0).sum((0, 1)))
+    cells, positive = torch.cat(found), torch.stack(real).sum(0)
+    levels = _levels(cells, positive)
+    above = int(((cells > 0).sum(0) > positive).sum())
+    logger.info("zeros: %d of %d genes are predicted above zero more often than they are", above, len(levels))
+    return levels
+
+
+def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
+    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; the largest for none."""
+    places = (len(predicted) - positive).clamp(max=len(predicted) - 1)
+    parts = [
+        part.sort(0).values.gather(0, place[None])[0]
+        for part, place in zip(predicted.split(_GENES_AT_ONCE, 1), places.split(_GENES_AT_ONCE), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+class Writer(TorchCheckpointIO):
+    """Lets a trainer write into a checkpoint folder, straight to where it belongs."""
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self.folder = folder
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write the trainer's state; called on the first rank alone."""
+        assert Path(path) == self.folder.last
+        self.folder.write(checkpoint)
 
 
 @dataclass

@@ -24,20 +24,29 @@ from perturbdiff.checkpoint.pretrained_embeddings import (
 )
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.config.settings import Config
-from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, SetStream
-from perturbdiff.loading.independent_pairs import PairedSetStream, check_even
+from perturbdiff.loading.cell_sets import (
+    CellSetSampler,
+    MixtureSampler,
+    PairedSetStream,
+    SetStream,
+    check_even,
+)
 from perturbdiff.loading.loader import SetLoader
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.runtime.memory import available
-from perturbdiff.splits.few_shot import leave_out
-from perturbdiff.splits.splits import parts, read_split
+from perturbdiff.runtime.resources import available
+from perturbdiff.splits.splits import leave_out, parts, read_split
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.inherited_settings import Inheritance, with_architecture, with_vectors
-from perturbdiff.training.transfer import Transfer, transfer_weights
-from perturbdiff.training.value_range import measure
+from perturbdiff.training.training_cells import measure
+from perturbdiff.training.transfer import (
+    Inheritance,
+    Transfer,
+    transfer_weights,
+    with_architecture,
+    with_vectors,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -277,7 +286,7 @@ def for_pretraining(
     tables: Tables | None = None,
 ) -> TrainingSetup:
     """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
-    from perturbdiff.training.holdout_filter import HeldOut
+    from perturbdiff.training.training_cells import HeldOut
 
     tables = tables or {}
     check_tables(config.model, tables)

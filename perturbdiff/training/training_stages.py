@@ -13,11 +13,11 @@ from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime import provenance
-from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.outputs import Output
-from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.checkpoints.run_folder import LOGS, CheckpointFolder, Start
+from perturbdiff.runtime.resources import resolve_device
+from perturbdiff.training.callbacks.checkpointing import TimeLimit
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.run_folder import LOGS, CheckpointFolder, Start
 from perturbdiff.training.setup import TrainingSetup, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.transfer import Transfer
 
@@ -266,7 +266,7 @@ def _train(
         material, fitted = run()
         bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
-        from perturbdiff.training.callbacks.snapshots import hand_over, kept_steps
+        from perturbdiff.training.callbacks.checkpointing import hand_over, kept_steps
 
         kept = material.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))

@@ -20,8 +20,8 @@ import torch
 from perturbdiff.config import recipes
 from perturbdiff.runtime import locks
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
 from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
 CHANGES = ("split.held_out=[d2]", "split.valid_fraction=0.4", "train.loggers=[]")

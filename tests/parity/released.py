@@ -19,7 +19,7 @@ from torch import Tensor
 
 from perturbdiff.config.settings import Config
 from perturbdiff.model import Covariates, Denoiser
-from perturbdiff.released.released_checkpoint import denoiser_of
+from perturbdiff.released.checkpoint_import import denoiser_of
 from perturbdiff.released.released_settings import Stored, recipe_of
 from perturbdiff.released.released_weights import layout_of, translate
 

@@ -18,7 +18,7 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Denoiser
 from perturbdiff.model.layers import sinusoid
 from perturbdiff.released.released_weights import UNUSED
-from perturbdiff.training.optimiser import optimizer, parameter_groups, rate_factor
+from perturbdiff.training.module import optimizer, parameter_groups, rate_factor
 
 TOLERANCE = 1e-5
 OF_GRADIENTS = 2e-5

@@ -363,7 +363,7 @@ def test_cells_without_counts_are_told(tmp_path, run_cli):
 
 
 def test_a_heap_on_which_the_library_runs_without_end(tmp_path, counts_file, run_cli, monkeypatch):
-    monkeypatch.setattr("perturbdiff.io.hdf5_check._SECONDS", 1)
+    monkeypatch.setattr("perturbdiff.io.opening._SECONDS", 1)
     content = bytearray(counts_file.read_bytes())
     start = content.index(b"GCOL")
     size = int.from_bytes(content[start + 8 : start + 16], "little")
@@ -376,7 +376,7 @@ def test_a_crash_of_the_library(tmp_path, counts_file, run_cli, monkeypatch):
     def crash(_self):
         os.kill(os.getpid(), 11)
 
-    monkeypatch.setattr("perturbdiff.io.hdf5_check._Walk.fault", crash)
+    monkeypatch.setattr("perturbdiff.io.opening._Walk.fault", crash)
     refused_and_nothing_left(run_cli, tmp_path, counts_file, "the HDF5 library crashes on it")
 
 

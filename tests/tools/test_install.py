@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from perturbdiff.baselines.external import installer, known_tools, python_finder, tool_environments
+from perturbdiff.baselines.external import installer, known_tools, tool_environments
 
 pytestmark = pytest.mark.tools
 
@@ -21,8 +21,8 @@ def by(request, monkeypatch):
     """The installer."""
     if request.param == "pip":
         monkeypatch.setattr(installer, "find_uv", lambda: None)
-        monkeypatch.setattr(python_finder, "find_uv", lambda: None)
-    elif not python_finder.find_uv():
+        monkeypatch.setattr(installer, "find_uv", lambda: None)
+    elif not installer.find_uv():
         pytest.skip("uv is not here")
     return request.param
 
@@ -44,7 +44,7 @@ def test_installs_from_its_lock(monkeypatch, tmp_path, name, by):
             [found.python, "-c", asks], env=ours, capture_output=True, check=True, text=True
         )
         assert said.stdout.strip() == tool.version
-        check = [python_finder.find_uv(), "pip", "check", "--python", found.python]
+        check = [installer.find_uv(), "pip", "check", "--python", found.python]
         if by == "pip":
             check = [found.python, "-m", "pip", "check"]
         done = subprocess.run(check, env=ours, capture_output=True, check=False, text=True)

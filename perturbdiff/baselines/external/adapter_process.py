@@ -1,4 +1,4 @@
-"""Runs a method of others as a sub-process: its output, its progress, its end."""
+"""Runs an external method as a sub-process: its output, its progress, its end, and why it failed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,92 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from types import FrameType, TracebackType
+from typing import IO, Any, NoReturn
 
 from perturbdiff.baselines.external import guard
-from perturbdiff.baselines.external.output_log import OutputLog
-from perturbdiff.runtime.progress import LOG_EVERY_SECONDS
+from perturbdiff.runtime.errors import Killed, UserError
+from perturbdiff.runtime.progress import LOG_EVERY_SECONDS, log_file
 
 logger = logging.getLogger(__name__)
 
+
+_KEPT = 200
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")
+_REFUSED = "refused: "
 _PROGRESS = re.compile(r"progress (\d+)/(\d+) ?(.*)")
 _POLL = 0.2
 _LONGEST_LINE = 1 << 20
+_EXIT_REFUSED = 3
+_OUT_OF_MEMORY = ("MemoryError", "Cannot allocate memory", "can't allocate memory", "std::bad_alloc")
+_LAST_LINES = 15
+
+
+class OutputLog:
+    """Appends lines to the run's log (``PD_LOG``), or writes them to ``OUT.log`` beside the output.
+
+    Parameters
+    ----------
+    out
+        The output.
+    name
+        Of the method; begins the lines in the run's log.
+
+    Attributes
+    ----------
+    path
+        The file.
+    shared
+        Whether it is the run's log.
+    """
+
+    def __init__(self, out: Path, name: str) -> None:
+        shared = log_file()
+        self.shared = shared is not None
+        self.path = shared or out.with_name(f"{out.name}.log")
+        self._prefix = f"{name} | " if shared else ""
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._handle = self.path.open("a" if shared else "w", encoding="utf-8", buffering=1)
+
+    def write(self, line: str) -> None:
+        """Add a line."""
+        self._kept.append(line)
+        self._handle.write(f"{self._prefix}{line}\n")
+
+    def say(self, text: str) -> None:
+        """Add a line of our own, with the time."""
+        self._handle.write(f"{self._prefix}{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def last(self, number: int) -> list[str]:
+        """Return the last lines of the method that are not empty."""
+        return [line for line in self._kept if line.strip()][-number:]
+
+    def error(self) -> str:
+        """Return the line that most likely tells why the method failed: of its last error, else its last one."""
+        said = [line.strip() for line in self._kept if line.strip()]
+        errors = [line for line in said if _ERROR.match(line)]
+        return [*said, *errors][-1] if said else "it said nothing"
+
+    def refusal(self) -> str:
+        """Return the reason that the method gave for not doing what it was asked."""
+        said = [line for line in self._kept if line.startswith(_REFUSED)]
+        return said[-1].removeprefix(_REFUSED) if said else [*self.last(1), "it gave no reason"][0]
+
+    def __enter__(self) -> OutputLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.close()
+
+
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -224,3 +294,32 @@ def ending_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def explain(name: str, ended: Ended, log: OutputLog) -> NoReturn:
+    """Raise what a person has to know of a method that did not end well.
+
+    Raises
+    ------
+    Killed
+        If memory ran out, as far as can be told.
+    UserError
+        If it refused or failed.
+    """
+    place = f"its output is in {log.path}"
+    if ended.code == _EXIT_REFUSED:
+        raise UserError(f"{name} refused: {log.refusal().removeprefix(f'{name}: ')}; {place}")
+    last = log.last(_LAST_LINES)
+    for line in () if log.shared else last:
+        logger.warning("%s | %s", name, line)
+    killed = ended.code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    if killed or any(words in line for words in _OUT_OF_MEMORY for line in last):
+        raise Killed(
+            f"{name} was killed, probably out of memory (peak {ended.peak_memory_mib} MiB); give it more; {place}"
+        )
+    if ended.code < 0:
+        hint = "; perhaps this CPU is too old for it" if ended.code == -signal.SIGILL else ""
+        raise UserError(
+            f"{name} was ended by {signal.Signals(-ended.code).name}{hint}: {log.error()}; {place}"
+        )
+    raise UserError(f"{name} failed with exit code {ended.code}: {log.error()}; {place}")

@@ -17,24 +17,23 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff import predictions
-from perturbdiff.baselines import baseline_output
+from perturbdiff.baselines import baseline_task
 from perturbdiff.baselines.external import adapter_process
 from perturbdiff.baselines.external.adapter_output import Answer
-from perturbdiff.baselines.external.environment_variables import environment
-from perturbdiff.baselines.external.failures import explain
+from perturbdiff.baselines.external.adapter_process import OutputLog, explain
 from perturbdiff.baselines.external.methods import Method
-from perturbdiff.baselines.external.output_log import OutputLog
 from perturbdiff.baselines.external.task_folder import (
     CONTRACT,
     FACTS,
     PREDICTIONS,
     TRAIN,
     Written,
+    environment,
     write_task,
 )
 from perturbdiff.runtime import files, provenance
-from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.resources import resolve_device
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 
@@ -171,7 +170,7 @@ class _Run:
         self, stage: provenance.Stage, split: pd.DataFrame, part: str, log: OutputLog, hours: float
     ) -> None:
         """Do it all; what is to be recorded goes into ``stage``."""
-        task, wanted = baseline_output.open_task(self.store, split, part, self.seed)
+        task, wanted = baseline_task.open_task(self.store, split, part, self.seed)
         with log:
             written = write_task(
                 self.folder,
@@ -250,7 +249,7 @@ class _Run:
         with Answer(
             self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names
         ) as answer:
-            counts = baseline_output.write(
+            counts = baseline_task.write(
                 path, self.store, wanted, answer.cells(), facts=told, learned=learned
             )
         values = max(len(queries) * self.store.n_genes, 1)

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
-from perturbdiff.baselines.external import installer, python_finder
+from perturbdiff.baselines.external import installer
+from perturbdiff.baselines.external.installer import clean_environment
 from perturbdiff.baselines.external.known_tools import Tool
-from perturbdiff.baselines.external.python_finder import clean_environment
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.locks import Lock, locked
@@ -133,7 +133,7 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
         logger.info("%s %s is installed in %s", tool.name, tool.version, found.folder)
         return found
     _check_platform(tool)
-    interpreter = python_finder.find(tool.pythons, tool.name, given=python)
+    interpreter = installer.find(tool.pythons, tool.name, given=python)
     folder = folder_of(tool)
     with locked(folder, f"another installation of {tool.name}") as lock:
         if lock.waited and (found := installed(tool)):
@@ -154,7 +154,7 @@ def remove(tool: Tool) -> list[Path]:
     return found
 
 
-def _install(tool: Tool, python: python_finder.Python, folder: Path, lock: Lock) -> Installed:
+def _install(tool: Tool, python: installer.Python, folder: Path, lock: Lock) -> Installed:
     """Fill a folder that is ours; what a failure leaves is its log."""
     logger.info(
         "installing %s %s with Python %s into %s (%.1f GB)",

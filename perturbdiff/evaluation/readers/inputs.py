@@ -6,22 +6,23 @@ What the values are is declared, in the file or by an option, and never guessed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.cells_by_condition import Cells, Condition, Group, Reader
-from perturbdiff.evaluation.readers.condition_rows import Labelled, column_names, read_labels
-from perturbdiff.evaluation.readers.store_cells import open_store
+from perturbdiff.evaluation.readers.cells_by_condition import ALL, Cells, Condition, Group, Sparse
+from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, row_ranges, small_dtype
 from perturbdiff.runtime import provenance
-from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.files import existing
 
-__all__ = ["Cells", "Condition", "Group", "Reader", "is_store", "open_predictions", "open_truth"]
-
+_SOURCES = ("predicted", "control")
 MADE_BY = (
     "baseline",  # name of the method in this package; models of ours have none
     "baseline_kind",  # 'built-in', 'tool' or 'script'
@@ -38,9 +39,273 @@ MADE_BY = (
     "controls",  # how the control cells that cells were made from were chosen: 'shuffled' or 'balanced'
 )
 """What a predictions file may say of how its cells were made; it goes to the summary as it is."""
-
 _SCALES = ("log1p", "counts")
 _COVARIATES = ("cell_type", "batch")
+
+
+class StoreReader:
+    """Rows of a store, log1p."""
+
+    def __init__(self, store: Any) -> None:
+        self.path, self.genes, self._store = Path(store.path), list(store.genes), store
+
+    def expression(self, rows: np.ndarray) -> Sparse:
+        """Return log1p values of the store's ``rows``."""
+        return self._store.expression(rows)
+
+    def depths(self) -> np.ndarray:
+        """Return the depth of each cell over all genes of its input."""
+        return np.asarray(self._store.n_counts, np.float64)
+
+    def cell_name(self, row: int) -> str:
+        """Return the name of a cell."""
+        return str(self._store.cell_names(row, row + 1)[0])
+
+
+def open_store(path: Path, config: EvaluateConfig) -> Cells:
+    """Open a store as the truth.
+
+    Raises
+    ------
+    UserError
+        If it is no finished store, or the context column is missing or varies within a condition.
+    """
+    from perturbdiff.store.store import Store
+
+    store = Store(path)
+    table = store.conditions
+    covariates = frozenset(name for name in ("cell_type", "batch") if set(table[name]) != {ALL})
+    column = config.context_column or ("cell_type" if "cell_type" in covariates else None)
+    labels = _labels(store, column) if column is not None else None
+    rows: dict[Condition, np.ndarray] = {}
+    controls: dict[Group, np.ndarray] = {}
+    contexts: dict[Condition, str] = {}
+    for i, row in enumerate(table.to_dict("records")):
+        condition = (str(row["cell_type"]), str(row["batch"]), str(row["perturbation"]))
+        cells = np.arange(int(row["start"]), int(row["stop"]), dtype=np.int64)
+        if row["is_control"]:
+            controls[condition[:2]] = cells
+            continue
+        rows[condition] = cells
+        if column is not None and labels is not None:
+            contexts[condition] = single(labels[i], condition, column, path)
+    return Cells(
+        StoreReader(store),
+        rows,
+        controls,
+        contexts,
+        store.control,
+        covariates,
+        target_sum=float(store.target_sum),
+        names={"dataset": path.name},
+    )
+
+
+def _labels(store: Any, column: str) -> list[list[str]]:
+    """Return the contexts that each condition's cells lie in."""
+    table = store.conditions
+    if column in table:
+        return [[str(label)] for label in table[column]]
+    codes, names = pd.factorize(store.obs([column])[column])
+    found = []
+    for start, stop in zip(table["start"], table["stop"], strict=True):
+        found.append([str(names[k]) if k >= 0 else "" for k in np.unique(codes[start:stop])])
+    return found
+
+
+def single(labels: list[str], condition: Condition, column: str, path: Path) -> str:
+    """Return the one context of a condition.
+
+    Raises
+    ------
+    UserError
+        If there are several.
+    """
+    if len(labels) != 1:
+        raise UserError(
+            f"{path}: cells of condition {'|'.join(condition)} lie in several contexts of '{column}' "
+            f"({listing(sorted(labels))}); choose a column that is constant within a condition"
+        )
+    return labels[0]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """The rows of a file by condition.
+
+    Attributes
+    ----------
+    rows
+        Ascending row numbers (int64) of each condition, controls among them.
+    contexts
+        The context of each condition; empty without a context column.
+    """
+
+    rows: Mapping[Condition, np.ndarray]
+    contexts: Mapping[Condition, str]
+
+    def perturbed(self, control: str) -> dict[Condition, np.ndarray]:
+        """Return the rows of the conditions that are not the control."""
+        return {c: rows for c, rows in self.rows.items() if c[2] != control}
+
+    def controls(self, control: str) -> dict[Group, np.ndarray]:
+        """Return the rows of the controls of each (cell type, batch)."""
+        return {c[:2]: rows for c, rows in self.rows.items() if c[2] == control}
+
+
+def read_labels(
+    reader: AnnDataReader,
+    columns: Mapping[str, str | None],
+    *,
+    context: str | None = None,
+    control: str | None = None,
+) -> Labelled:
+    """Return the rows of each condition of a file.
+
+    Parameters
+    ----------
+    reader
+        The file.
+    columns
+        The obs column of ``perturbation``, ``cell_type`` and ``batch``; None: all cells have the label 'all'.
+    context
+        obs column of the contexts, or ``cell_type``, ``batch``, ``perturbation`` for one of these.
+    control
+        For predictions: with a column ``source`` of 'predicted' and 'control', cells of the latter count only if
+        they carry this label.
+
+    Raises
+    ------
+    UserError
+        If a cell has no label, or a condition lies in several contexts.
+    """
+    texts = {name: Texts() for name in columns}
+    opened = {name: reader.column(key) for name, key in columns.items() if key is not None}
+    source = None if control is None else _source(reader)
+    sources, contexts, condition = Texts(), Numbering(), Numbering()
+    codes = np.empty(reader.num_cells, np.int32)
+    missing: dict[str, tuple[int, int]] = {}
+    for start, stop in row_ranges(reader.num_cells):
+        found = {}
+        for name in columns:
+            found[name] = _codes(opened.get(name), texts[name], start, stop)
+            _note(missing, name, found[name], start)
+        part = condition(contexts(found["cell_type"], found["batch"]), found["perturbation"])
+        if source is not None and control is not None:
+            predicted = source.codes(start, stop, sources) == sources.number("predicted")
+            part[~predicted & (found["perturbation"] != texts["perturbation"].number(control))] = MISSING
+        codes[start:stop] = part
+    for name, (count, first) in missing.items():
+        raise UserError(
+            f"{reader.path}: {count} cells have no label in obs column '{columns[name]}' (first: "
+            f"'{reader.cell_name(first)}'); label or drop them"
+        )
+    names = _names(condition, contexts, texts)
+    return Labelled(_grouped(codes, names), _contexts(reader, codes, names, context, columns))
+
+
+def _source(reader: AnnDataReader) -> Column | None:
+    """Return the column that tells predicted cells from controls; another column may have its name."""
+    if "source" not in reader.columns:
+        return None
+    column, texts = reader.column("source"), Texts(_SOURCES)
+    for start, stop in row_ranges(reader.num_cells):
+        column.codes(start, stop, texts)
+    return column if len(texts.names) == len(_SOURCES) else None
+
+
+def _names(condition: Numbering, contexts: Numbering, texts: Mapping[str, Texts]) -> list[Condition]:
+    """Return the labels of each condition, by its number."""
+    context_of, perturbation_of = condition.pairs()
+    types, batches = contexts.pairs()
+    cell_type, batch, perturbation = (texts[n].names for n in ("cell_type", "batch", "perturbation"))
+    return [
+        (cell_type[types[c]], batch[batches[c]], perturbation[p])
+        for c, p in zip(context_of, perturbation_of, strict=True)
+    ]
+
+
+def _codes(column: Column | None, texts: Texts, start: int, stop: int) -> np.ndarray:
+    """Return the number of each cell's label."""
+    if column is None:
+        return np.full(stop - start, texts.number(ALL), np.int32)
+    return column.codes(start, stop, texts)
+
+
+def _note(missing: dict[str, tuple[int, int]], name: str, codes: np.ndarray, start: int) -> None:
+    """Remember how many cells have no label, and the first."""
+    if (none := codes == MISSING).any():
+        count, first = missing.get(name, (0, start + int(np.argmax(none))))
+        missing[name] = count + int(none.sum()), first
+
+
+def _grouped(codes: np.ndarray, names: list[Condition]) -> dict[Condition, np.ndarray]:
+    """Return the ascending rows of each condition, by name."""
+    counts = np.zeros(len(names) + 1, np.int64)
+    for start, stop in row_ranges(len(codes)):
+        counts += np.bincount(codes[start:stop] - MISSING, minlength=len(counts))
+    order = np.argsort(codes.astype(small_dtype(len(names))), kind="stable")  # by radix, in linear time
+    ends = np.cumsum(counts)
+    rows = np.split(order, ends)[1:]  # first come cells of no condition
+    here = [k for k in range(len(names)) if len(rows[k])]
+    return {names[k]: rows[k] for k in sorted(here, key=names.__getitem__)}
+
+
+def _contexts(
+    reader: AnnDataReader,
+    codes: np.ndarray,
+    names: list[Condition],
+    context: str | None,
+    columns: Mapping[str, str | None],
+) -> dict[Condition, str]:
+    """Return the context of each condition."""
+    if context is None:
+        return {}
+    for place, name in enumerate(("cell_type", "batch", "perturbation")):
+        if context in (name, columns[name]):
+            return {condition: condition[place] for condition in names}
+    texts, pairs = Texts(), Numbering()
+    column = reader.column(context)
+    for start, stop in row_ranges(len(codes)):
+        labels = column.codes(start, stop, texts)
+        if (none := labels == MISSING).any():
+            cell = reader.cell_name(start + int(np.argmax(none)))
+            raise UserError(
+                f"{reader.path}: cell '{cell}' has no label in obs column '{context}' (--context-col)"
+            )
+        pairs(codes[start:stop], labels)
+    found: dict[int, list[str]] = {k: [] for k in range(len(names))}
+    for condition, label in zip(*pairs.pairs(), strict=True):
+        found[int(condition)].append(texts.names[label])
+    return {names[k]: single(own, names[k], context, reader.path) for k, own in found.items() if own}
+
+
+def column_names(
+    reader: AnnDataReader, wanted: Mapping[str, str | None], defaults: Mapping[str, str | None], *, own: bool
+) -> dict[str, str | None]:
+    """Return which column of obs has each label.
+
+    A column with another name than the default was asked for and must be there; one with the default's name may
+    be missing, except that of the perturbation.
+
+    Parameters
+    ----------
+    wanted, defaults
+        The column of ``perturbation``, ``cell_type`` and ``batch``; None: cells have none.
+    own
+        Take the columns that our own predictions have where the wanted ones are not there.
+    """
+    found: dict[str, str | None] = {}
+    for name, key in wanted.items():
+        if key is None or key in reader.columns:
+            found[name] = key
+        elif own and name in reader.columns:
+            found[name] = name
+        elif name == "perturbation" or key != defaults[name]:
+            reader.column(key)  # raises
+        else:
+            found[name] = None
+    return found
 
 
 def open_predictions(path: Path, config: EvaluateConfig, *, own: bool = True) -> Cells:

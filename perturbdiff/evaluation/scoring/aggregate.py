@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.evaluation.metrics.definitions import DEFAULT
+from perturbdiff.evaluation.metrics.differential import DEFAULT
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.scoring.intervals import bootstrap_means
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope

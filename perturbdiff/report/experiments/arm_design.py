@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.report.loading.results import Run
-from perturbdiff.report.loading.seed_groups import families, seed_of
+from perturbdiff.report.loading.results import Run, families, seed_of
 from perturbdiff.report.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

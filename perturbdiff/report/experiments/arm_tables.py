@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from perturbdiff.report.experiments.arm_estimates import DRAWS, Estimate, Estimates
+from perturbdiff.report.experiments.experiment import DRAWS, Estimate, Estimates
 from perturbdiff.report.experiments.run_groups import Line
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, interval, number
 from perturbdiff.report.figures.seed_means import markdown_table

@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.experiments import curve_sections
-from perturbdiff.report.experiments.arm_estimates import Estimates
 from perturbdiff.report.experiments.arm_tables import chosen
-from perturbdiff.report.experiments.experiment import Experiment
+from perturbdiff.report.experiments.experiment import Estimates, Experiment
 from perturbdiff.report.experiments.run_groups import Line
 from perturbdiff.report.figures.score_plots import Forest, forest, radar
 from perturbdiff.report.figures.svg import Plot, slug
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, radar_columns
-from perturbdiff.report.sections.layout import Section
+from perturbdiff.report.sections.chapter_data import Section
 from perturbdiff.report.sections.overview import caption
 
 _BARS = (ENERGY, "PDCorr", "DEOver", "DEPrec", "AUPRC", "AUROC", "DirAgr", "LFCSpear", "PDS_cos")

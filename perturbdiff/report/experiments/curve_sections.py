@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from perturbdiff.report.experiments.arm_estimates import Estimate, Estimates
-from perturbdiff.report.experiments.curve_plots import BEST, CEILING, RANDOM, Panel, curves
-from perturbdiff.report.experiments.experiment import Experiment
+from perturbdiff.report.experiments.experiment import CONVENTION, Estimate, Estimates, Experiment, Work
 from perturbdiff.report.experiments.run_groups import Line
-from perturbdiff.report.experiments.training_work import CONVENTION, Work
-from perturbdiff.report.figures.svg import Look, Plot, looks, slug
+from perturbdiff.report.figures.svg import (
+    GREY,
+    INK,
+    NARROW,
+    PAPER,
+    WIDTH,
+    Look,
+    Plot,
+    canvas,
+    draw,
+    legend_text,
+    looks,
+    slug,
+    spread,
+)
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
-from perturbdiff.report.sections.layout import Section
+from perturbdiff.report.sections.chapter_data import Section
 from perturbdiff.report.sections.overview import caption
 
-_OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+MOST_CURVES = 14
+"""Curves with a line of their own; the numbers beside the figure hold all."""
+_TITLE = 26  # letters in a line of a panel's title
+_FAR = -2.0  # scores of at most 1 below this squeeze all others on a plain axis
+_TICKS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.0, 0.5, 1.0)
 _FURTHER = (
     "R2",
     "MSE",
@@ -35,6 +59,160 @@ _FURTHER = (
     "cell_sd_ratio",
     "correlation_agreement",
 )
+_ZEROSHOT = (
+    "A pretrained model predicts without having seen any perturbation. Look at how far the curve leaves "
+    "the dashed line of the network before any training, and whether it still rises at the end: R² near 1 "
+    "alone says little, since most genes do not change. Curves are means over data sets and seeds, bands "
+    "the range over seeds."
+)
+_STEPS = (
+    "Look at which arm arrives first, which stays, and which falls again with more training "
+    "(overfitting). Curves are means over data sets and seeds, bands the range over seeds."
+)
+_LEVELS = (
+    "The level is the number given with an arm (guidance weight, reverse steps). Look for a plateau "
+    "rather than for the single best level: neighbours that differ by less than the band are not told "
+    "apart by these seeds."
+)
+_SHARES = (
+    "Look at the gap between the arms on the left, where few cells are left to learn from, and whether it "
+    "closes to the right. Curves are means over data sets and seeds, bands the range over seeds."
+)
+_SCALING = (
+    "Whether more training or a larger network helps. The paper’s answer is that neither does without "
+    "bound: its medium model was best, and its large one got worse again with more compute."
+)
+_WORK = "Look for curves that level off or turn: where two sizes cross, the smaller one uses the same work better."
+_SIZE = "A curve for each number of steps. Look for a size beyond which nothing is gained."
+_NO_WORK = (
+    "Nothing to draw: sizes are counted from bundles; give the bundles of the runs (--bundle) and the "
+    "folders of their predictions (--records)."
+)
+
+
+RANDOM, BEST, CEILING = "random initialisation", "best baseline", "ceiling"
+_STYLES: dict[str, dict[str, object]] = {
+    RANDOM: {"color": INK, "lw": 1.1, "ls": (0, (4, 3))},
+    BEST: {"color": GREY, "lw": 1.1, "ls": "-"},
+    CEILING: {"color": GREY, "lw": 1.1, "ls": (0, (1, 2))},
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One data set's curves.
+
+    Attributes
+    ----------
+    rows
+        curve, x, mean, lowest and highest (over seeds), further columns for the CSV; a row per point.
+    flat
+        What is drawn as a line from side to side: RANDOM, BEST or CEILING, and its height.
+    """
+
+    title: str
+    rows: pd.DataFrame
+    flat: Mapping[str, float] = field(default_factory=dict)
+
+
+def curves(
+    name: str,
+    title: str,
+    metric: Column,
+    panels: Sequence[Panel],
+    look: Mapping[str, Look],
+    across: str,
+) -> Plot:
+    """Draw a metric over x: a panel per data set, a curve per arm with the range over its seeds.
+
+    Parameters
+    ----------
+    look
+        Of the curves, by name.
+    across
+        What x is, with its unit.
+    """
+    shown = list(dict.fromkeys(str(c) for panel in panels for c in panel.rows["curve"]))[:MOST_CURVES]
+    flat = list(dict.fromkeys(words for panel in panels for words in panel.flat))
+    columns = min(2, len(panels))
+    lines = -(-len(panels) // columns)
+    below = 0.2 * -(-(len(shown) + len(flat)) // 2)
+    with canvas(WIDTH if columns > 1 else NARROW, 2.15 * lines + below + 0.2) as (figure, whole):
+        whole.remove()
+        grid = figure.subplots(lines, columns, squeeze=False).ravel()
+        xs = np.concatenate([p.rows["x"].to_numpy(np.float64) for p in panels])
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_panel(axes, panel, shown, look)
+            _axes(axes, panel, xs)
+            axes.set_title(textwrap.fill(panel.title, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
+        for i, axes in enumerate(grid):
+            axes.set_visible(i < len(panels))
+            if i % columns == 0:
+                axes.set_ylabel(metric.heading)
+            if i + columns >= len(panels):  # nothing below it
+                axes.set_xlabel(textwrap.fill(across, 30 if columns > 1 else 48))
+        handles = [
+            Line2D([], [], color=look[c].color, marker=look[c].marker, ls=look[c].dash, ms=4) for c in shown
+        ]
+        handles += [Line2D([], [], **_STYLES[w]) for w in flat]  # pyright: ignore[reportArgumentType]
+        if len(handles) > 1:
+            words = [legend_text(c) for c in (*shown, *flat)]
+            figure.legend(handles, words, loc="outside lower center", ncols=2, handlelength=1.8)
+        return draw(figure, name, title, _data(panels, metric))
+
+
+def _draw_panel(axes: Axes, panel: Panel, shown: Sequence[str], look: Mapping[str, Look]) -> None:
+    for words, height in panel.flat.items():
+        axes.axhline(height, zorder=1, **_STYLES[words])  # pyright: ignore[reportArgumentType]
+    for curve in shown:
+        rows = panel.rows.loc[(panel.rows["curve"] == curve).to_numpy(bool)].sort_values("x")
+        rows = rows.loc[np.isfinite(rows["mean"].to_numpy(np.float64))]
+        if rows.empty:
+            continue
+        x, mean, low, high = (rows[c].to_numpy(np.float64) for c in ("x", "mean", "lowest", "highest"))
+        style = look[curve]
+        axes.plot(x, mean, color=style.color, ls=style.dash)
+        axes.plot(x, mean, style.marker, color=style.color, ms=4.5, mec=PAPER, mew=0.5)
+        if (high > low).any():
+            axes.fill_between(x, low, high, color=style.color, alpha=0.16, lw=0)
+            axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6)
+
+
+def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
+    ends = panel.rows[["mean", "lowest", "highest"]].to_numpy(np.float64).ravel()
+    low, high, wide = spread(np.concatenate([ends, np.array(list(panel.flat.values()))]))
+    axes.set_ylim(low, high)
+    if low < _FAR and high < 1.7:
+        axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_locator(FixedLocator([t for t in _TICKS if low <= t <= high]))
+    elif wide:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    left, right, wide = spread(xs)
+    axes.set_xlim(left, right)
+    if wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=5))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    plain = FuncFormatter(lambda value, _: f"{value:,.4g}".replace("-", "−"))
+    axes.xaxis.set_major_formatter(plain)
+    axes.yaxis.set_major_formatter(plain)
+
+
+def _data(panels: Sequence[Panel], metric: Column) -> pd.DataFrame:
+    parts = [panel.rows.assign(panel=panel.title, metric=metric.name) for panel in panels]
+    for panel in panels:
+        flat = {"curve": list(panel.flat), "mean": list(panel.flat.values()), "panel": panel.title}
+        parts.append(pd.DataFrame(flat).assign(metric=metric.name))
+    return pd.concat([part for part in parts if len(part)], ignore_index=True)
+
+
+_OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
 
 
 def zeroshot(found: Experiment) -> Section:
@@ -43,24 +221,10 @@ def zeroshot(found: Experiment) -> Section:
     return _filled(section, found, "zeroshot", "pretraining steps", ("R2", *_OPEN), _step_panels)
 
 
-_ZEROSHOT = (
-    "A pretrained model predicts without having seen any perturbation. Look at how far the curve leaves "
-    "the dashed line of the network before any training, and whether it still rises at the end: R² near 1 "
-    "alone says little, since most genes do not change. Curves are means over data sets and seeds, bands "
-    "the range over seeds."
-)
-
-
 def steps(found: Experiment) -> Section:
     """Return metrics over training steps."""
     section = Section("Over training steps", "x-steps", intro=_STEPS, small=True)
     return _filled(section, found, "steps", "training steps", _OPEN, _level_panels)
-
-
-_STEPS = (
-    "Look at which arm arrives first, which stays, and which falls again with more training "
-    "(overfitting). Curves are means over data sets and seeds, bands the range over seeds."
-)
 
 
 def levels(found: Experiment, name: str) -> Section:
@@ -69,23 +233,10 @@ def levels(found: Experiment, name: str) -> Section:
     return _filled(section, found, f"{name}-levels", "level", _OPEN, _level_panels)
 
 
-_LEVELS = (
-    "The level is the number given with an arm (guidance weight, reverse steps). Look for a plateau "
-    "rather than for the single best level: neighbours that differ by less than the band are not told "
-    "apart by these seeds."
-)
-
-
 def shares(found: Experiment) -> Section:
     """Return metrics over the share of training cells."""
     section = Section("Over shares of the training cells", "x-fewshot-shares", intro=_SHARES, small=True)
     return _filled(section, found, "fewshot-shares", "share of the training cells, %", _OPEN, _level_panels)
-
-
-_SHARES = (
-    "Look at the gap between the arms on the left, where few cells are left to learn from, and whether it "
-    "closes to the right. Curves are means over data sets and seeds, bands the range over seeds."
-)
 
 
 def scaling(found: Experiment) -> Section:
@@ -108,18 +259,6 @@ def scaling(found: Experiment) -> Section:
     if lost:
         section.note = f"{lost} lines are not drawn, as their bundles were not given (--bundle, --records)."
     return section
-
-
-_SCALING = (
-    "Whether more training or a larger network helps. The paper’s answer is that neither does without "
-    "bound: its medium model was best, and its large one got worse again with more compute."
-)
-_WORK = "Look for curves that level off or turn: where two sizes cross, the smaller one uses the same work better."
-_SIZE = "A curve for each number of steps. Look for a size beyond which nothing is gained."
-_NO_WORK = (
-    "Nothing to draw: sizes are counted from bundles; give the bundles of the runs (--bundle) and the "
-    "folders of their predictions (--records)."
-)
 
 
 def _work(found: Experiment, line: Line) -> Work | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.report.experiments.arm_estimates import Estimates
+from perturbdiff.report.experiments.experiment import Estimates
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number
 from perturbdiff.report.figures.svg import slug
 from perturbdiff.report.loading.metric_columns import Column

@@ -11,7 +11,6 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.axes import logarithmic, points, spread
 from perturbdiff.report.figures.svg import (
     GREY,
     INK,
@@ -23,7 +22,10 @@ from perturbdiff.report.figures.svg import (
     Plot,
     canvas,
     draw,
+    logarithmic,
+    points,
     shorten,
+    spread,
 )
 from perturbdiff.report.loading.metric_columns import Column
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.axes import counting, legend_text, logarithmic, points, spread
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, number, small
 from perturbdiff.report.figures.score_plots import MOST_METHODS
 from perturbdiff.report.figures.svg import (
     INK,
@@ -22,20 +23,28 @@ from perturbdiff.report.figures.svg import (
     Look,
     Plot,
     canvas,
+    counting,
     draw,
+    legend_text,
+    logarithmic,
+    points,
     shorten,
+    slug,
+    spread,
 )
 from perturbdiff.report.loading.de_tables import STEP, Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
 MOST_PANELS = 6
 """Methods with a panel of their own; the numbers beside a figure hold all."""
-
-_TRUE, _OTHER = PALETTE[0], PALETTE[1]
 _BINS = 60
 _TICKS = (0.0, 0.3, 1.3, 3.0, 10.0, 30.0)
+
+
+_TRUE, _OTHER = PALETTE[0], PALETTE[1]
 
 
 def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float) -> Plot:
@@ -297,3 +306,40 @@ def _size_axes(axes: Axes, low: float, high: float, *, wide: bool) -> None:
     axes.set(xlim=(0, high), ylim=(0, high))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def gene_table(genes: pd.DataFrame, method: str, alpha: float, prefix: str) -> Table:
+    """Return the strongest DE genes of one perturbation.
+
+    Parameters
+    ----------
+    genes
+        See `effects.top_genes`.
+    method
+        Whose predictions are shown; its columns are in ``genes``.
+    alpha
+        Below this q a gene is called DE.
+    prefix
+        Start of the table's name.
+    """
+    folds = genes[["real", method]].to_numpy(np.float64)
+    top = float(np.max(np.abs(folds[np.isfinite(folds)]), initial=0.0)) or 1.0
+    rows = []
+    for record in genes.to_dict("records"):
+        true, ours, q = (float(record[c]) for c in ("real", method, f"{method} q"))
+        agrees = not math.isnan(ours) and np.sign(true) == np.sign(ours)
+        cells = (
+            Cell(number(true, 2), "num", bar=_bar(true, top), value=true),
+            Cell(number(ours, 2), "num", bar=_bar(ours, top), value=ours),
+            Cell("same" if agrees else "no", "" if agrees else "off"),
+            Cell(small(q), "num" if q < alpha else "num faint", value=q),
+        )
+        rows.append(Row(str(record["gene"]), cells))
+    perturbation, count = str(genes["perturbation"].iloc[0]), int(genes["de_genes"].iloc[0])
+    heads = ("Gene", "log₂FC real", "log₂FC predicted", "direction", "q predicted")
+    title = f"{perturbation} · {count:,} DE genes"
+    return Table(heads, tuple(rows), title, name=f"{prefix}-{slug(perturbation)}")
+
+
+def _bar(value: float, top: float) -> float:
+    return 0.0 if math.isnan(value) else float(np.clip(value / top, -1.0, 1.0))

@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from perturbdiff.report.figures.axes import legend_text, spread
 from perturbdiff.report.figures.svg import (
     GREY,
     INK,
@@ -26,7 +25,9 @@ from perturbdiff.report.figures.svg import (
     Plot,
     canvas,
     draw,
+    legend_text,
     shorten,
+    spread,
 )
 from perturbdiff.report.loading.metric_columns import Column
 

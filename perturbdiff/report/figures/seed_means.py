@@ -12,8 +12,7 @@ import pandas as pd
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, number
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.results import Run
-from perturbdiff.report.loading.seed_groups import SeedGroup, families, stem
+from perturbdiff.report.loading.results import Run, SeedGroup, families, stem
 from perturbdiff.runtime.errors import one_line
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")

@@ -11,8 +11,7 @@ from typing import Any
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, duration, memory
 from perturbdiff.report.figures.svg import Look
 from perturbdiff.report.loading.failed_runs import FailedRun
-from perturbdiff.report.loading.results import Run, read_json, unique_names
-from perturbdiff.report.loading.seed_groups import seed_of
+from perturbdiff.report.loading.results import Run, read_json, seed_of, unique_names
 from perturbdiff.runtime import files, provenance
 from perturbdiff.runtime.errors import UserError
 

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import pandas as pd
 import yaml
 
 from perturbdiff import __version__
+from perturbdiff.report.experiments import arm_tables
 from perturbdiff.report.experiments.arm_tables import text as text_arms
-from perturbdiff.report.experiments.experiment import experiment
-from perturbdiff.report.experiments.experiment_request import ExperimentRequest, ask
+from perturbdiff.report.experiments.experiment import Estimates, experiment, frame
+from perturbdiff.report.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.report.figures import condition_plots, page_tables, seed_means
-from perturbdiff.report.figures.data_description import data_tables, read_splits
-from perturbdiff.report.figures.store_figures import pictures
+from perturbdiff.report.figures.page_tables import Table, terminal_columns
+from perturbdiff.report.figures.store_figures import data_tables, pictures, read_splits
 from perturbdiff.report.figures.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.report.figures.trained_models import costs, pretrained, record_files, trained
 from perturbdiff.report.loading.failed_runs import FailedRun, read_expected
 from perturbdiff.report.loading.metric_columns import metric_columns
-from perturbdiff.report.loading.results import Run, read_json, read_runs, unique_names
-from perturbdiff.report.loading.seed_groups import families
-from perturbdiff.report.page.exports import write_arms, write_tables
+from perturbdiff.report.loading.results import Run, families, read_json, read_runs, unique_names
 from perturbdiff.report.page.multiqc import write_multiqc
 from perturbdiff.report.sections.chapter_data import subject
 from perturbdiff.report.sections.chapters import Chapter, chapter
@@ -32,6 +32,61 @@ from perturbdiff.runtime import files, outputs, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, visible
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
+
+
+def write_tables(
+    folder: Path, runs: Sequence[Run], absent: Sequence[FailedRun], trained: Table | None
+) -> None:
+    """Write ``over_seeds``, ``trained`` and ``failed`` into an existing folder, each as CSV, the first two as Markdown.
+
+    Parameters
+    ----------
+    runs, absent
+        Of all data sets: what was scored, and what failed.
+    trained
+        See `trained.trained`.
+    """
+    frames, texts = [], []
+    for dataset in dict.fromkeys(run.dataset for run in runs):
+        of = [run for run in runs if run.dataset == dataset]
+        lines = seed_means.lines(of, [one for one in absent if one.dataset == dataset])
+        columns = metric_columns(of)
+        frames.append(seed_means.frame(lines, columns))
+        texts.append(f"**{dataset}**\n\n{seed_means.markdown(lines, terminal_columns(columns))}")
+    tabular.write_csv(pd.concat(frames, ignore_index=True), folder / "over_seeds.csv")
+    (folder / "over_seeds.md").write_text("\n".join(texts), encoding="utf-8")
+    rows = [(one.dataset, one.method, one.kind, one.why, ";".join(one.logs)) for one in absent]
+    names = pd.Index(["dataset", "method", "kind", "reason", "log"])
+    tabular.write_csv(pd.DataFrame(rows, columns=names), folder / "failed.csv")
+    shown = trained or Table(("Method",), ())
+    tabular.write_csv(_frame(shown), folder / "trained.csv")
+    (folder / "trained.md").write_text(_markdown(shown), encoding="utf-8")
+
+
+def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
+    """Write ``arms`` into an existing folder: every metric as CSV, the main ones as Markdown, a table per group."""
+    tabular.write_csv(frame(groups), folder / "arms.csv")
+    (folder / "arms.md").write_text(arm_tables.markdown(groups), encoding="utf-8")
+
+
+def _frame(table: Table) -> pd.DataFrame:
+    """Return a table's numbers as they are (seconds, MiB) and its texts; NaN stays empty."""
+    rows = [
+        [row.head, *(cell.text if cell.value is None else cell.value for cell in row.cells), row.note]
+        for row in table.rows
+    ]
+    return pd.DataFrame(rows, columns=pd.Index([*table.columns, "note"]))
+
+
+def _markdown(table: Table) -> str:
+    """Return a table as it is read; notes stand below it."""
+    rows = [[row.head, *(_field(cell.text, cell.value) for cell in row.cells)] for row in table.rows]
+    notes = dict.fromkeys(f"- {row.head}: {row.note}\n" for row in table.rows if row.note)
+    return seed_means.markdown_table(list(table.columns), rows) + ("\n" if notes else "") + "".join(notes)
+
+
+def _field(text: str, value: float | None) -> str:
+    return "" if value is not None and math.isnan(value) else text
 
 
 def write_report(

@@ -9,8 +9,7 @@ from perturbdiff.report.figures import condition_plots, score_plots
 from perturbdiff.report.figures.svg import GREY, Look, Plot
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.loading.results import Run
-from perturbdiff.report.sections.chapter_data import ChapterData
-from perturbdiff.report.sections.layout import Section
+from perturbdiff.report.sections.chapter_data import ChapterData, Section
 
 _CONDITIONS = 6
 _CHANCE = "chance"

@@ -9,12 +9,9 @@ from perturbdiff.report.figures.svg import Look, Plot
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.cell_sections import cells
-from perturbdiff.report.sections.chapter_data import ChapterData, subject
-from perturbdiff.report.sections.distinct_sections import distinct
-from perturbdiff.report.sections.gene_sections import genes
-from perturbdiff.report.sections.layout import Section, drawn
-from perturbdiff.report.sections.pairwise_comparison import duels
-from perturbdiff.report.sections.score_sections import overview
+from perturbdiff.report.sections.chapter_data import ChapterData, Section, drawn, subject
+from perturbdiff.report.sections.gene_sections import distinct, genes
+from perturbdiff.report.sections.score_sections import duels, overview
 
 
 @dataclass

@@ -4,23 +4,205 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pandas as pd
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.callbacks.loggers import Curves
-from perturbdiff.training.callbacks.throughput import Throughput
 from perturbdiff.training.module import TrainingModule, ends_step
 
 logger = logging.getLogger(__name__)
 
+
+SPEAK_SECONDS = 60.0
+"""Time after which a line is due though no row of the journal is."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
+
+
+NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
+"""Files beside the loggers' own by which the next attempt goes on."""
+
+
+class Curves:
+    """Sends rows of the journal to loggers, none of which needs a network, and none of which can end a training.
+
+    A run that was interrupted comes past rows that it has sent already. They are counted in a file beside the
+    loggers' own and not sent again, so the curves have neither steps twice nor gaps.
+
+    Parameters
+    ----------
+    names
+        Of ``tensorboard``, ``wandb`` (offline; ``wandb sync`` sends it later) and ``mlflow`` (local files).
+    folder
+        Where they write; the same for all attempts of a run.
+    run
+        Name of the run.
+    identity
+        What tells it from other runs of that name.
+
+    Raises
+    ------
+    UserError
+        If a logger's package is not installed.
+    """
+
+    def __init__(self, names: Sequence[str], folder: Path, run: str, identity: str) -> None:
+        self.backends: list[Logger] = []
+        self._sent_note = folder / _SENT
+        if not names:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        makers = _makers(folder, run, identity)
+        for name in names:
+            try:
+                self.backends.append(makers[name]())
+            except ModuleNotFoundError:
+                raise UserError(
+                    f"train.loggers: {name} is not installed; pip install 'perturbdiff[{name}]'"
+                ) from None
+        self._sent = int(self._sent_note.read_text() or 0) if self._sent_note.is_file() else 0
+
+    def send(self, number: int, step: int, values: Mapping[str, float]) -> None:
+        """Send a row of the journal, the ``number``-th counted from 0, unless it was sent before."""
+        if not self.backends or number < self._sent:
+            return
+
+        def send() -> None:
+            for backend in self.backends:
+                backend.log_metrics(dict(values), step=step)
+                if isinstance(backend, TensorBoardLogger):
+                    backend.experiment.flush()
+            self._sent_note.write_text(str(number + 1))
+
+        self._guarded(send)
+
+    def close(self, status: str) -> None:
+        """End the loggers' files: ``success`` or ``failed``."""
+
+        def close() -> None:
+            for backend in self.backends:
+                backend.finalize(status)
+
+        self._guarded(close)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - a full disk shows in each library's own words
+            logger.warning("the loggers (train.loggers) stop here, training goes on: %s", error)
+            self.backends = []
+
+
+def _makers(folder: Path, run: str, identity: str) -> dict[str, Callable[[], Logger]]:
+    def mlflow() -> Logger:
+        note = folder / _MLFLOW_RUN
+        former = note.read_text() if note.is_file() else None
+        uri = f"file:{folder.resolve() / 'mlflow'}"
+        made = MLFlowLogger("perturbdiff", run, tracking_uri=uri, run_id=former)
+        note.write_text(made.run_id or "")
+        return made
+
+    return {
+        "tensorboard": lambda: TensorBoardLogger(folder, name="tensorboard", version=""),
+        "wandb": lambda: WandbLogger(
+            name=run, save_dir=folder, project="perturbdiff", offline=True, id=identity, resume="allow"
+        ),
+        "mlflow": mlflow,
+    }
+
+
+class Throughput:
+    """The clock of an attempt, and the sums over the attempts before it.
+
+    Parameters
+    ----------
+    attempts, seconds
+        Attempts before this one, and their time up to the checkpoint that this one goes on from.
+    """
+
+    def __init__(self, attempts: int = 0, seconds: float = 0.0) -> None:
+        self.attempts, self.seconds = attempts + 1, seconds
+        self.first, self.steps, self.cells, self.validating = 0, 0, 0, 0.0
+        self._began: float | None = None
+        self._ended = self._spoken = 0.0
+        self._unsaid = 0  # cells since the last line
+        self._quiet = True  # nothing was said in this attempt
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"attempts": self.attempts, "seconds": self.seconds + self.elapsed()}
+
+    def start(self, step: int) -> None:
+        """Start the clock before the first step."""
+        if self._began is None:
+            self._began = self._ended = self._spoken = time.monotonic()
+            self.first = step
+
+    def step(self, cells: int) -> None:
+        """Count a step of so many cells."""
+        self.steps += 1
+        self.cells += cells
+        self._unsaid += cells
+        self._ended = time.monotonic()
+
+    def validated(self, seconds: float) -> None:
+        """Take a validation's time out of the throughput."""
+        self.validating += seconds
+        self._spoken += seconds
+
+    def silent(self) -> bool:
+        """Return whether a line is due: after the first step, and when none came for long."""
+        return self._quiet or time.monotonic() - self._spoken >= SPEAK_SECONDS
+
+    def elapsed(self) -> float:
+        """Return the seconds of this attempt until its last step."""
+        return 0.0 if self._began is None else self._ended - self._began
+
+    def said(self, step: int, last: int) -> str:
+        """Return throughput since the last line and time left, for a line."""
+        now = time.monotonic()
+        rate = self._unsaid / max(now - self._spoken, 1e-9)
+        self._spoken, self._unsaid, self._quiet = now, 0, False
+        left = (last - step) * (now - (self._began or now)) / max(self.steps, 1)
+        return f"{rate:.0f} cells/s, {span(left)} left"
+
+    def facts(self) -> dict[str, Any]:
+        """Return the figures of this attempt and all for the record of the run."""
+        working = max(self.elapsed() - self.validating, 1e-9)
+        return {
+            "attempts": self.attempts,
+            "first_step": self.first,
+            "train_seconds": round(self.elapsed(), 3),
+            "validation_seconds": round(self.validating, 3),
+            "cells_per_second": round(self.cells / working, 1),
+            "train_seconds_of_all_attempts": round(self.seconds + self.elapsed(), 3),
+        }
+
+    def conclude(self, last: int) -> None:
+        """Log the figures of this attempt."""
+        if not self.steps:
+            return
+        facts = self.facts()
+        logger.info(
+            "attempt %d: steps %d to %d of %d in %s (validation %s), %.0f cells/s",
+            self.attempts, self.first + 1, self.first + self.steps, last, span(self.elapsed()),
+            span(self.validating), facts["cells_per_second"],
+        )  # fmt: skip
+
+
+def span(seconds: float) -> str:
+    """Return a time for a person."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class TrainingLog(pl.Callback):

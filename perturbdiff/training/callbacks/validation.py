@@ -26,10 +26,9 @@ from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import CellSetBatch, SetLoader
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
-from perturbdiff.training.callbacks.throughput import SPEAK_SECONDS, span
-from perturbdiff.training.callbacks.training_log import TrainingLog
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.training_log import SPEAK_SECONDS, TrainingLog, span
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
+from perturbdiff.training.run_folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
 

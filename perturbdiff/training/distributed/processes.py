@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, StoppedEarly, UserError
-from perturbdiff.runtime.local_workers import end_with
 from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.task_runner import end_with
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment

@@ -6,8 +6,7 @@ import pytest
 import zarr
 from small_store import small_store
 
-from perturbdiff.baselines import NAMES, predict
-from perturbdiff.baselines.simple import linear
+from perturbdiff.baselines import NAMES, predict, simple
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import parts, read_split
@@ -241,8 +240,8 @@ def test_linear_solution_is_the_closed_form():
     rng = np.random.default_rng(0)
     label = rng.integers(0, 4, 11)
     y, g, e = rng.normal(size=(40, 11)), rng.normal(size=(40, 5)), rng.normal(size=(4, 3))
-    weights, mean = linear.solve(*sums(y, label, 4), g, e)
-    expected, b = reference(y, g, e[label].T, linear.RIDGE)
+    weights, mean = simple.solve(*sums(y, label, 4), g, e)
+    expected, b = reference(y, g, e[label].T, simple.RIDGE)
     np.testing.assert_allclose(weights, expected)
     np.testing.assert_allclose(mean, b)
 
@@ -251,7 +250,7 @@ def test_linear_without_ridge_gives_the_mean_change_of_each_perturbation():
     rng = np.random.default_rng(1)
     label = np.repeat(np.arange(3), 3)
     y = rng.normal(size=(20, 9))
-    weights, mean = linear.solve(*sums(y, label, 3), np.eye(20), np.eye(3), ridge=0)
+    weights, mean = simple.solve(*sums(y, label, 3), np.eye(20), np.eye(3), ridge=0)
     for j in range(3):
         np.testing.assert_allclose(weights[:, j] + mean, y[:, label == j].mean(axis=1))
 
@@ -259,7 +258,7 @@ def test_linear_without_ridge_gives_the_mean_change_of_each_perturbation():
 @pytest.mark.parametrize("shape", [(6, 30), (30, 12)])
 def test_gene_embedding_spans_the_leading_components(shape):
     profiles = np.random.default_rng(2).normal(size=shape)
-    scores = linear.gene_embedding(profiles, 4)
+    scores = simple.gene_embedding(profiles, 4)
     centred = profiles.T - profiles.T.mean(axis=0)
     left, values, _ = np.linalg.svd(centred, full_matrices=False)
     np.testing.assert_allclose(np.abs(scores), np.abs(left[:, :4] * values[:4]), atol=1e-8)
@@ -267,7 +266,7 @@ def test_gene_embedding_spans_the_leading_components(shape):
 
 def test_perturbation_embedding_uses_genes_only_when_most_are_measured():
     genes, embedding = ["a", "b", "c"], np.arange(6.0).reshape(3, 2) + 1
-    rows = linear.perturbation_embedding(["a", "x", "c", "q"], genes, embedding, seen=["a", "b", "x"])
+    rows = simple.perturbation_embedding(["a", "x", "c", "q"], genes, embedding, seen=["a", "b", "x"])
     np.testing.assert_array_equal(rows, [[1, 2, 0], [0, 0, 1], [5, 6, 0], [0, 0, 0]])
-    drugs = linear.perturbation_embedding(["a", "x"], genes, embedding, seen=["a", "x", "y"])
+    drugs = simple.perturbation_embedding(["a", "x"], genes, embedding, seen=["a", "x", "y"])
     np.testing.assert_array_equal(drugs, [[1, 0, 0], [0, 1, 0]])

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
+from perturbdiff.baselines import simple
 from perturbdiff.baselines.baseline_stage import METHODS, NAMES, make_cells
 from perturbdiff.baselines.baseline_task import Task
-from perturbdiff.baselines.simple import linear
 from perturbdiff.store.pseudobulk import ROWS_PER_READ
 
 GENES = ["a", "b", "c"]
@@ -175,7 +175,7 @@ def test_resample_copies_training_cells_of_the_perturbation(screen):
     assert found["B", "y", "r"].rows.tolist() == [6]  # unseen: a matched control
 
 
-def direct(cells, embed, ridge=linear.RIDGE):
+def direct(cells, embed, ridge=simple.RIDGE):
     """W and b of the published closed form, with a column of Y for each training condition, nothing summed."""
     table = cells.conditions
     train = table["part"] == "train"
@@ -192,7 +192,7 @@ def direct(cells, embed, ridge=linear.RIDGE):
 
     profiles = np.stack([mean(*key) for key in keys], axis=1)  # genes × pseudobulks, controls among them
     left, values, _ = np.linalg.svd(profiles - profiles.mean(axis=0), full_matrices=False)
-    keep = min(linear.NUM_COMPONENTS, len(keys) - 1, len(profiles) - 1)
+    keep = min(simple.NUM_COMPONENTS, len(keys) - 1, len(profiles) - 1)
     g = left[:, :keep] * values[:keep]
     perturbed = [k for k in keys if k[1] != "control"]
     y = np.stack([mean(*k) - mean(k[0], "control") for k in perturbed], axis=1)
@@ -250,7 +250,7 @@ def test_linear_finds_a_truth_of_low_rank():
     e = rng.normal(size=(4, 3))
     e -= counts @ e / counts.sum()  # else a part of the truth is in the mean change
     changes = counts[:, None] * (e @ truth.T @ g.T + shared)
-    weights, mean = linear.solve(changes, counts, g, e, ridge=1e-9)
+    weights, mean = simple.solve(changes, counts, g, e, ridge=1e-9)
     np.testing.assert_allclose(weights, truth, atol=1e-6)
     np.testing.assert_allclose(mean, shared, atol=1e-9)
 
@@ -258,7 +258,7 @@ def test_linear_finds_a_truth_of_low_rank():
 def test_ridge_shrinks_one_hot_effects_by_what_the_formula_says():
     """G = I, P one-hot, n conditions each: W = (change - b) · n / (n + λ) / (1 + λ)."""
     changes, counts = np.array([[6.0, 0.0], [0.0, 3.0]]), np.array([3, 3])
-    weights, mean = linear.solve(changes, counts, np.eye(2), np.eye(2), ridge=0.5)
+    weights, mean = simple.solve(changes, counts, np.eye(2), np.eye(2), ridge=0.5)
     np.testing.assert_allclose(mean, [1.0, 0.5])
     np.testing.assert_allclose(weights.T, np.array([[1.0, -0.5], [-1.0, 0.5]]) * 3 / 3.5 / 1.5)
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.baselines.external import known_tools
-from perturbdiff.baselines.external.environment_variables import ADAPTERS
+from perturbdiff.baselines.external.task_folder import ADAPTERS
 
 torch = pytest.importorskip("torch")
 

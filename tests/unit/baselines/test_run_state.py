@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.baselines.external import known_tools
-from perturbdiff.baselines.external.environment_variables import ADAPTERS
+from perturbdiff.baselines.external.task_folder import ADAPTERS
 
 LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL, ODD = "no treatment", 'drug "A", 1.0µM/${x} [b]'

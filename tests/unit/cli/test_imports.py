@@ -22,7 +22,7 @@ def imported(module, names):
         ),
         ("perturbdiff.embeddings", ("lightning", "transformers", "huggingface_hub")),
         ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
-        ("perturbdiff.store.store_facts", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
+        ("perturbdiff.store.store_head", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
             "perturbdiff.training.training_stages",
             ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),

@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from perturbdiff.cli import main, options
-from perturbdiff.cli.program import Work
+from perturbdiff.cli.options import Work
 from perturbdiff.runtime.errors import INTERRUPTED, StoppedEarly, UserError
 
 HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")

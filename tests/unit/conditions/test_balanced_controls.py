@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.conditions import balanced_controls
-from perturbdiff.conditions.balanced_controls import BalancedControls, distances, represent
+from perturbdiff.conditions import control_matching
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.conditions.control_matching import ControlPools, Rows
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, distances, represent
 
 
 def some_cells(number: int, genes: int = 60, seed: int = 0) -> np.ndarray:
@@ -49,7 +48,7 @@ def test_distances_are_those_of_the_cells():
 def test_distances_of_many_genes_are_the_same_block_by_block(monkeypatch):
     x = sparse.csr_matrix(some_cells(20))
     whole = distances(x)
-    monkeypatch.setattr(balanced_controls, "_GENES", 7)
+    monkeypatch.setattr(control_matching, "_GENES", 7)
     np.testing.assert_array_equal(distances(x), whole)
 
 
@@ -119,7 +118,7 @@ def test_only_controls_are_read():
 
 @pytest.mark.parametrize("number", [3, 20, 50, 100, 149])
 def test_a_large_pool_is_compared_in_slices(monkeypatch, number):
-    monkeypatch.setattr(balanced_controls, "SLICE", 32)
+    monkeypatch.setattr(control_matching, "SLICE", 32)
     store = a_store(150)
     sizes, rows = [], store.expression
     store.expression = lambda asked: (sizes.append(len(asked)), rows(asked))[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
+from perturbdiff.evaluation.metrics.differential import DEFINITIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
 ARROWS = {"higher": "↑", "lower": "↓", "one": "→ 1", "none": ""}

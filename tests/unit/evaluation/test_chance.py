@@ -7,11 +7,10 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from perturbdiff.evaluation.metrics import chance as module
+from perturbdiff.evaluation.metrics import bounds as module
+from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.catalogue import METRICS, score
-from perturbdiff.evaluation.metrics.chance import chance
-from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
-from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 
 TABLE = [n for n, m in METRICS.items() if m.compute is not None]

@@ -7,8 +7,8 @@ import pytest
 import scipy.sparse as sp
 from scipy import stats
 
-from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
 from perturbdiff.evaluation.metrics.differential import (
+    DEFINITIONS,
     Columns,
     Controls,
     Differential,

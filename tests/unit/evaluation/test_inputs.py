@@ -14,10 +14,9 @@ import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.readers import anndata_reader, disk_rows
+from perturbdiff.evaluation.readers import anndata_reader
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.condition_rows import read_labels
-from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth, read_labels
 from perturbdiff.runtime.errors import UserError
 
 LAYOUTS = {
@@ -46,7 +45,7 @@ def from_disk(monkeypatch, *, scattered):
     """Make readers hold nothing, and see rows as scattered or not."""
     monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
     monkeypatch.setattr(anndata_reader, "scattered", lambda *_: scattered)
-    monkeypatch.setattr(disk_rows, "_PIECE", 300)
+    monkeypatch.setattr(anndata_reader, "_PIECE", 300)
 
 
 @pytest.mark.parametrize(("kind", "layout", "way"), CASES)
@@ -92,9 +91,9 @@ def test_scattered_rows_are_those_whose_chunks_would_be_decoded_again_and_again(
     together = np.split(np.arange(100_000), 100)
     apart = [np.arange(k, 100_000, 100) for k in range(100)]
     few = [np.arange(k, k + 3) for k in range(0, 1000, 10)]
-    assert not disk_rows.scattered(together, ends, 1 << 16)
-    assert disk_rows.scattered(apart, ends, 1 << 16)
-    assert not disk_rows.scattered(few, ends, 1 << 16)
+    assert not anndata_reader.scattered(together, ends, 1 << 16)
+    assert anndata_reader.scattered(apart, ends, 1 << 16)
+    assert not anndata_reader.scattered(few, ends, 1 << 16)
 
 
 def test_stored_zeros_unsorted_and_repeated_entries_are_tidied(tmp_path):

@@ -11,7 +11,7 @@ from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers import anndata_reader
-from perturbdiff.evaluation.readers.expression_view import ExpressionView
+from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair, split_half
 from perturbdiff.runtime.errors import UserError

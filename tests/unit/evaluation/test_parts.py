@@ -16,8 +16,8 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.evaluation.metrics.catalogue import chosen
 from perturbdiff.evaluation.metrics.differential import Controls
-from perturbdiff.evaluation.scoring import condition_pass, test_results
-from perturbdiff.evaluation.tables.merge_evaluations import merge
+from perturbdiff.evaluation.score_tables import merge
+from perturbdiff.evaluation.scoring import condition_pass, scopes
 from perturbdiff.runtime.errors import UserError
 
 GENES = [f"g{i}" for i in range(24)]
@@ -73,7 +73,7 @@ def test_threads_do_not_matter(files, one, tmp_path):
 
 
 def test_where_intermediate_results_wait_does_not_matter(files, one, tmp_path, monkeypatch):
-    monkeypatch.setattr(test_results, "HELD_BYTES", 0)
+    monkeypatch.setattr(scopes, "HELD_BYTES", 0)
     monkeypatch.setattr(condition_pass, "HELD_BYTES", 0)
     monkeypatch.setattr(condition_pass, "KEPT_VALUES", 0)
     assert written(evaluate(*files, tmp_path / "out", CONFIG, threads=2)) == written(one)

@@ -10,8 +10,7 @@ from scipy import stats
 
 from perturbdiff.evaluation.metrics import profile_metrics as m
 from perturbdiff.evaluation.metrics.catalogue import METRICS, PAPER, chosen, score
-from perturbdiff.evaluation.metrics.definitions import DEFINITIONS
-from perturbdiff.evaluation.metrics.differential import Differential
+from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.runtime.errors import UserError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from perturbdiff.evaluation.metrics.bounds import CORRECTED, full_depth, spearman_brown
 from perturbdiff.evaluation.metrics.catalogue import columns
-from perturbdiff.evaluation.metrics.reliability import CORRECTED, full_depth, spearman_brown
 
 # What cell-eval 0.8.2 makes of split-half means (its function for aggregated ceilings, called directly).
 ORACLE = {

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perturbdiff.evaluation.scoring.condition_pass import _partners
+from perturbdiff.evaluation.scoring.condition_pass import Workers, _partners, usable
 from perturbdiff.evaluation.scoring.scopes import of_shard, sizes_of, units_of
-from perturbdiff.evaluation.scoring.threads import Workers, usable
 
 
 def pairing(conditions, contexts=None, controls=None, own=None) -> Any:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.tables.warnings import findings
+from perturbdiff.evaluation.score_tables import findings
 
 
 def tables(*, cells=50, ratio=1.1, num=8, de=30, undefined=0, verdict="as different as the truth"):

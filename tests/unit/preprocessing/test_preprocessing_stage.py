@@ -21,10 +21,10 @@ from tiny_data import tiny_counts
 
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.preprocessing import passes, scan, spill
+from perturbdiff.preprocessing import passes, reordering, scan
 from perturbdiff.preprocessing import preprocessing_stage as module
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.preprocessing.spill import plan_buckets
+from perturbdiff.preprocessing.reordering import plan_buckets
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.task_runner import TaskRunner
@@ -115,7 +115,7 @@ def test_cells_are_shuffled_by_the_seed_within_conditions_only(counts_file, tmp_
 
 
 def test_shuffle_is_uniform():
-    from perturbdiff.store import row_sorting as kernels
+    from perturbdiff.store import row_kernels as kernels
 
     key = np.empty(200_000, np.uint64)
     kernels.shuffle_keys(3, 0, key)
@@ -291,7 +291,7 @@ def test_after_a_full_disk_a_second_run_goes_on(counts_file, tmp_path, monkeypat
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    target = (spill._Buffer, "flush") if place == "spill" else (store_writer.ShardWriter, "append")
+    target = (reordering._Buffer, "flush") if place == "spill" else (store_writer.ShardWriter, "append")
     with monkeypatch.context() as patch:
         patch.setattr(*target, full)
         with pytest.raises(UserError, match=r"disk full while writing .*run again.*\.store\.partial"):
@@ -331,7 +331,7 @@ def test_other_settings_do_not_go_on_with_what_another_run_left(counts_file, tmp
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(spill, "scatter_piece", fail)
+        patch.setattr(reordering, "scatter_piece", fail)
         with pytest.raises(RuntimeError):
             preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40))
     preprocess([counts_file], tmp_path / "store", DataConfig(num_hvgs=40, min_counts=120))
@@ -340,14 +340,14 @@ def test_other_settings_do_not_go_on_with_what_another_run_left(counts_file, tmp
 
 
 def test_an_input_that_changes_while_it_is_read_is_refused(counts_file, tmp_path, monkeypatch):
-    once = spill.scatter
+    once = reordering.scatter
 
     def meanwhile(*given):
         found = once(*given)
         os.utime(counts_file, ns=(0, 0))
         return found
 
-    monkeypatch.setattr(spill, "scatter", meanwhile)
+    monkeypatch.setattr(reordering, "scatter", meanwhile)
     with pytest.raises(UserError, match="counts.h5ad: changed while it was read"):
         preprocess([counts_file], tmp_path / "store", DataConfig())
     assert [p.name for p in tmp_path.iterdir()] == ["counts.h5ad"]
@@ -371,13 +371,13 @@ def test_workers_and_little_memory_give_the_same_bytes(counts_file, tmp_path, mo
 
 def slow_preprocess(source: Path, out: Path) -> None:
     """Preprocess in about a second, in many small steps."""
-    read, write = spill.read_bucket, passes.save
+    read, write = reordering.read_bucket, passes.save
 
     def slowly(function: Callable, *given: Any) -> Any:
         time.sleep(0.01)
         return function(*given)
 
-    spill.read_bucket = partial(slowly, read)
+    reordering.read_bucket = partial(slowly, read)
     passes.save = partial(slowly, write)
     preprocess([source], out, DataConfig(num_hvgs=40))
 

@@ -14,7 +14,9 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import kinds_of, read_names, unique_names
-from perturbdiff.preprocessing import composites, shared_genes, study_sums
+from perturbdiff.preprocessing import shared_genes
+from perturbdiff.preprocessing import studies as composites
+from perturbdiff.preprocessing import studies as study_sums
 from perturbdiff.preprocessing.preprocessing_stage import Machine
 from perturbdiff.preprocessing.shared_genes import build_vocabulary
 from perturbdiff.runtime.errors import UserError

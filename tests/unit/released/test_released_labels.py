@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
-from perturbdiff.released.released_labels import (
+from perturbdiff.released.released_settings import (
     control_label,
     ordered,
     own_batches,

@@ -5,7 +5,7 @@ import torch
 from released_layout import BY_NAME, ReleasedLayout
 
 from perturbdiff.model import Covariates
-from perturbdiff.released.released_checkpoint import denoiser_of
+from perturbdiff.released.checkpoint_import import denoiser_of
 from perturbdiff.released.released_weights import layout_of, translate
 from perturbdiff.runtime.errors import UserError
 

@@ -8,7 +8,7 @@ import pytest
 
 from perturbdiff.evaluation.scoring.intervals import bootstrap_means, bootstrap_nested
 from perturbdiff.report.experiments.arm_design import Entry
-from perturbdiff.report.experiments.arm_estimates import COLUMNS, Estimates, frame
+from perturbdiff.report.experiments.experiment import COLUMNS, Estimates, frame
 from perturbdiff.report.experiments.run_groups import groups, units
 from perturbdiff.report.loading.results import Run
 

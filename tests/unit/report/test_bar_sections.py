@@ -8,13 +8,10 @@ from perturbdiff.report.figures.svg import looks
 from perturbdiff.report.loading.metric_columns import named
 from perturbdiff.report.loading.results import Run, read_runs
 from perturbdiff.report.sections.cell_sections import cells
-from perturbdiff.report.sections.chapter_data import subject
+from perturbdiff.report.sections.chapter_data import drawn, subject
 from perturbdiff.report.sections.chapters import chapter
-from perturbdiff.report.sections.distinct_sections import alike_table, distinct
-from perturbdiff.report.sections.gene_sections import genes
-from perturbdiff.report.sections.layout import drawn
-from perturbdiff.report.sections.pairwise_comparison import duels
-from perturbdiff.report.sections.score_sections import chance, over_seeds, overview
+from perturbdiff.report.sections.gene_sections import alike_table, distinct, genes
+from perturbdiff.report.sections.score_sections import chance, duels, over_seeds, overview
 
 POOLED = ("PDCorr", "MSE", "PDS_cos", "AUPRC", "DEOver")
 DIRECTIONS = {"MSE": "lower", "energy_distance": "lower", "gene_sd_ratio": "one"}

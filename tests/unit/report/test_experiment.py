@@ -12,16 +12,14 @@ from typer.testing import CliRunner
 from perturbdiff.cli.main import app
 from perturbdiff.report.experiments import arm_tables
 from perturbdiff.report.experiments.arm_design import default_design, read_design
-from perturbdiff.report.experiments.arm_estimates import Estimates
-from perturbdiff.report.experiments.experiment import experiment
+from perturbdiff.report.experiments.experiment import Estimates, Work, experiment
 from perturbdiff.report.experiments.experiment_chapter import FIGURES, chapter, figure_names
 from perturbdiff.report.experiments.published_numbers import beside, read_published
 from perturbdiff.report.experiments.run_groups import groups
-from perturbdiff.report.experiments.training_work import Work
 from perturbdiff.report.figures import svg
 from perturbdiff.report.loading.results import read_runs
 from perturbdiff.report.page.page import headline, write_report
-from perturbdiff.report.sections.layout import drawn
+from perturbdiff.report.sections.chapter_data import drawn
 from perturbdiff.runtime.errors import UserError
 
 SKILLS = {"scratch": 0.5, "tuned": 0.7}

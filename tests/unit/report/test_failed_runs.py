@@ -6,9 +6,8 @@ import pytest
 from report_runs import make_run
 
 from perturbdiff.report.figures import svg
-from perturbdiff.report.loading.failed_runs import read_expected
+from perturbdiff.report.loading.failed_runs import read_expected, reason
 from perturbdiff.report.loading.results import read_runs
-from perturbdiff.report.loading.stage_logs import reason
 from perturbdiff.report.page.page import headline, write_report
 from perturbdiff.runtime.errors import UserError
 

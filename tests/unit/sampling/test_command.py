@@ -10,8 +10,8 @@ import pytest
 from perturbdiff.checkpoint.bundle import recipe_of
 from perturbdiff.config import recipes
 from perturbdiff.predictions import read_predictions
-from perturbdiff.runtime.devices import resolve_devices
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.resources import resolve_devices
 
 
 def test_overrides_change_the_bundles_own_recipe(trained, tmp_path, run_cli):

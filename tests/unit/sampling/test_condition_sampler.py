@@ -20,8 +20,7 @@ from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling import ConditionSampler
 from perturbdiff.sampling import starting_controls as controls
-from perturbdiff.sampling.random_init import reinitialise
-from perturbdiff.sampling.sampling_stage import Job
+from perturbdiff.sampling.sampling_stage import Job, reinitialise
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store
 

@@ -15,7 +15,7 @@ from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.predictions import read_predictions, requests
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.sampling.recipe_key import recipe_facts
+from perturbdiff.sampling.sampling_stage import recipe_facts
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 

@@ -11,11 +11,10 @@ from scipy import sparse, stats
 from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.simulation import counts_file
-from perturbdiff.simulation.cell_plan import TINY, draw_plan
+from perturbdiff.simulation import simulated_counts
 from perturbdiff.simulation.simulated_counts import draw_counts
 from perturbdiff.simulation.simulation_stage import draw_blocks, simulate
-from perturbdiff.simulation.true_effects import draw_truth
+from perturbdiff.simulation.true_effects import TINY, draw_plan, draw_truth
 
 SMALL = SimulateConfig(
     cells=900, genes=120, cell_types=2, batches=2, knockdowns=4, drugs=1, cytokines=1, tiny_fraction=0.1
@@ -237,7 +236,7 @@ def test_depth_is_log_normal_and_cells_co_vary():
 
 
 def test_memory_does_not_grow_with_the_cells(tmp_path, monkeypatch):
-    monkeypatch.setattr(counts_file, "_PIECE", 4096)
+    monkeypatch.setattr(simulated_counts, "_PIECE", 4096)
 
     def peak(cells):
         config = SimulateConfig(

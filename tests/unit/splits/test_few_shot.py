@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.splits.few_shot import leave_out
+from perturbdiff.splits.splits import leave_out
 
 
 def table(sizes: dict[str, int]) -> pd.DataFrame:

@@ -5,15 +5,18 @@ import pandas as pd
 import pytest
 
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.evaluation.metrics import population_distances as evaluated
-from perturbdiff.statistics.distance_tables import COLUMNS, summarise
+from perturbdiff.evaluation.metrics import populations as evaluated
 from perturbdiff.statistics.group_distances import (
+    COLUMNS,
+    LEVELS,
+    MIN_CELLS,
+    PairPlan,
     energy_distance,
     interval,
     mean_distance,
     mean_distance_within,
+    summarise,
 )
-from perturbdiff.statistics.group_pairs import LEVELS, MIN_CELLS, PairPlan
 
 
 def test_by_hand():

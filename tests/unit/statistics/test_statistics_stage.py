@@ -173,7 +173,7 @@ def test_rows_read_in_windows(store, monkeypatch):
 
 def test_neither_tasks_nor_workers_change_a_byte(store, tmp_path, monkeypatch):
     one = write_statistics(store, tmp_path / "one", cells_per_group=10)
-    monkeypatch.setattr("perturbdiff.statistics.distance_tables._GROUPS_PER_TASK", 2)
+    monkeypatch.setattr("perturbdiff.statistics.group_distances._GROUPS_PER_TASK", 2)
     with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster:
         address = cluster.scheduler_address
         two = write_statistics(store, tmp_path / "two", cells_per_group=10, scheduler=address)
@@ -221,8 +221,7 @@ def test_between_exceeds_within_where_a_perturbation_shifts(tmp_path):
 
 
 def test_distance_is_that_of_the_rows_drawn(tmp_path):
-    from perturbdiff.statistics.group_distances import energy_distance
-    from perturbdiff.statistics.group_pairs import PairPlan
+    from perturbdiff.statistics.group_distances import PairPlan, energy_distance
 
     path = many_cells(tmp_path, 0.5)
     out = write_statistics(path, tmp_path / "stats", cells_per_group=12, seed=5)

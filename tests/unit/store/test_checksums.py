@@ -19,7 +19,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.store import checksums, store_check
 from perturbdiff.store.store import Store
 from perturbdiff.store.store_check import check_store, row_faults
-from perturbdiff.store.store_facts import describe, render
+from perturbdiff.store.store_head import describe, render
 
 
 @pytest.fixture(scope="module")

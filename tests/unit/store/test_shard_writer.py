@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
-from perturbdiff.store.shard_writer import ShardWriter, TextWriter
-from perturbdiff.store.store_writer import PartWriter
+from perturbdiff.store.store_writer import PartWriter, ShardWriter, TextWriter
 
 CHUNK, SHARD = 10, 40
 TEXTS = ["", "a", "é", "cell-1", "a longer name of a cell\n", "细胞"]

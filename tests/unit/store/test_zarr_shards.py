@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.store.shard_writer import ShardWriter
+from perturbdiff.store.store_writer import ShardWriter
 from perturbdiff.store.zarr_shards import ShardedReader
 
 CHUNK, SHARD = 10, 40

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.run_folder import CheckpointFolder
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.callbacks.loggers import Curves
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.training_log import Curves
 from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
 

@@ -15,12 +15,11 @@ from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Denoiser
-from perturbdiff.runtime.devices import resolve_device
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.resources import resolve_device
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.module import TrainingModule
-from perturbdiff.training.optimiser import parameter_groups, rate_factor
-from perturbdiff.training.value_range import measure
+from perturbdiff.training.module import TrainingModule, parameter_groups, rate_factor
+from perturbdiff.training.training_cells import measure
 
 B, S, G = 4, 5, 6
 SMALL = ModelConfig(width=16, depth=1, heads=4, covariate_width=8)

@@ -10,8 +10,8 @@ import pytest
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
-from perturbdiff.training.callbacks import throughput, validation
-from perturbdiff.training.callbacks.throughput import Throughput, span
+from perturbdiff.training.callbacks import training_log, validation
+from perturbdiff.training.callbacks.training_log import Throughput, span
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.training_stages import train
 
@@ -23,7 +23,7 @@ def clock(monkeypatch):
     class Clock:
         now = 1000.0
 
-    monkeypatch.setattr(throughput.time, "monotonic", lambda: Clock.now)
+    monkeypatch.setattr(training_log.time, "monotonic", lambda: Clock.now)
     return Clock
 
 
@@ -99,7 +99,7 @@ def test_lines_of_a_training_and_its_continuation(trained, tmp_path, monkeypatch
 
 def test_lines_between_rows_and_in_validations_change_nothing(trained, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "perturbdiff")
-    monkeypatch.setattr(throughput, "SPEAK_SECONDS", 0.0)
+    monkeypatch.setattr(training_log, "SPEAK_SECONDS", 0.0)
     monkeypatch.setattr(validation, "SPEAK_SECONDS", 0.0)
     out = run(trained, tmp_path / "b")
     steps = [int(found[1]) for m in caplog.messages if (found := LINE.fullmatch(m))]

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import tiny_module
 
-from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler
-from perturbdiff.loading.independent_pairs import PairedSetStream
+from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, PairedSetStream
 from perturbdiff.loading.windows import WindowedSampler
 
 CONDITIONS = pd.DataFrame(

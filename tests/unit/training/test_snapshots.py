@@ -9,8 +9,8 @@ from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.callbacks.snapshots import hand_over, kept_steps
-from perturbdiff.training.checkpoints.run_folder import CheckpointFolder
+from perturbdiff.training.callbacks.checkpointing import hand_over, kept_steps
+from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
 CHANGES = (

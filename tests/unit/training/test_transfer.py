@@ -18,8 +18,8 @@ from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
-from perturbdiff.training.holdout_filter import HeldOut
 from perturbdiff.training.setup import dataset_names
+from perturbdiff.training.training_cells import HeldOut
 from perturbdiff.training.training_stages import finetune, pretrain
 from perturbdiff.training.transfer import STRATEGIES
 

@@ -12,8 +12,8 @@ from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
 from perturbdiff.splits.splits import read_split
+from perturbdiff.training.fit import _levels
 from perturbdiff.training.training_stages import train
-from perturbdiff.training.zero_cutoff import _levels
 
 SET = 16
 MATCHED = (

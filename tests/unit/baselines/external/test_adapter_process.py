@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perturbdiff.baselines.external import adapter_process
-from perturbdiff.baselines.external.environment_variables import ADAPTERS, environment
-from perturbdiff.baselines.external.output_log import OutputLog
+from perturbdiff.baselines.external.adapter_process import OutputLog
+from perturbdiff.baselines.external.task_folder import ADAPTERS, environment
 
 FORK_AND_SLEEP = """
 import os, subprocess, sys, time

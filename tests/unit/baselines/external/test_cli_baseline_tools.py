@@ -6,7 +6,7 @@ from fake_tool import load, make_registry
 from typer.testing import CliRunner
 
 from perturbdiff.baselines.external import installer, tool_environments
-from perturbdiff.cli.tool_commands import mount
+from perturbdiff.cli.baseline_commands import mount
 from perturbdiff.runtime.errors import UserError
 
 

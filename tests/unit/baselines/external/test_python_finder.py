@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from perturbdiff.baselines.external import python_finder
+from perturbdiff.baselines.external import installer
 from perturbdiff.runtime.errors import UserError
 
 WANTED = ((3, 97), (3, 98))
@@ -50,42 +50,42 @@ def test_the_running_one_first(home, monkeypatch):
     interpreter(home / "bin/python3.97")
     own = interpreter(home / "own" / "python", "3.98.0")
     monkeypatch.setattr(sys, "version_info", (3, 98, 0))
-    assert python_finder.find(((3, 98),), "x").path == own
-    assert python_finder.find(WANTED, "x").version == "3.97.1"  # the preferred version goes before
+    assert installer.find(((3, 98),), "x").path == own
+    assert installer.find(WANTED, "x").version == "3.97.1"  # the preferred version goes before
 
 
 def test_a_stub_on_the_path_is_passed_over(home):
     interpreter(home / "bin/python3.97", fails=127)
     interpreter(home / ".pyenv/versions/3.97.1/bin/python3.97")
     newest = interpreter(home / ".pyenv/versions/3.97.9/bin/python3.97", "3.97.9")
-    found = python_finder.find(WANTED, "x")
+    found = installer.find(WANTED, "x")
     assert (found.path, found.version, found.minor) == (newest, "3.97.9", (3, 97))
 
 
 def test_pyenv_in_another_place(home, monkeypatch):
     monkeypatch.setenv("PYENV_ROOT", str(home / "elsewhere"))
     there = interpreter(home / "elsewhere/versions/3.98.0/bin/python3.98", "3.98.0")
-    assert python_finder.find(WANTED, "x").path == there
+    assert installer.find(WANTED, "x").path == there
 
 
 def test_environments_of_conda(home, monkeypatch):
     noted = interpreter(home / "somewhere/env/bin/python3.97")
     (home / ".conda").mkdir()
     (home / ".conda/environments.txt").write_text(f"{home / 'gone'}\n{home / 'somewhere/env'}\n")
-    assert python_finder.find(WANTED, "x").path == noted
+    assert installer.find(WANTED, "x").path == noted
     noted.unlink()
     base = interpreter(home / "conda/envs/py/bin/python3.98", "3.98.3")
     monkeypatch.setenv("CONDA_EXE", str(home / "conda/bin/conda"))
-    assert python_finder.find(WANTED, "x").path == base
+    assert installer.find(WANTED, "x").path == base
 
 
 def test_one_that_uv_keeps_or_fetches(home):
     kept = interpreter(home / "uv/python3.97")
     uv(home / "bin/uv", knows=kept)
-    assert python_finder.find(WANTED, "x").path == kept
+    assert installer.find(WANTED, "x").path == kept
     (home / "bin/known").unlink()
     uv(home / "bin/uv", fetches=kept)
-    assert python_finder.find(WANTED, "x").path == kept
+    assert installer.find(WANTED, "x").path == kept
 
 
 @pytest.mark.parametrize("with_uv", [False, True])
@@ -95,7 +95,7 @@ def test_none_says_what_to_install(home, with_uv, caplog):
     if with_uv:
         uv(home / "bin/uv")
     with pytest.raises(UserError) as error:
-        python_finder.find(WANTED, "cpa")
+        installer.find(WANTED, "cpa")
     assert str(error.value) == (
         "cpa needs Python 3.97 or 3.98, and none was found (running, PATH, pyenv, conda, uv); install one with "
         "'uv python install 3.97', 'pyenv install 3.97' or 'conda create -n py3.97 python=3.97', "
@@ -109,17 +109,17 @@ def test_one_without_venv_will_do_only_with_uv(home):
     with pytest.raises(
         UserError, match="cannot make environments; install its venv module .*python3.97-venv"
     ):
-        python_finder.find(WANTED, "x")
+        installer.find(WANTED, "x")
     other = interpreter(home / "bin/python3.98", "3.98.0")
-    assert python_finder.find(WANTED, "x").path == other
+    assert installer.find(WANTED, "x").path == other
     uv(home / "bin/uv")
-    assert python_finder.find(WANTED, "x").path == home / "bin/python3.97"
+    assert installer.find(WANTED, "x").path == home / "bin/python3.97"
 
 
 def test_a_given_one(home):
     interpreter(home / "bin/python3.97", "3.96.0")
     good = interpreter(home / "py/python", "3.98.1")
-    assert python_finder.find(WANTED, "x", given=good).path == good
+    assert installer.find(WANTED, "x", given=good).path == good
     for given, said in [
         (home / "none", "no Python that starts"),
         (interpreter(home / "py/broken", fails=1), "no Python that starts"),
@@ -127,11 +127,11 @@ def test_a_given_one(home):
         (interpreter(home / "py/lame", venv=False), "cannot make environments"),
     ]:
         with pytest.raises(UserError, match=said):
-            python_finder.find(WANTED, "x", given=given)
+            installer.find(WANTED, "x", given=given)
 
 
 def test_the_running_python_answers():
-    found = python_finder.ask(sys.executable)
+    found = installer.ask(sys.executable)
     assert found is not None
     assert found.minor == sys.version_info[:2]
 
@@ -146,5 +146,5 @@ def test_what_belongs_to_our_python_stays_here(monkeypatch):
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    found = python_finder.clean_environment()
+    found = installer.clean_environment()
     assert {name for name in given if name in found} == {"PIP_INDEX_URL", "UV_CACHE_DIR"}

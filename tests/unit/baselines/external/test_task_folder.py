@@ -14,9 +14,9 @@ from noisy_store import noisy_store
 from small_store import small_store
 from tiny_data import tiny_counts
 
-from perturbdiff.baselines.baseline_output import open_task
+from perturbdiff.baselines.baseline_task import open_task
 from perturbdiff.baselines.external import task_folder
-from perturbdiff.baselines.external.environment_variables import ADAPTERS
+from perturbdiff.baselines.external.task_folder import ADAPTERS
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.splits.splits import parts, read_split
@@ -191,7 +191,7 @@ def test_cells_are_copied_in_blocks(small, made, tmp_path, monkeypatch):
 def test_memory_grows_by_far_less_than_the_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(task_folder, "_ROWS_PER_BLOCK", 64)
     monkeypatch.setattr("perturbdiff.store.stored_rows.CACHE_BYTES", 1)
-    monkeypatch.setattr("perturbdiff.conditions.balanced_controls.SLICE", 16)
+    monkeypatch.setattr("perturbdiff.conditions.control_matching.SLICE", 16)
     peaks, cells = [], []
     for number in (4, 32):
         wide = tiny_counts(genes=400)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_tool import DESCRIPTION, load, make_registry, make_wheel
 
-from perturbdiff.baselines.external import installer, python_finder, tool_environments
+from perturbdiff.baselines.external import installer, tool_environments
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.locks import locked
 
@@ -51,7 +51,7 @@ def made(monkeypatch):
 
 
 def needs_uv():
-    if not python_finder.find_uv():
+    if not installer.find_uv():
         pytest.skip("uv is not here")
 
 

@@ -1,0 +1,259 @@
+"""The baselines of the package: copied cells, mean profiles, the nearest context, and a linear model.
+
+The linear model is that of Ahlmann-Eltze, Huber and Anders: change = gene embedding × W × perturbation embedding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
+from perturbdiff.store.pseudobulk import condition_means, group_means
+
+logger = logging.getLogger(__name__)
+
+
+NUM_COMPONENTS = 10
+RIDGE = 0.1
+
+
+def control_copy(task: Task) -> Predictor:
+    """Predict no change: matched control cells that stand for all of them (`Task.matched`)."""
+    return lambda condition, size: Recipe(rows=task.matched(condition, size))
+
+
+def resample(task: Task) -> Predictor:
+    """Predict real training cells of the same perturbation, drawn at random from all training contexts.
+
+    With repeats only if there are too few; matched controls for a perturbation unseen in training.
+    """
+    labels = task.labels("perturbation")
+    pools: dict[str, list[int]] = {}
+    for condition in task.perturbed:
+        pools.setdefault(str(labels[condition]), []).append(int(condition))
+    task.report_unseen("resample", set(pools), "perturbation", "matched controls are used")
+
+    def predict(condition: int, size: int) -> Recipe:
+        pool, rng = pools.get(labels[condition]), task.rng(condition)
+        if pool is None:
+            return Recipe(rows=task.matched(condition, size))
+        return Recipe(rows=task.rows.draw(np.array(pool), size, rng))
+
+    return predict
+
+
+def mean_of(task: Task, column: str | None) -> Predictor:
+    """Predict the mean of all training cells, controls included, that share a label with the condition.
+
+    Parameters
+    ----------
+    task
+        What to learn from and to predict.
+    column
+        'perturbation', 'cell_type' or 'batch'; None: all training cells. A label unseen in training gets the mean
+        of all training cells.
+    """
+    labels = task.labels(column or "perturbation")
+    groups, names = task.groups(labels, task.train)
+    means, cells = group_means(task.store, groups, len(names), label="training means")
+    overall = cells @ means / cells.sum()
+    if column is None:
+        return lambda condition, size: Recipe(profile=overall)
+    profile = dict(zip(names, means, strict=True))
+    task.report_unseen(f"mean by {column}", set(names), column, "the mean of all training cells is used")
+    return lambda condition, size: Recipe(profile=profile.get(labels[condition], overall))
+
+
+def gene_embedding(profiles: np.ndarray, components: int = NUM_COMPONENTS) -> np.ndarray:
+    """Return the leading principal component scores of genes, float64 [G, K].
+
+    Genes are the observations and pseudobulks the variables, as in the reference implementation.
+
+    Parameters
+    ----------
+    profiles
+        float64 [n, G]: mean log1p profile of each pseudobulk.
+    components
+        K, at most n - 1 and G - 1.
+    """
+    centred = profiles - profiles.mean(axis=1, keepdims=True)
+    keep = min(components, len(centred) - 1, centred.shape[1] - 1)
+    if keep < 1:
+        return np.zeros((centred.shape[1], 0))
+    if len(centred) <= centred.shape[1]:  # the smaller of the two Gram matrices
+        vectors = np.linalg.eigh(centred @ centred.T)[1][:, ::-1]
+        return centred.T @ vectors[:, :keep]
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    return vectors[:, ::-1][:, :keep] * np.sqrt(np.maximum(values[::-1][:keep], 0))
+
+
+def perturbation_embedding(
+    labels: Sequence[str], genes: Sequence[str], embedding: np.ndarray, seen: Sequence[str]
+) -> np.ndarray:
+    """Return one row for each of ``labels``, float64 [n, d].
+
+    If at least half of the perturbations seen are measured genes, those have their row of the gene embedding and
+    the others a one-hot row; else all are one-hot. A label that is neither a measured gene nor seen is zero.
+    """
+    place = {gene: i for i, gene in enumerate(genes)}
+    by_gene = 2 * sum(label in place for label in seen) >= max(len(seen), 1)
+    named = [label for label in seen if not (by_gene and label in place)]
+    width = embedding.shape[1] if by_gene else 0
+    rows = np.zeros((len(labels), width + len(named)))
+    column = {label: width + i for i, label in enumerate(named)}
+    for i, label in enumerate(labels):
+        if by_gene and label in place:
+            rows[i, :width] = embedding[place[label]]
+        elif label in column:
+            rows[i, column[label]] = 1.0
+    return rows
+
+
+def solve(
+    changes: np.ndarray,
+    counts: np.ndarray,
+    genes: np.ndarray,
+    perturbations: np.ndarray,
+    ridge: float = RIDGE,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return W [K, d] and b [G] of Y ≈ G W P + b, with Y's columns summed by perturbation.
+
+    W = (GᵀG + λI)⁻¹ Gᵀ (Y - b) Pᵀ (PPᵀ + λI)⁻¹, b the row mean of Y. Conditions of one perturbation share a column
+    of P, so sums over them give (Y - b) Pᵀ and PPᵀ exactly.
+
+    Parameters
+    ----------
+    changes
+        float64 [n, G]: sum of the changes over the conditions of each perturbation.
+    counts
+        int [n]: number of its conditions.
+    genes
+        G, float64 [G, K].
+    perturbations
+        Pᵀ by perturbation, float64 [n, d].
+    ridge
+        λ.
+    """
+    mean = changes.sum(axis=0) / counts.sum()
+    centred = changes - counts[:, None] * mean
+    left = np.linalg.solve(
+        genes.T @ genes + ridge * np.eye(genes.shape[1]), genes.T @ centred.T @ perturbations
+    )
+    gram = perturbations.T @ (counts[:, None] * perturbations) + ridge * np.eye(perturbations.shape[1])
+    return np.linalg.solve(gram, left.T).T, mean
+
+
+def linear(task: Task) -> Predictor:
+    """Predict matched control cells plus the change of the linear model, clipped at 0.
+
+    Pseudobulks are (cell type, perturbation); changes are against the controls of the cell type (all controls if it
+    has none). A perturbation without an embedding gets the mean change b.
+    """
+    cell_type, perturbation = task.labels("cell_type"), task.labels("perturbation")
+    key = np.array([f"{c}\0{p}" for c, p in zip(cell_type, perturbation, strict=True)], dtype=object)
+    groups, names = task.groups(key, task.train)
+    profiles, cells = group_means(task.store, groups, len(names), label="training pseudobulks")
+    control = np.zeros(len(names), dtype=bool)
+    control[groups[task.train & task.is_control]] = True
+    pairs = [name.split("\0") for name in names]
+    base = {
+        pair[0]: profile
+        for pair, profile, is_control in zip(pairs, profiles, control, strict=True)
+        if is_control
+    }
+    every = cells[control] @ profiles[control] / cells[control].sum()
+    seen = sorted({pair[1] for pair, is_control in zip(pairs, control, strict=True) if not is_control})
+    embedding = gene_embedding(profiles)
+    number = {label: i for i, label in enumerate(seen)}
+    changes, counts = np.zeros((len(seen), task.store.n_genes)), np.zeros(len(seen))
+    for (kind, label), profile, is_control in zip(pairs, profiles, control, strict=True):
+        if not is_control:
+            changes[number[label]] += profile - base.get(kind, every)
+            counts[number[label]] += 1
+    genes = task.store.genes
+    weights, mean = solve(changes, counts, embedding, perturbation_embedding(seen, genes, embedding, seen))
+    wanted = sorted(set(perturbation[task.wanted]))
+    asked = perturbation_embedding(wanted, genes, embedding, seen)
+    known = {label for label, row in zip(wanted, asked, strict=True) if row.any()}
+    task.report_unseen("linear", known, "perturbation", "the mean change is used")
+    change = {label: embedding @ (weights @ row) + mean for label, row in zip(wanted, asked, strict=True)}
+
+    def predict(condition: int, size: int) -> Recipe:
+        rows = task.matched(condition, size)
+        return Recipe(rows=rows, shift=change[perturbation[condition]])
+
+    return predict
+
+
+def control_means(task: Task, conditions: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the mean profile of the matched controls (float64 [G], log1p) of each of ``conditions``."""
+    groups = np.where(task.is_control, np.cumsum(task.is_control) - 1, -1)
+    means, cells = group_means(task.store, groups, int(task.is_control.sum()), label="control means")
+    known: dict[tuple[int, ...], np.ndarray] = {}
+    found = {}
+    for condition in map(int, conditions):
+        pool = task.controls.pool(condition)
+        key = tuple(map(int, pool))
+        if key not in known:
+            weight = cells[groups[pool]]
+            known[key] = weight @ means[groups[pool]] / weight.sum()
+        found[condition] = known[key]
+    return found
+
+
+class _Mean:
+    """A running mean of profiles."""
+
+    def __init__(self, num_genes: int) -> None:
+        self.total, self.number = np.zeros(num_genes), 0
+
+    def add(self, profile: np.ndarray) -> None:
+        self.total += profile
+        self.number += 1
+
+    @property
+    def value(self) -> np.ndarray:
+        return self.total / max(self.number, 1)
+
+
+def nearest_context(task: Task) -> Predictor:
+    """Predict matched control cells plus a mean change, clipped at 0.
+
+    A context is a (cell type, batch). The change of a training condition is its mean minus the mean of its matched
+    controls. Averaged are the training contexts of the same cell type in which the perturbation was seen; if
+    there are none, all contexts in which it was seen; for a perturbation unseen in training, all conditions.
+    """
+    perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
+    base = control_means(task, task.perturbed)
+    wanted = {(str(cell_type[c]), str(perturbation[c])) for c in task.wanted}
+    by_type: dict[tuple[str, str], _Mean] = {}
+    by_perturbation: dict[str, _Mean] = {}
+    overall = _Mean(task.store.n_genes)
+    asked = {p for _, p in wanted}
+    for condition, mean in condition_means(task.store, task.perturbed, label="training changes"):
+        label = str(perturbation[condition])
+        kind = (str(cell_type[condition]), label)
+        change = mean - base[condition]
+        overall.add(change)
+        if label in asked:
+            by_perturbation.setdefault(label, _Mean(len(change))).add(change)
+        if kind in wanted:
+            by_type.setdefault(kind, _Mean(len(change))).add(change)
+    task.report_unseen(
+        "nearest-context", set(perturbation[task.perturbed]), "perturbation", "the mean change of all is used"
+    )
+    same = sum((cell_type[c], perturbation[c]) in by_type for c in task.wanted)
+    logger.info(
+        "nearest-context: %d of %d conditions have contexts of their cell type", same, len(task.wanted)
+    )
+
+    def predict(condition: int, size: int) -> Recipe:
+        label = perturbation[condition]
+        mean = by_type.get((cell_type[condition], label)) or by_perturbation.get(label) or overall
+        rows = task.matched(condition, size)
+        return Recipe(rows=rows, shift=mean.value)
+
+    return predict

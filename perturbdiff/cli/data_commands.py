@@ -1,0 +1,282 @@
+"""The commands on data: ``preprocess``, ``stats``, ``store`` and ``vocabulary``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from perturbdiff.cli.options import (
+    LARGEST_SEED,
+    Force,
+    Jobs,
+    Labels,
+    MemoryLimit,
+    Out,
+    Overrides,
+    Recipe,
+    Scheduler,
+    Seed,
+    Work,
+    config_of,
+    size_in_bytes,
+)
+from perturbdiff.runtime.errors import UserError
+
+
+def preprocess(
+    inputs: Annotated[list[Path], typer.Argument(help="h5ad, zarr or 10x h5 files with raw counts.")],
+    out: Out,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Split, for genes from training cells only.")
+    ] = None,
+    genes: Annotated[
+        Path | None, typer.Option("--genes", help="Genes to keep, in order: a text file or a vocabulary.")
+    ] = None,
+    obs: Labels = None,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    memory_limit: MemoryLimit = None,
+    unfinished: Annotated[
+        Path | None,
+        typer.Option(
+            "--unfinished", help="Folder for an unfinished store, to go on there; default: beside OUT."
+        ),
+    ] = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Turn raw counts into a store.
+
+    Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition. A run that was
+    interrupted goes on where it stopped.
+    """
+    from perturbdiff.preprocessing.preprocessing_stage import Machine
+    from perturbdiff.preprocessing.preprocessing_stage import preprocess as run
+
+    config = config_of(recipe, overrides, seed)
+    machine = Machine(jobs, scheduler, size_in_bytes(memory_limit), unfinished)
+    files: dict[str, Any] = {"split": split, "genes": genes, "obs": obs or ()}
+    run(inputs, out, config.data, **files, seed=config.seed, force=force, machine=machine)
+    typer.echo(str(out))
+
+
+def stats(
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    out: Out,
+    split: Annotated[Path | None, typer.Option("--split", help="Split, to count per part.")] = None,
+    genes: Annotated[
+        Path | None, typer.Option("--genes", help="Gene list: count the non-zero genes of these too.")
+    ] = None,
+    pairs: Annotated[
+        int, typer.Option("--pairs", min=0, help="Most distances of each kind and level; 0: none.")
+    ] = 300,
+    cells_per_group: Annotated[
+        int, typer.Option("--cells-per-group", min=10, help="Most cells of a group in a distance.")
+    ] = 256,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of pairs, cells and intervals.")
+    ] = 0,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; they change no number.")
+    ] = 1,
+    scheduler: Scheduler = None,
+    force: Force = False,
+) -> None:
+    """Describe a store in tables and figures.
+
+    Non-zero genes, depth, cells per perturbation and condition, composition, distances within and between
+    perturbations.
+    """
+    from perturbdiff.report.figures.store_figures import write_figures
+    from perturbdiff.statistics.statistics_stage import write_statistics
+
+    done = write_statistics(
+        store,
+        out,
+        split=split,
+        genes=genes,
+        pairs=pairs,
+        cells_per_group=cells_per_group,
+        seed=seed,
+        jobs=jobs,
+        scheduler=scheduler,
+        draw=write_figures,
+        force=force,
+    )
+    typer.echo(f"{done}")
+
+
+store_app = typer.Typer(help="Look into a store, check it, copy cells out of it.", no_args_is_help=True)
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
+
+
+@store_app.command("export", cls=Work)
+def store_export(
+    store: StorePath,
+    out: Out,
+    scale: Annotated[
+        Literal["log1p", "counts", "model"],
+        typer.Option("--scale", help="Units of X: log1p, counts as stored, or log1p / scale."),
+    ] = "log1p",
+    perturbation: Annotated[
+        list[str] | None, typer.Option("--perturbation", help="Only this one (repeatable).")
+    ] = None,
+    cell_type: Annotated[
+        list[str] | None, typer.Option("--cell-type", help="Only this one (repeatable).")
+    ] = None,
+    batch: Annotated[list[str] | None, typer.Option("--batch", help="Only this one (repeatable).")] = None,
+    split: Annotated[Path | None, typer.Option("--split", help="Split, for --part.")] = None,
+    part: Annotated[
+        Literal["train", "valid", "test", "unused"] | None,
+        typer.Option("--part", help="Only conditions in this part of the split."),
+    ] = None,
+    compression: Annotated[
+        Literal["gzip", "lzf", "none"], typer.Option("--compression", help="Of an h5ad's matrix.")
+    ] = "gzip",
+    force: Force = False,
+) -> None:
+    """Write cells as one AnnData.
+
+    An .h5ad file or a .zarr folder with obs, var and uns, copied in blocks.
+    """
+    from perturbdiff.splits.store_export import export
+
+    labels = {"perturbation": perturbation or (), "cell_type": cell_type or (), "batch": batch or ()}
+    done = export(
+        store,
+        out,
+        scale=scale,
+        labels=labels,
+        split=split,
+        part=part,
+        compression=compression,
+        force=force,
+    )
+    typer.echo(str(done))
+
+
+@store_app.command("check", cls=Work)
+def store_check(
+    store: StorePath,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Checksums, tables and metadata only; no cell is decoded.")
+    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")] = 1,
+) -> None:
+    """Look for damage.
+
+    Files against their checksums, every cell against the tables; exit code 2 if anything is wrong.
+    """
+    from perturbdiff.store.store_check import check_store
+
+    problems = check_store(store, quick=quick, jobs=jobs)
+    for line in problems:
+        typer.echo(line)
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise UserError(f"{store}: {count} found; restore the files, or run preprocess again with --force")
+    typer.echo(f"{store}: no problem found")
+
+
+@store_app.command("info")
+def store_info(
+    store: StorePath,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+) -> None:
+    """Describe a store.
+
+    Cells, genes, conditions, units, size, inputs and versions.
+    """
+    from perturbdiff.store.store_head import describe, render
+
+    facts = describe(store)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        typer.echo(render(facts))
+
+
+vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
+
+
+@vocabulary_app.command("build", cls=Work)
+def build(
+    studies: Annotated[
+        list[Path],
+        typer.Argument(metavar="STUDY", help="Files of raw counts, or a .txt file that lists them."),
+    ],
+    out: Out,
+    composites: Annotated[
+        int | None,
+        typer.Option("--composites", min=1, help="Merge the studies into so many; default: at most 23."),
+    ] = None,
+    assign: Annotated[
+        Path | None, typer.Option("--assign", help="CSV of study, composite instead of balanced ones.")
+    ] = None,
+    join: Annotated[
+        Literal["union", "intersection"],
+        typer.Option("--join", help="Genes of a composite: those any of its studies has, or all have."),
+    ] = "union",
+    top: Annotated[
+        int | None, typer.Option("--top", min=1, help="Genes chosen in each composite (data.num_hvgs).")
+    ] = None,
+    add: Annotated[
+        list[Path] | None, typer.Option("--add", help="Store or gene list whose genes are joined.")
+    ] = None,
+    cover: Annotated[
+        list[Path] | None, typer.Option("--cover", help="Further data to count in coverage.csv.")
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    jobs: Jobs = None,
+    scheduler: Scheduler = None,
+    memory_limit: MemoryLimit = None,
+    force: Force = False,
+) -> None:
+    """Choose the genes of many studies.
+
+    Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
+    """
+    from perturbdiff.preprocessing.preprocessing_stage import Machine
+    from perturbdiff.preprocessing.shared_genes import build_vocabulary
+
+    given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
+    settings: dict[str, Any] = {
+        "composites": composites,
+        "assign": assign,
+        "join": join,
+        "machine": Machine(jobs, scheduler, size_in_bytes(memory_limit)),
+    }
+    settings |= {"add": add or (), "cover": cover or (), "force": force}
+    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))
+
+
+@vocabulary_app.command("align", cls=Work)
+def align(
+    source: Annotated[Path, typer.Argument(metavar="DATA", help="Store, or file of raw counts.")],
+    genes: Annotated[
+        Path, typer.Option("--genes", help="Folder of a vocabulary, or text file of gene names.")
+    ],
+    out: Out,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the cells with these genes as h5ad as well.")
+    ] = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    force: Force = False,
+) -> None:
+    """Report how the genes of data match a vocabulary.
+
+    Shared, missing and extra genes, the share of the counts kept, other spellings of missing genes.
+    """
+    from perturbdiff.genes.alignment import align_genes
+
+    config = config_of(recipe, overrides).data
+    typer.echo(str(align_genes(source, genes, out, config, write=write, force=force)))

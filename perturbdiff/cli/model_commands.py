@@ -1,0 +1,266 @@
+"""The commands on models: ``pretrain``, ``train``, ``finetune``, ``sample``, ``import-checkpoint`` and ``embed``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from perturbdiff.cli.options import (
+    LARGEST_SEED,
+    Checkpoints,
+    Device,
+    Embeddings,
+    Force,
+    Out,
+    Overrides,
+    Part,
+    Recipe,
+    Resume,
+    Seed,
+    config_of,
+    embeddings_of,
+    shard_of,
+    store_and_split,
+)
+
+KeepEvery = Annotated[
+    int | None,
+    typer.Option(
+        "--keep-every",
+        min=1,
+        metavar="N",
+        help="Keep a whole bundle every N steps, in OUT/steps (train.keep_every).",
+    ),
+]
+
+
+def pretrain(
+    stores: Annotated[list[Path], typer.Argument(help="Stores of unperturbed (and training) cells.")],
+    out: Out,
+    downstream: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--downstream",
+            metavar="STORE:SPLIT",
+            help="Its validation and test conditions and cells are left out.",
+        ),
+    ] = None,
+    genes: Annotated[
+        Path | None,
+        typer.Option("--genes", help="Text file of the model's genes; default: those of all stores."),
+    ] = None,
+    embeddings: Embeddings = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    keep_every: KeepEvery = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Learn a prior from unperturbed cells."""
+    from perturbdiff.training.training_stages import pretrain as run
+
+    pairs = [store_and_split(text) for text in downstream or []]
+    config = config_of(recipe, _kept(overrides, keep_every), seed)
+    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "embeddings": embeddings_of(embeddings)}
+    settings |= {"checkpoints": checkpoints}
+    typer.echo(str(run(stores, out, config, **settings, resume=resume, device=device, force=force)))
+
+
+def train(
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    out: Out,
+    embeddings: Embeddings = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    keep_every: KeepEvery = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Train a model from scratch and write a bundle."""
+    from perturbdiff.training.training_stages import train as run
+
+    config = config_of(recipe, _kept(overrides, keep_every), seed)
+    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
+    typer.echo(str(run(store, split, out, config, **settings, resume=resume, device=device, force=force)))
+
+
+def finetune(
+    bundle: Annotated[Path, typer.Argument(help="Pretrained bundle.")],
+    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    out: Out,
+    transfer: Annotated[
+        Literal["keep", "reinit", "new-genes"],
+        typer.Option(
+            "--transfer",
+            help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",
+        ),
+    ] = "keep",
+    embeddings: Embeddings = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    keep_every: KeepEvery = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> None:
+    """Continue from a pretrained bundle on perturbation data."""
+    from perturbdiff.training.training_stages import finetune as run
+
+    config = config_of(recipe, _kept(overrides, keep_every), seed)
+    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
+    settings |= {"resume": resume, "device": device, "force": force}
+    typer.echo(str(run(bundle, store, split, out, config, transfer=transfer, **settings)))
+
+
+def _kept(overrides: list[str] | None, keep_every: int | None) -> list[str]:
+    return [*(overrides or ()), *([] if keep_every is None else [f"train.keep_every={keep_every}"])]
+
+
+def sample(
+    bundle: Annotated[Path, typer.Argument(help="Model bundle.")],
+    store: Annotated[Path, typer.Argument(help="Store with the control cells to start from.")],
+    out: Out,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Predict the conditions of a part of this split.")
+    ] = None,
+    part: Part = "test",
+    conditions: Annotated[
+        Path | None,
+        typer.Option(
+            "--conditions",
+            help="CSV of cell_type, batch, perturbation[, n_cells, guidance] to predict instead.",
+        ),
+    ] = None,
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0.")
+    ] = "0/1",
+    random_init: Annotated[
+        bool, typer.Option("--random-init", help="Untrained weights: what the architecture alone predicts.")
+    ] = False,
+    embeddings: Embeddings = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="Preset name or YAML file; default: the bundle's own recipe."),
+    ] = None,
+    overrides: Overrides = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Where to compute: auto, cpu, cuda, or GPUs like cuda:0,cuda:1.")
+    ] = "auto",
+    processes: Annotated[
+        int, typer.Option("--processes", min=1, help="Processes on each device; they change no result.")
+    ] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of noise and control cells.")
+    ] = 0,
+    force: Force = False,
+) -> None:
+    """Generate cells with a trained model.
+
+    For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls. Without
+    --config the bundle's own recipe holds, changed by --set.
+    """
+    from perturbdiff.checkpoint.bundle import recipe_of
+    from perturbdiff.config import recipes
+    from perturbdiff.sampling import sample as run
+
+    config = recipes.load(recipe, overrides or ()) if recipe else None
+    if config is None and overrides:
+        config = recipes.changed(recipe_of(bundle), overrides)
+    settings: dict[str, Any] = {
+        "split": split,
+        "part": part,
+        "conditions": conditions,
+        "shard": shard_of(shard),
+        "random_init": random_init,
+        "embeddings": embeddings_of(embeddings),
+        "config": config.sample if config else None,
+        "device": device,
+        "processes": processes,
+        "seed": seed,
+    }
+    typer.echo(str(run(bundle, store, out, **settings, force=force)))
+
+
+def import_checkpoint(
+    file: Annotated[Path, typer.Argument(help="Lightning checkpoint of the authors' released code.")],
+    out: Out,
+    genes: Annotated[
+        Path | None,
+        typer.Option("--genes", help="The model's gene list: the released pickle, .txt, .json or .npy."),
+    ] = None,
+    weights: Annotated[
+        Literal["ema", "raw"], typer.Option("--weights", help="Averaged, or as of the step.")
+    ] = "ema",
+    control: Annotated[
+        str | None, typer.Option("--control", help="Label of the controls; default: the released data's.")
+    ] = None,
+    embeddings: Embeddings = None,
+    target_sum: Annotated[
+        float | None, typer.Option("--target-sum", min=0, help="Depth the training counts were scaled to.")
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Turn a released checkpoint into a bundle.
+
+    Nothing in the file is run. The bundle goes into sample and finetune.
+    """
+    from perturbdiff.released.checkpoint_import import import_checkpoint as run
+
+    settings: dict[str, Any] = {"genes": genes, "weights": weights, "control": control}
+    settings |= {"embeddings": embeddings_of(embeddings), "target_sum": target_sum}
+    typer.echo(str(run(file, out, **settings, force=force)))
+
+
+def embed(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="FASTA, or CSV/TSV with name and sequence, smiles or text."),
+    ],
+    out: Out,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", "-m", help="Folder, name on the Hugging Face hub, or e.g. esm2-650m, chemberta."
+        ),
+    ],
+    kind: Annotated[
+        Literal["sequence", "smiles", "text"] | None,
+        typer.Option("--kind", help="What INPUT holds; default: what its columns say."),
+    ] = None,
+    pool: Annotated[
+        Literal["mean", "cls", "last"] | None,
+        typer.Option("--pool", help="Tokens to one vector; default: mean, for SMILES cls."),
+    ] = None,
+    layer: Annotated[int, typer.Option("--layer", help="Hidden states to pool; -1 is the last layer.")] = -1,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=3, help="Tokens read of each; default: the model's.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts at a time.")] = 8,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+    ] = None,
+    local_only: Annotated[bool, typer.Option("--local-only", help="Never use the network.")] = False,
+    device: Device = "auto",
+    force: Force = False,
+) -> None:
+    """Compute a semantic table.
+
+    Vectors of protein sequences, SMILES or texts by a pretrained encoder, for --embedding of train.
+    """
+    from perturbdiff.embeddings import embed as run
+
+    settings: dict[str, Any] = {"kind": kind, "pool": pool, "layer": layer, "max_length": max_length}
+    settings |= {"batch_size": batch_size, "revision": revision, "local_only": local_only}
+    typer.echo(str(run(source, out, model=model, device=device, force=force, **settings)))

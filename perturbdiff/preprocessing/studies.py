@@ -1,0 +1,419 @@
+"""Many studies: what they hold, the composites they are merged into, and sums over their cells."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import heapq
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.config.settings import DataConfig
+from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, unique_names
+from perturbdiff.genes.gene_sums import GeneSums
+from perturbdiff.genes.selection import SecondPass
+from perturbdiff.io.counts import CountsFile
+from perturbdiff.io.matrices import CscMatrix
+from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, Piece, PieceReader, load, save
+from perturbdiff.preprocessing.scan import ScanSettings, scan_piece
+from perturbdiff.runtime import files
+from perturbdiff.runtime.errors import UserError, listing, nearest
+
+logger = logging.getLogger(__name__)
+
+
+NUM_COMPOSITES = 23
+"""The paper merges 1,139 studies into as many."""
+_SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")
+_FORMAT = 1
+_LARGEST_LOG1P = 20.0
+
+
+@dataclass(frozen=True)
+class Study:
+    """One file of counts.
+
+    Attributes
+    ----------
+    name
+        Its file name, with its folder where file names repeat.
+    path
+        Where it is.
+    n_cells
+        Its rows.
+    genes
+        Number of each of its genes among the names of the corpus, int32, in the file's order.
+    num_values
+        Stored values.
+    num_pieces
+        Tasks that reading it is cut into. One where the matrix is stored by columns: ranges of its rows cannot be
+        read by themselves.
+    """
+
+    name: str
+    path: Path
+    n_cells: int
+    genes: np.ndarray
+    num_values: int
+    num_pieces: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All studies, in the order of their names, and every gene that any of them has."""
+
+    studies: list[Study]
+    names: np.ndarray
+
+    @property
+    def cells(self) -> np.ndarray:
+        """Cells of each study, int64."""
+        return np.array([study.n_cells for study in self.studies], np.int64)
+
+
+def study_paths(given: Sequence[Path]) -> list[Path]:
+    """Return the files of studies; a text file (.txt) stands for the paths it lists, relative to its folder.
+
+    Raises
+    ------
+    UserError
+        If nothing is given, a list cannot be read or a study is given twice.
+    """
+    found: list[Path] = []
+    for path in map(Path, given):
+        if path.suffix == ".txt":
+            if not path.is_file():
+                raise UserError(f"list of studies not found: {path}")
+            lines = [line.strip() for line in path.read_text().splitlines()]
+            found += [path.parent / line for line in lines if line and not line.startswith("#")]
+        else:
+            found.append(path)
+    if not found:
+        raise UserError("no study given; give files of raw counts, or a .txt file that lists them")
+    places = pd.Index([str(path.resolve()) for path in found])
+    if not places.is_unique:
+        raise UserError(f"{places[places.duplicated()][0]}: given twice; give each study once")
+    return found
+
+
+def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
+    """Open every study once: its number of cells and its genes.
+
+    Names are held once, a study's genes as 4 bytes each, and equal gene lists once.
+
+    Raises
+    ------
+    UserError
+        If a study cannot be read, names its genes in another way than the others or shares none with them.
+    """
+    number: dict[str, int] = {}
+    lists: dict[bytes, np.ndarray] = {}
+    studies = []
+    for name, path in sorted(zip(unique_names(paths), paths, strict=True)):
+        file = CountsFile(path, config, scratch / "survey")
+        try:
+            genes = np.array([number.setdefault(gene, len(number)) for gene in file.genes], np.int32)
+            genes = lists.setdefault(genes.tobytes(), genes)
+            by_columns, values = isinstance(file.matrix, CscMatrix), file.matrix.num_values
+            num_pieces = 1 if by_columns else max(1, -(-values // VALUES_PER_PIECE))
+            studies.append(Study(name, path, file.n_cells, genes, values, num_pieces))
+        finally:
+            file.close()
+    corpus = Corpus(studies, np.array(list(number), object))
+    _check_names(corpus)
+    return corpus
+
+
+def _check_names(corpus: Corpus) -> None:
+    """Raise a `UserError` unless the studies name their genes in one way and each shares some with another."""
+    kind_of_name = kinds_of(corpus.names.tolist())
+    first: dict[int, Study] = {}
+    shared = np.zeros(len(corpus.names), np.int64)
+    for study in corpus.studies:
+        first.setdefault(main_kind(kind_of_name[study.genes]), study)
+        shared[study.genes] += 1
+    if len(first) > 1:
+        (a, one), (b, other) = list(first.items())[:2]
+        raise UserError(
+            f"{one.path} has {KINDS[a]} ({listing(corpus.names[one.genes[:2]])}), {other.path} {KINDS[b]} "
+            f"({listing(corpus.names[other.genes[:2]])}); set data.gene_key to a var column of the same kind in "
+            "all studies"
+        )
+    alone = [s for s in corpus.studies if not (shared[s.genes] > 1).any()]
+    if alone and len(corpus.studies) > 1:
+        raise UserError(
+            f"{alone[0].path}: shares no gene with any other study (e.g. {listing(corpus.names[alone[0].genes[:3]])});"
+            " give studies of one organism with the same kind of gene names"
+        )
+
+
+def balanced(corpus: Corpus, num: int | None) -> list[str]:
+    """Return a composite for each study so that composites have similar numbers of cells.
+
+    The largest study goes first, each to the composite that has the fewest cells so far; ties go by the study's
+    name and the composite's number. The result depends on names and sizes alone.
+
+    Parameters
+    ----------
+    corpus
+        The studies.
+    num
+        Number of composites; None for `NUM_COMPOSITES`, or one for each study if there are fewer.
+
+    Raises
+    ------
+    UserError
+        If there are fewer studies than composites were asked for.
+    """
+    studies = corpus.studies
+    if num is not None and num > len(studies):
+        raise UserError(f"--composites {num}: there are only {len(studies)} studies; give at most as many")
+    count = min(NUM_COMPOSITES, len(studies)) if num is None else num
+    labels = [f"composite-{k + 1:0{max(2, len(str(count)))}d}" for k in range(count)]
+    heap = [(0, k) for k in range(count)]
+    chosen = [""] * len(studies)
+    for place in sorted(range(len(studies)), key=lambda i: (-studies[i].n_cells, studies[i].name)):
+        cells, k = heapq.heappop(heap)
+        chosen[place] = labels[k]
+        heapq.heappush(heap, (cells + studies[place].n_cells, k))
+    return chosen
+
+
+def from_table(corpus: Corpus, table: Path) -> list[str]:
+    """Return the composite that a CSV with the columns ``study, composite`` gives for each study.
+
+    A study is known by its file name, by more of its path if file names repeat, or by its path.
+
+    Raises
+    ------
+    UserError
+        If the table cannot be read, lacks a study or gives it two composites.
+    """
+    given = _read_table(table)
+    studies = corpus.studies
+    chosen: list[str] = []
+    for study in studies:
+        label = next((given[key] for key in (study.name, str(study.path)) if key in given), None)
+        if label is None:
+            raise UserError(
+                f"{table}: has no row for study '{study.name}'{nearest(study.name, given)} give it a composite"
+            )
+        chosen.append(label)
+    extra = sorted(set(given) - {s.name for s in studies} - {str(s.path) for s in studies})
+    if extra:
+        logger.warning("%s: %d studies are not given and left out (%s)", table, len(extra), listing(extra, 4))
+    return chosen
+
+
+def _read_table(table: Path) -> dict[str, str]:
+    if not table.is_file():
+        raise UserError(f"table of composites not found: {table}")
+    try:
+        with table.open(newline="") as handle:
+            rows = list(csv.DictReader(handle))
+    except (UnicodeDecodeError, csv.Error):
+        raise UserError(f"{table}: is not a CSV file; give one with the columns study, composite") from None
+    given: dict[str, str] = {}
+    for number, row in enumerate(rows, 2):
+        study, composite = (row.get("study") or "").strip(), (row.get("composite") or "").strip()
+        if not study or not composite:
+            raise UserError(
+                f"{table}, line {number}: needs a study and a composite (columns study, composite)"
+            )
+        if given.setdefault(study, composite) != composite:
+            raise UserError(f"{table}, line {number}: '{study}' has two composites; give it one")
+    if not given:
+        raise UserError(f"{table}: has no rows; give the columns study, composite")
+    return given
+
+
+@dataclass(frozen=True)
+class StudyPiece:
+    """Rows ``start`` to ``stop`` of a study, its size and time of change, and the file that takes the rows' sums."""
+
+    path: Path
+    n_cells: int
+    start: int
+    stop: int
+    config: DataConfig
+    signature: tuple[int, int]
+    result: Path
+
+
+@dataclass(frozen=True)
+class SecondTask:
+    """What the second pass of a flavor does with a piece, in a composite.
+
+    Attributes
+    ----------
+    piece
+        The piece, whose first pass is done.
+    columns
+        File with the place of each gene of the study among the composite's, int32.
+    num_genes
+        Genes of the composite.
+    work
+        What to do.
+    result
+        File that takes the sums.
+    """
+
+    piece: StudyPiece
+    columns: Path
+    num_genes: int
+    work: SecondPass
+    result: Path
+
+
+class StudyReader(PieceReader):
+    """A piece of a study as the passes of preprocess read theirs: all its cells are of one condition."""
+
+    def __init__(self, piece: StudyPiece, file: CountsFile, columns: np.ndarray, num_genes: int) -> None:
+        self.piece = Piece(0, 0, piece.start, piece.stop, piece.start)
+        self.file, self.columns, self.num_genes = file, columns, num_genes
+        self.codes = np.zeros(self.num_cells, np.int32)
+        self._result = piece.result
+
+    def saved(self, name: str) -> dict[str, np.ndarray]:
+        """Return what the first pass saved, whatever its name."""
+        return load(self._result)
+
+
+def pieces_of(study: Study, config: DataConfig, scratch: Path) -> list[StudyPiece]:
+    """Return the tasks of a study's first pass."""
+    path, scratch = study.path.absolute(), scratch.absolute()
+    settings = {name: getattr(config, name) for name in _SETTINGS}
+    signature = files.signature(path)
+    state = name_of([_FORMAT, VALUES_PER_PIECE, settings, path.resolve(), signature])
+    edges = np.linspace(0, study.n_cells, min(study.num_pieces, study.n_cells) + 1).astype(np.int64).tolist()
+    return [
+        StudyPiece(path, study.n_cells, a, b, config, signature, scratch / f"{state}-{a:012d}.npz")
+        for a, b in pairwise(edges)
+    ]
+
+
+def name_of(record: Any) -> str:
+    """Return a short name that depends on all of ``record``."""
+    text = json.dumps(record, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def sum_piece(piece: StudyPiece) -> None:
+    """Read a piece's cells once and save their sums; nothing to do if they are there.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, was changed meanwhile or does not hold what ``config`` declares.
+    """
+    if not piece.result.exists():
+        with _opened(piece) as file:
+            num = len(file.genes)
+            reader = StudyReader(piece, file, np.arange(num, dtype=np.int32), num)
+            save(piece.result, _first(reader, piece.config))
+
+
+def _first(reader: StudyReader, config: DataConfig) -> dict[str, np.ndarray]:
+    """Return what the scan of preprocess finds in a piece, and the depths of its cells as a histogram."""
+    found = scan_piece(reader, ScanSettings(config, np.zeros(1, np.int32), 1))
+    if config.input_scale == "log1p" and bool(found["whole"]) and float(found["largest"]) > _LARGEST_LOG1P:
+        raise UserError(
+            f"{reader.file.path}: declared log1p, but its values are whole numbers up to {float(found['largest']):g}: "
+            "these are counts; set data.input_scale=counts"
+        )
+    kept = {name: values for name, values in found.items() if name.startswith("sums_")}
+    depth = np.asarray(found["depth"], np.float32)
+    seen = (found["codes"] >= 0) & (depth > 0)
+    kept["depths"], kept["cells_with_depth"] = np.unique(depth[seen], return_counts=True)
+    if config.hvg_flavor != "seurat":  # its second pass needs them
+        kept |= {"depth": found["depth"], "codes": found["codes"]}
+    return kept
+
+
+def check_unchanged(pieces: Iterable[StudyPiece]) -> None:
+    """Raise a `UserError`, and forget the sums, if the file of a piece was changed since its task was made."""
+    for piece in pieces:
+        if files.signature(piece.path) != piece.signature:
+            piece.result.unlink(missing_ok=True)
+            raise UserError(f"{piece.path}: was changed while it was read; run again")
+
+
+def sum_again(task: SecondTask) -> None:
+    """Read a piece's cells for the second pass of a flavor and save the sums; nothing to do if they are there."""
+    if not task.result.exists():
+        with _opened(task.piece) as file:
+            reader = StudyReader(task.piece, file, np.load(task.columns), task.num_genes)
+            reader.codes = reader.saved("scan")["codes"]
+            save(task.result, task.work.body(reader, task.work.request))
+
+
+@contextlib.contextmanager
+def _opened(piece: StudyPiece) -> Iterator[CountsFile]:
+    """Open the file of a piece; what its conversion to row order leaves is removed."""
+    scratch = piece.result.with_suffix(".rows")
+    file = CountsFile(piece.path, piece.config, scratch, checked=True)
+    try:
+        if file.n_cells != piece.n_cells:
+            raise UserError(f"{piece.path}: was changed while it was read; run again")
+        file.prepare()
+        yield file
+    finally:
+        file.close()
+        files.remove(scratch)
+
+
+def merge(parts: Iterable[tuple[StudyPiece, np.ndarray]], num_genes: int) -> tuple[GeneSums, float]:
+    """Return the sums of several pieces as one data set, and its median depth.
+
+    Parameters
+    ----------
+    parts
+        Finished pieces, each with the place of its file's genes among the merged ones, -1 for those that are left
+        out, int32 [G of the file]. A gene that a file lacks counts 0 in its cells. Their order fixes the rounding.
+    num_genes
+        Number of merged genes.
+
+    Returns
+    -------
+    sums
+        One group.
+    median
+        Of the depths of cells that have any counts; nan if none has.
+    """
+    sums, values, cells = GeneSums(1, num_genes), [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+    for piece, place in parts:
+        saved, used = load(piece.result), place >= 0
+        for number in range(len(saved["sums_batches"])):  # none if no cell passed the filters
+            sums.values[0, place[used]] += saved["sums_values"][number][used]
+            sums.cells[0] += saved["sums_cells"][number]
+        merged = add_histograms([*values, saved["depths"]], [*cells, saved["cells_with_depth"]])
+        values, cells = [merged[0]], [merged[1]]
+    return sums, median_of(values[0], cells[0])
+
+
+def add_histograms(
+    values: Sequence[np.ndarray], cells: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct ``values`` of several histograms, ascending, and the sum of their ``cells``, int64."""
+    distinct, place = np.unique(np.concatenate(values), return_inverse=True)
+    total = np.zeros(len(distinct), np.int64)
+    np.add.at(total, place, np.concatenate(cells))
+    return distinct, total
+
+
+def median_of(values: np.ndarray, cells: np.ndarray) -> float:
+    """Return the exact median of a histogram, computed as numpy does for float32; nan without cells."""
+    ends = np.cumsum(cells)
+    if not len(ends):
+        return float("nan")
+    middle = np.searchsorted(ends, [(ends[-1] - 1) // 2, ends[-1] // 2], "right")
+    return float(np.mean(values[middle]))

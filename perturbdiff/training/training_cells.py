@@ -1,0 +1,212 @@
+"""The cells that a model learns from: held-out cells stay out, and the range of the values is measured."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from pandas.util import hash_array
+
+from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.model import Denoiser
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.progress import track
+from perturbdiff.splits.splits import parts, read_split
+from perturbdiff.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+_NAMES_PER_READ = 1 << 18
+_ROWS = 4096
+_WINDOW = 64  # a chunk of a store: rows are looked at in runs of this many
+_QUANTILE_VALUES = 2_000_000
+
+
+Condition = tuple[str, str, str]
+
+
+def _names(store: Any) -> np.ndarray:
+    """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
+    hashes = np.empty(store.n_cells, np.uint64)
+    for start in range(0, store.n_cells, _NAMES_PER_READ):
+        stop = min(start + _NAMES_PER_READ, store.n_cells)
+        hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
+    return hashes
+
+
+def _triples(table: pd.DataFrame) -> list[Condition]:
+    columns = (table[c].astype(str) for c in ("cell_type", "batch", "perturbation"))
+    return list(zip(*columns, strict=True))
+
+
+def _rows(table: pd.DataFrame, chosen: np.ndarray) -> np.ndarray:
+    """Return a mask over the store's rows of the chosen conditions."""
+    return np.repeat(chosen, (table["stop"] - table["start"]).to_numpy())
+
+
+@dataclass
+class HeldOut:
+    """Validation and test conditions of downstream splits, and the names of their cells.
+
+    Attributes
+    ----------
+    conditions
+        (cell type, batch, perturbation).
+    cells
+        Sorted hashes of cell names.
+    splits
+        The split of each downstream store, by its resolved path.
+    report
+        Lines on what was left out of each store.
+    """
+
+    conditions: set[Condition] = field(default_factory=set)
+    cells: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    splits: dict[Path, pd.DataFrame] = field(default_factory=dict)
+    report: list[str] = field(default_factory=list)
+
+    @classmethod
+    def collect(cls, downstream: Sequence[tuple[Path, Path]]) -> HeldOut:
+        """Read what the downstream splits hold out."""
+        held, names = cls(), []
+        for path, split_path in downstream:
+            store, split = Store(path), read_split(split_path)
+            part = parts(store.conditions, split)
+            out = np.isin(part, ["valid", "test"])
+            held.conditions.update(_triples(pd.DataFrame(store.conditions[out])))
+            names.append(_names(store)[_rows(store.conditions, out)])
+            held.splits[path.resolve()] = split
+        held.cells = np.unique(np.concatenate(names)) if names else held.cells
+        return held
+
+    def leave_out(self, store: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return which conditions of a store pretraining may use, and a mask of rows it may not (or None).
+
+        Raises
+        ------
+        UserError
+            If nothing is left.
+        """
+        table = store.conditions
+        held = np.array([triple in self.conditions for triple in _triples(table)])
+        split = self.splits.get(Path(store.path).resolve())
+        use = ~held if split is None else (parts(table, split) == "train") & ~held
+        if not use.any():
+            raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
+        if not len(self.cells):
+            return use, None
+        twins = np.isin(_names(store), self.cells)
+        left = int((twins & _rows(table, use)).sum())
+        self.report.append(
+            f"{Path(store.path).name}: {int((~use).sum())} of {len(table)} conditions are held out downstream; "
+            f"{left} further cells bear a held-out cell's name"
+        )
+        logger.info("left out of %s", self.report[-1])
+        return use, twins if twins.any() else None
+
+
+_QUANTILE, _SHARE = 0.01, 0.75
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """Numbers taken from training cells only.
+
+    Attributes
+    ----------
+    unit
+        Model values are log1p / unit.
+    gate_threshold
+        0.75 × the 1 % quantile of the non-zero log1p values: below it lies nothing that was ever measured.
+    maximum
+        float32 [G]: largest log1p value of each gene.
+    cells
+        Number of cells looked at.
+    """
+
+    unit: float
+    gate_threshold: float
+    maximum: np.ndarray
+    cells: int
+
+    def put_into(self, model: Denoiser) -> None:
+        """Set the model's buffers."""
+        model.unit.fill_(self.unit)
+        model.gate_threshold.fill_(self.gate_threshold)
+        model.maximum.copy_(model.maximum.new_tensor(self.maximum))
+
+
+def measure(
+    stores: Sequence[Any],
+    gene_maps: Sequence[GeneMap],
+    rows: Sequence[np.ndarray],
+    *,
+    unit: Literal["scale", "rms"],
+    limit: int,
+    seed: int,
+) -> ValueRange:
+    """Look at training cells once and return their units.
+
+    Parameters
+    ----------
+    stores, gene_maps
+        Stores, and how each fits the model's genes.
+    rows
+        int64 rows of each store that training may use.
+    unit
+        ``scale``: the stores' divisor; ``rms``: root mean square over cells and genes of the log1p values.
+    limit
+        At most about this many cells are looked at, drawn with ``seed``.
+    """
+    genes = len(gene_maps[0].target)
+    total = sum(len(r) for r in rows)
+    share = min(1.0, limit / max(total, 1))
+    rng = np.random.default_rng(np.random.SeedSequence((7, seed)))
+    maximum, squares, cells = np.zeros(genes, np.float32), 0.0, 0
+    values: list[np.ndarray] = []
+    with track("scale of the training cells", round(total * share)) as work:
+        for store, gene_map, mine in zip(stores, gene_maps, rows, strict=True):
+            for chunk in _chunks(mine, share, rng):
+                matrix = gene_map.apply(store.expression(chunk))
+                data = np.asarray(matrix.data, dtype=np.float32)
+                np.maximum(maximum, matrix.max(axis=0).toarray().ravel(), out=maximum)
+                squares += float(np.square(data, dtype=np.float64).sum())
+                cells += len(chunk)
+                keep = _QUANTILE_VALUES * len(chunk) / max(total * share, 1)
+                positive = data[data > 0]
+                values.append(rng.choice(positive, min(len(positive), round(keep) + 1), replace=False))
+                work.advance(len(chunk))
+    sample = np.concatenate(values) if values else np.empty(0)
+    if not len(sample):
+        raise UserError(
+            "the training cells have no value above zero in the model's genes; check the gene names"
+        )
+    scale = _common_scale(stores) if unit == "scale" else float(np.sqrt(squares / (cells * genes)))
+    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells)
+
+
+def _chunks(rows: np.ndarray, share: float, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield about ``share`` of the ascending ``rows`` in blocks, whole windows of a store at a time."""
+    if share < 1:
+        windows = np.arange(0, len(rows), _WINDOW)
+        chosen = np.sort(rng.choice(windows, max(1, round(share * len(windows))), replace=False))
+        places = (chosen[:, None] + np.arange(_WINDOW)).ravel()
+        rows = rows[places[places < len(rows)]]
+    for start in range(0, len(rows), _ROWS):
+        yield rows[start : start + _ROWS]
+
+
+def _common_scale(stores: Sequence[Any]) -> float:
+    scales = sorted({float(store.scale) for store in stores})
+    if len(scales) > 1:
+        raise UserError(
+            f"the stores divide by different scales ({scales}); preprocess them with one data.scale, "
+            "or use model.unit=rms"
+        )
+    return scales[0]
