@@ -18,7 +18,7 @@ import pandas as pd
 
 from perturbdiff.conditions.condition_table import Agent, agents
 from perturbdiff.io.opening import read_npz
-from perturbdiff.runtime import files
+from perturbdiff.runtime import files, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SemanticKind = Literal["perturbation", "cell_type", "gene"]
 SEMANTIC_KINDS: tuple[SemanticKind, ...] = ("perturbation", "cell_type", "gene")
 _SUFFIXES = (".parquet", ".npz")
+_DAMAGED = (
+    OSError, ValueError, EOFError, AttributeError, TypeError, NotImplementedError, zipfile.BadZipFile
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,10 +270,7 @@ def _problem(names: Sequence[str], vectors: np.ndarray) -> str:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], np.ndarray]:
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from None
+    frame = tabular.read_parquet(path, "write names as text and vectors as float32")
     if "name" not in frame and frame.index.name == "name":
         frame = frame.reset_index()
     if "name" not in frame:
@@ -301,7 +301,7 @@ def _read_npz(path: Path) -> tuple[list[str], np.ndarray]:
         names, vectors = read_npz(path, ("names", "vectors"))
     except KeyError:
         raise UserError(f"{path}: needs the arrays 'names' and 'vectors'") from None
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         pickled = zipfile.is_zipfile(path) and "allow_pickle" in str(error)
         hint = "it holds pickled objects" if pickled else "it is not an npz file"
         raise UserError(

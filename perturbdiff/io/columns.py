@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing
 
 ROWS_PER_READ = 1 << 17
@@ -394,7 +395,7 @@ def _read(path: Path) -> pd.DataFrame:
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
     try:
         if kind == ".parquet":
-            return _by_name(pd.read_parquet(path))
+            return _by_name(tabular.read_parquet(path, "give a table of cell labels"))
         if kind in _SEPARATORS:
             return _read_text(path, _SEPARATORS[kind])
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError) as error:

@@ -14,12 +14,14 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyarrow import parquet
 
 from perturbdiff.runtime.errors import UserError, one_line
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _WRITTEN = re.compile(r"'+[=+\-@\t\r\n]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _SHOWN = 160  # characters of what a library says
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, OverflowError, MemoryError,
@@ -86,8 +88,12 @@ def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
 
 
 def read_parquet(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
-    """Read a table; see `read_csv`."""
+    """Read a table, whose texts must be texts and not bytes; see `read_csv`."""
     try:
+        schema = parquet.read_schema(path)
+        unread = [f.name for f in schema if any(known(f.type) for known in _BYTES)]
+        if unread:
+            raise ValueError(f"column '{unread[0]}' holds bytes, not texts")
         return pd.read_parquet(path, **options)
     except _UNREADABLE as error:
         raise unreadable(path, error, remedy) from None

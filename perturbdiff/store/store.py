@@ -21,6 +21,7 @@ from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.io.columns import num_entries
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import check_part, open_group
+from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.shared_memory import Node
 from perturbdiff.store import checksums, row_kernels
@@ -103,7 +104,7 @@ class Store(StoreHead):
 
     def _table(self, name: str) -> pd.DataFrame:
         with self._reading_table(name) as path:
-            return pd.read_parquet(path)
+            return tabular.read_parquet(path, "run preprocess again with --force")
 
     def max_value(self) -> np.ndarray:
         """Return the largest log1p value of each gene in the whole store, float32 [G]."""

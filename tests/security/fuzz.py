@@ -178,9 +178,9 @@ def cannot_be_seen(kind: Kind, mutation: Mutation, good: Path, bad: Path) -> boo
     """Return whether no program could tell: another value of an input without checksums is another valid input.
 
     That is so for tables and recipes of the user's, for values of a raw h5ad or Zarr that were changed where they are
-    stored, and for values that were replaced by others of the same form. A chunk of Zarr that is not there stands for
-    its fill value, and an output may travel without its ``run.json``, a split without its manifest: the report then
-    shows less.
+    stored, and for values that were replaced by others of the same form, or by a link to others in the file. A chunk
+    of Zarr that is not there stands for its fill value. An output may travel without its ``run.json``, a split without
+    its manifest: the report then shows less.
     """
     file = mutation.file
     if kind.free:
@@ -190,7 +190,7 @@ def cannot_be_seen(kind: Kind, mutation: Mutation, good: Path, bad: Path) -> boo
         return gone and file.name.endswith(("run.json", ".parquet.manifest.json"))
     if file.suffix in (".h5ad", ".h5"):
         if mutation.way == "format":
-            return mutation.text.split(": ")[1].split(" ")[0] in ("fill", "type", "text")
+            return mutation.text.split(": ")[1].split(" ")[0] in ("fill", "type", "text", "link")
         return mutation.way == "bytes" and only_values_differ(good / file.relative_to(bad), file)
     return (
         (mutation.way == "bytes" or gone) and file.suffix != ".json" and file.name[0] != "."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
+import pandas as pd
 from security.mutations import Change, Mutation, nest_deeply, put_folder, put_pipe, put_ring
 
 
@@ -102,6 +103,18 @@ def negative_and_nan(path: Path, rng: random.Random) -> str:
     return "values -7 and NaN"
 
 
+def bytes_for_texts(column: str) -> Change:
+    """Return a change that makes texts of a table bytes that are no text."""
+
+    def change(path: Path, rng: random.Random) -> str:
+        table = pd.read_parquet(path)
+        table[column] = [b"\xff"] * len(table)
+        table.to_parquet(path)
+        return f"column {column} of bytes"
+
+    return change
+
+
 KEPT: tuple[Case, ...] = (
     Case("report", 0, on("base/aggregate.csv", put(4280, b"\xf0"), "bytes")),  # no UTF-8: a traceback
     Case("bundle", 3, on("bundle/run.json", nest_deeply)),  # a RecursionError
@@ -118,4 +131,6 @@ KEPT: tuple[Case, ...] = (
     Case("store", 0, on("store/conditions.parquet", put_folder, "place")),  # a KeyError
     Case("cells", 0, on("mine.h5ad", negative_and_nan)),  # a warning before the line
     Case("zarr", 0, on("counts.zarr/obs/cell_type/codes/0", put_folder, "place")),  # another store
+    Case("split", 0, on("split.parquet", bytes_for_texts("cell_type"))),  # a UnicodeDecodeError
+    Case("embedding", 0, on("embedding.parquet", bytes_for_texts("name"))),
 )
