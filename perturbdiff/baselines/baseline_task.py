@@ -23,7 +23,6 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 _DRAW = 21  # first word of the seeds
 
 

@@ -15,7 +15,6 @@ from perturbdiff.store.pseudobulk import condition_means, group_means
 
 logger = logging.getLogger(__name__)
 
-
 NUM_COMPONENTS = 10
 RIDGE = 0.1
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _PREDICT = "predict"
 _HELP = ("-h", "--help")
 
-
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A tool that 'baseline list' lists.")]
 Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Tools that 'baseline list' lists.")]
 

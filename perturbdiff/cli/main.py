@@ -145,7 +145,6 @@ app.command(cls=Work)(stats)
 app.command(cls=Work)(embed)
 app.command(cls=Work)(import_checkpoint)
 
-
 app.command(cls=Work)(pretrain)
 app.command(cls=Work)(train)
 app.command(cls=Work)(finetune)

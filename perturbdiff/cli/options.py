@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, which help does without
 
 

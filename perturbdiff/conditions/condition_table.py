@@ -19,7 +19,6 @@ LABELS = ("cell_type", "batch", "perturbation")
 ALL = "all"
 """Label of every cell when the input has no column for a cell type or a batch."""
 
-
 OBS_COLUMNS = (*LABELS, "dose", "n_counts", "n_genes", "source_row", "source_file")
 """Columns of a store's obs, beside those a user asks to keep; ``dose`` if the input has one."""
 

@@ -15,7 +15,6 @@ from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-
 SLICE = 2048
 """Cells that are compared with each other; a larger pool is cut into random slices."""
 _STEPS = 256  # values are rounded to this part of a log1p unit

@@ -28,13 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t", ".txt": "\t"}
 _FASTA = (".fasta", ".fa", ".faa", ".fas")
 _LONGEST_FIELD = 1 << 27  # the csv module's own limit is shorter than long proteins
 _NUCLEOTIDES = re.compile(r"[ACGTUN]{30,}")
 _LIBRARIES = ("tokenizers", "transformers")
-
 
 TextKind = Literal["sequence", "smiles", "text"]
 TEXT_KINDS: tuple[TextKind, ...] = ("sequence", "smiles", "text")

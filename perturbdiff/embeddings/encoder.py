@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 _WANTED = ["*.json", "*.txt", "*.model", "*.safetensors"]  # configuration, vocabulary, weights; no pickles
 _INDEX = "model.safetensors.index.json"
 # weights that checkpoints of masked language models leave out and no hidden state depends on

@@ -26,7 +26,6 @@ from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"
 
-
 _EXTRA, _TURNS = 10, 8  # further directions that are followed along, and how often they are turned
 
 

@@ -34,7 +34,6 @@ _GROUP_ROWS = 1 << 19  # rows of a row group of the DE tables
 _FRAMES = ("metrics", "conditions", "chance", "collapse", "points")
 _STAGES = ("evaluate", "ceiling")
 
-
 Finding = dict[str, Any]
 
 

@@ -30,7 +30,6 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 DEPTH = "depth_before_alignment"
 """obs column: sum of a cell's values over all genes of the source. Genes that are dropped cannot be summed later."""
 _CHUNK = 1 << 18

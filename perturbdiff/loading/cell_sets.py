@@ -20,10 +20,8 @@ from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-
 FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little of the population
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
-
 
 ControlTargets: TypeAlias = bool | Literal["perturbed"]
 

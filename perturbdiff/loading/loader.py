@@ -24,7 +24,6 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 _UNSIGNED = {torch.int16: 0xFFFF, torch.int32: 0xFFFFFFFF}
 
 

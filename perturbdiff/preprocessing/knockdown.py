@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 PASS = "knockdown"
 """Name of the pass."""
 _NONE = -1

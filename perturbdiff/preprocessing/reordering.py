@@ -29,7 +29,6 @@ _SEGMENT = np.dtype(
     [("piece", "i4"), ("bucket", "i4"), ("offset", "i8"), ("size", "i8"), ("cells", "i8"), ("values", "i8")]
 )
 
-
 pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what is freed: some 30 MiB of each process
 
 

@@ -21,7 +21,6 @@ from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-
 _MOST_WAITING = 400_000  # 16 bytes each
 LARGEST_FUSED = np.float32(2**24)
 """`scan_counts` takes counts up to here: all of them are whole float32 numbers and fit into int32."""

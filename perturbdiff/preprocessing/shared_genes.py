@@ -43,7 +43,6 @@ from perturbdiff.runtime.task_runner import TaskRunner
 
 logger = logging.getLogger(__name__)
 
-
 _DIGITS = 6
 FORMAT = 1
 SETTINGS = (

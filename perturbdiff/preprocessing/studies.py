@@ -30,7 +30,6 @@ from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
 
-
 NUM_COMPOSITES = 23
 """The paper merges 1,139 studies into as many."""
 _SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")

@@ -34,9 +34,7 @@ from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-
 _NO_EMA = "weights: the file has one set (at the end of training the averaged ones, if they were averaged)"
-
 
 Weights = Literal["ema", "raw"]
 

@@ -34,7 +34,6 @@ _DAMAGED = (
     AssertionError, AttributeError, ImportError, LookupError, TypeError, ValueError,
 )  # fmt: skip
 
-
 _NESTED = "it is nested deeper or holds more than weights and settings do"
 _LARGEST_PICKLE = 1 << 26  # bytes; settings and dictionaries of labels have a few megabytes
 _MOST_STEPS = 4_000_000

@@ -14,7 +14,6 @@ EXIT_KILLED = 137
 
 INTERRUPTED = "interrupted: what was finished is kept; run the same command again to go on"
 
-
 # Control characters, line ends of Unicode, and what turns the direction of writing: they make a text look like another.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 

@@ -25,7 +25,6 @@ from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
 
-
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -37,7 +36,6 @@ _PR_SET_PDEATHSIG = 1
 _TRIES = 3
 _SECONDS_TO_CONNECT = 30
 _TRUST = "%s: whoever reaches this scheduler can run code as you, unless it asks for TLS (docs/scale.md)"
-
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -24,7 +24,6 @@ _PRIVATE_SHARE_OF_GENES = 0.04
 TINY = 5  # cells in the largest of the tiny conditions
 MIN_CONTROLS = 10  # control cells that every (cell type, batch) has at least
 
-
 MIN_DISPERSION, MAX_DISPERSION = 0.02, 20.0
 
 Floats = NDArray[np.float32]

@@ -22,7 +22,6 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 _FEW = 11  # first word of the seed, see `perturbdiff.loading.cell_sets`
 _ROUNDING = 1e-9  # 0.07 · 100 is a little more than 7
 

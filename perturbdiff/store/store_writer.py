@@ -36,7 +36,6 @@ _PLAIN = {"encoding-type": "array", "encoding-version": "0.2.0"}
 _CATEGORICAL = {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
 _FRAME = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index"}
 
-
 _LEVELS = {"zstd": _LEVEL, "lz4hc": 4}
 
 

@@ -20,7 +20,6 @@ CACHE_BYTES = 256 << 20
 _POINTERS_PER_READ = 1 << 20
 _BATCHES = 4  # a reader holds at most this fraction of the cache, so that several can go on
 
-
 _AWAITED, _READY, _FAILED = 0, 1, 2
 
 Decode = Callable[[Sequence[int], Sequence[int]], None]

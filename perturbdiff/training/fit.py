@@ -22,7 +22,8 @@ from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.loading.loader import CellSetBatch, PackedCellSetBatch, SetLoader
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
-from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots, TimeLimit
+from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.callbacks.training_log import Curves, TrainingLog
 from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
 from perturbdiff.training.distributed.processes import Processes, lost
@@ -32,7 +33,6 @@ from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder,
 from perturbdiff.training.setup import TrainingSetup
 
 logger = logging.getLogger(__name__)
-
 
 _CELLS = 4096
 _GENES_AT_ONCE = 1024

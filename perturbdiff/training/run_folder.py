@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-
 KEY = "perturbdiff"
 LOGS = "logs"
 """Folder of the checkpoints, and later of the bundle, that holds the loggers' files."""

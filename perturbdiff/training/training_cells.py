@@ -21,12 +21,10 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-
 _NAMES_PER_READ = 1 << 18
 _ROWS = 4096
 _WINDOW = 64  # a chunk of a store: rows are looked at in runs of this many
 _QUANTILE_VALUES = 2_000_000
-
 
 Condition = tuple[str, str, str]
 

@@ -29,7 +29,6 @@ from perturbdiff.training.network_size import group_of, listed
 
 logger = logging.getLogger(__name__)
 
-
 _OWN = ("gate", "clip", "unit", "missing_embedding")
 _WITH_TABLE = ("dose", "control_embedding", "combination", "combination_separator")
 _UNITS = ("unit", "gate_threshold", "maximum", "zero_level")

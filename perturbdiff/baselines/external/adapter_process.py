@@ -25,7 +25,6 @@ from perturbdiff.runtime.progress import LOG_EVERY_SECONDS, log_file
 
 logger = logging.getLogger(__name__)
 
-
 _KEPT = 200
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Interrupt|Exit)\b")
 _REFUSED = "refused: "

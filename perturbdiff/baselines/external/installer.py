@@ -21,7 +21,6 @@ from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-
 _ASK = """
 import importlib.util, json, platform, sys
 print(json.dumps({

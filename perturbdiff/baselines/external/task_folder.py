@@ -32,7 +32,6 @@ _LABELS = ("perturbation", "cell_type", "batch")
 _ROWS_PER_BLOCK = 16_384
 _FEW_VALUES = np.iinfo(np.int32).max
 
-
 ADAPTERS = Path(__file__).parent / "adapters"
 """Scripts that run the tools, and the module that they share."""
 

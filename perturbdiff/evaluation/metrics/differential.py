@@ -65,7 +65,6 @@ DEFINITIONS: dict[str, Definition] = {
     )
 }
 
-
 # Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
 _STRIDES, _SEARCH = 4, 512
 

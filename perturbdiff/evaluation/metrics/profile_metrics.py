@@ -23,7 +23,6 @@ MIN_DE = 10  # real DE genes from which on a perturbation counts in DEOver_10 an
 _Q_FLOOR = np.float32(1e-10)
 _NOT_RANKED = np.iinfo(np.int32).max
 
-
 Distance = Literal["l1", "l2", "cosine"]
 F = TypeVar("F", bound=Callable[..., Any])
 

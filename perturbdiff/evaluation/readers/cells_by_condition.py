@@ -20,7 +20,6 @@ HIGHEST = 15.0
 _WHOLE = 1e-3  # counts may be off by this
 _ENOUGH = 200  # non-zero values that are not all whole numbers by chance
 
-
 Condition = tuple[str, str, str]  # cell type, batch, perturbation
 Group = tuple[str, str]  # cell type, batch
 Sparse = Any  # scipy.sparse.csr_matrix, whose stubs know little

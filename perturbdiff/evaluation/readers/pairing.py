@@ -27,7 +27,6 @@ from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-
 _CELLS_AT_ONCE = 4096
 
 

@@ -25,7 +25,6 @@ HELD_BYTES = 1 << 26
 _ROWS = 1024
 _KINDS = ("real p", "real mean", "predicted p", "predicted mean")
 
-
 Scope = tuple[str, str]  # kind ("pooled" or "context") and label
 
 

@@ -89,7 +89,6 @@ _NO_WORK = (
     "folders of their predictions (--records)."
 )
 
-
 RANDOM, BEST, CEILING = "random initialisation", "best baseline", "ceiling"
 _STYLES: dict[str, dict[str, object]] = {
     RANDOM: {"color": INK, "lw": 1.1, "ls": (0, (4, 3))},

@@ -22,7 +22,6 @@ from perturbdiff.runtime.errors import UserError, nearest
 
 _LINKED = ("glance", "duels", "genes")
 
-
 FIGURES: dict[str, Callable[[Experiment], Section]] = {
     "main": sections.main,
     "zeroshot": curve_sections.zeroshot,

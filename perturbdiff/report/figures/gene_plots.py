@@ -43,7 +43,6 @@ MOST_PANELS = 6
 _BINS = 60
 _TICKS = (0.0, 0.3, 1.3, 3.0, 10.0, 30.0)
 
-
 _TRUE, _OTHER = PALETTE[0], PALETTE[1]
 
 

@@ -43,7 +43,6 @@ MOST_POINTS = 3000
 """Points of one kind drawn in a panel; of more, an even draw is shown."""
 _MARKERS = 200  # up to here points keep their marker and are single elements of the SVG
 
-
 # Stand-ins that become CSS colours on the page; in an exported SVG they are what they say.
 INK, RULE, PAPER = "#22272E", "#D5D9DF", "#FDFDFC"
 # Colours too dark for a dark page become variables that the style sheet sets for either.

@@ -46,7 +46,6 @@ _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "directi
 _SEED = re.compile(r"(?:[\s._·#-]+(?:(?:seed|s)[\s._-]*)?\d*|seed[\s._-]*\d*)$", re.IGNORECASE)
 _NUMBERED = re.compile(r"[\s._·-]+(?:(?:seed|s)[\s._-]*)?\d+$", re.IGNORECASE)
 
-
 Kind = Literal["model", "baseline", "ceiling"]
 Scope = tuple[str, str]  # kind (pooled, contexts, context, condition) and label
 POOLED: Scope = ("pooled", "pooled")

@@ -1,18 +1,13 @@
-"""Saving on the way and stopping in time: checkpoints, bundles that are kept, the end of the allocation."""
+"""Saving on the way: checkpoints every few steps, and whole bundles that are kept."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,6 +16,7 @@ from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import StoppedEarly, UserError
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.callbacks.training_log import NOTES
 from perturbdiff.training.callbacks.validation import Averaging, averaged
 from perturbdiff.training.module import TrainingModule, ends_step
@@ -28,66 +24,7 @@ from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
 
 logger = logging.getLogger(__name__)
 
-
 _EVENTS = "events.out.tfevents."
-
-
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-
-
-class TimeLimit:
-    """Knows when to stop: the end of the allocation is near, or a signal said so.
-
-    Parameters
-    ----------
-    margin
-        Seconds before the end at which to stop.
-    """
-
-    def __init__(self, margin: float) -> None:
-        self.margin = margin
-        self.signal: str | None = None
-        self._previous: dict[int, Any] = {}
-        end = os.environ.get("PD_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
-        try:
-            self.end = float(end) if end else None
-        except ValueError:
-            logger.warning("PD_END_TIME or SLURM_JOB_END_TIME is not a time in seconds: %r; ignored", end)
-            self.end = None
-
-    def listen(self) -> None:
-        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a wish to stop; a second Ctrl-C stops at once."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._handle) for s in _SIGNALS}
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Listen while the block runs."""
-        self.listen()
-        try:
-            yield
-        finally:
-            self.stop_listening()
-
-    def stop_listening(self) -> None:
-        """Put the former signal handlers back."""
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if name == self.signal == "SIGINT":
-            raise KeyboardInterrupt
-        self.signal = name
-
-    def reason(self) -> str | None:
-        """Return why to stop now, or None."""
-        if self.signal:
-            return f"signal {self.signal}"
-        if self.end is not None and time.time() > self.end - self.margin:
-            return f"the allocation ends in {max(self.end - time.time(), 0):.0f} s"
-        return None
 
 
 class Snapshots(pl.Callback):

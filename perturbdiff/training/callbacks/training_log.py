@@ -21,11 +21,9 @@ from perturbdiff.training.module import TrainingModule, ends_step
 
 logger = logging.getLogger(__name__)
 
-
 SPEAK_SECONDS = 60.0
 """Time after which a line is due though no row of the journal is."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
-
 
 NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
 """Files beside the loggers' own by which the next attempt goes on."""

@@ -71,7 +71,7 @@ def test_refuses_pickles_and_other_files(tmp_path):
         EmbeddingTable.read(tmp_path / "f.npz")
     for name in ("t.csv", "t.npz", "t.parquet"):
         (tmp_path / name).write_text("name,x\nA,1\n")
-    for name, message in (("t.csv", "not '.csv'"), ("t.npz", "not an npz"), ("t.parquet", "cannot be read")):
+    for name, message in (("t.csv", "not '.csv'"), ("t.npz", "not an npz"), ("t.parquet", "is not a table")):
         with pytest.raises(UserError, match=message):
             EmbeddingTable.read(tmp_path / name)
     with pytest.raises(UserError, match="not found"):

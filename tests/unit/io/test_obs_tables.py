@@ -120,7 +120,7 @@ def write(text):
         (lambda path: None, "t.csv", "not found"),
         (write("a,b\n"), "t.xlsx", r"is \.csv, \.tsv"),
         (write(""), "t.csv", "cannot be read as a table"),
-        (write("no parquet"), "t.parquet", "cannot be read as a table"),
+        (write("no parquet"), "t.parquet", "is not a table"),
         (write("no gzip"), "t.csv.gz", "cannot be read as a table"),
         (write("cell\ncell0\n"), "t.csv", "no column beside the names"),
         (write("cell,batch\ncell0,a\ncell0,b\n"), "t.csv", r"several rows for 1 cells \(cell0\)"),

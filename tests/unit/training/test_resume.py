@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.callbacks.checkpointing import TimeLimit
+from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
