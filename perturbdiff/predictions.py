@@ -19,6 +19,7 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
+from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
@@ -29,7 +30,6 @@ from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 
 KIND = "predictions"
-LABELS = ("perturbation", "cell_type", "batch")
 SOURCES = ("predicted", "control")
 
 _DEFAULTS = {"source": SOURCES[0], "cell": ""}
@@ -370,7 +370,7 @@ def requests(store: Store, split: pd.DataFrame, part: str = "test") -> pd.DataFr
         raise UserError(
             f"{store.path}: the split has no perturbed conditions in part '{part}'; nothing to predict"
         )
-    table = pd.DataFrame(conditions[["cell_type", "batch", "perturbation", "n_cells"]][wanted])
+    table = pd.DataFrame(conditions[[*LABELS, "n_cells"]][wanted])
     table.insert(0, "condition", np.flatnonzero(wanted))
     return table.reset_index(drop=True)
 
@@ -388,8 +388,7 @@ def seen_facts(conditions: pd.DataFrame) -> dict[str, Any]:
     dict
         ``conditions_seen``, their number, and ``first_seen``, the names of the first ones.
     """
-    named = conditions[["cell_type", "batch", "perturbation"]].astype(str).iloc[:NAMED]
-    first = ["|".join(condition) for condition in named.itertuples(index=False)]
+    first = [str(condition) for condition in conditions_of(conditions.iloc[:NAMED])]
     return {"conditions_seen": len(conditions), **({"first_seen": first} if first else {})}
 
 

@@ -17,6 +17,7 @@ from scipy import sparse
 from perturbdiff import predictions
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task, open_task, write
 from perturbdiff.baselines.simple import control_copy, linear, mean_of, nearest_context, resample
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import read_split
@@ -120,7 +121,7 @@ def _cells(
     task: Task, wanted: pd.DataFrame, predictor: Predictor
 ) -> Iterator[tuple[pd.DataFrame, sparse.csr_matrix]]:
     """Yield the predicted cells in blocks: obs and log1p values [n, G]."""
-    names = ["cell_type", "batch", "perturbation"]
+    names = list(LABELS)
     for i in range(len(wanted)):
         condition, size = int(wanted["condition"].iloc[i]), int(wanted["n_cells"].iloc[i])
         labels = {name: str(wanted[name].iloc[i]) for name in names}

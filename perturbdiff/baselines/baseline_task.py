@@ -14,8 +14,8 @@ import pandas as pd
 from scipy import sparse
 
 from perturbdiff import predictions
+from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator
-from perturbdiff.predictions import LABELS
 from perturbdiff.runtime.errors import listing
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts
@@ -104,19 +104,19 @@ class Task:
 
     @cached_property
     def _balanced(self) -> BalancedControls:
-        return BalancedControls(self.store, self.controls, seed=self.seed)
+        return BalancedControls(self.store, self.rows, seed=self.seed)
 
     def matched(self, condition: int, size: int) -> np.ndarray:
         """Return matched control rows of a condition, int64 [size].
 
         The choice of ``sample.controls=balanced``: with the same seed the very cells that our model starts from.
         """
-        return self._balanced.take(condition, self._names[condition], size)
+        return self._balanced.take(self.controls.pool(condition), self._names[condition], size)
 
     @cached_property
-    def _names(self) -> list[tuple[str, ...]]:
-        """Perturbation, cell type and batch of each condition."""
-        return list(self.conditions[list(LABELS)].astype(str).itertuples(index=False, name=None))
+    def _names(self) -> list[Condition]:
+        """Each condition by its number."""
+        return conditions_of(self.conditions)
 
     def rng(self, condition: int) -> np.random.Generator:
         """Return the generator of a condition's draws: the same whatever else is predicted."""

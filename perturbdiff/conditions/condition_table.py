@@ -14,18 +14,18 @@ import pandas as pd
 
 from perturbdiff.runtime.errors import UserError, listing
 
-LABELS = ("cell_type", "batch", "perturbation")
-"""The three labels that make a condition, in the order rows are sorted by."""
+SORTED_BY = ("cell_type", "batch", "perturbation")
+"""The labels by which the cells of a store are sorted, and the order of its columns."""
 ALL = "all"
 """Label of every cell when the input has no column for a cell type or a batch."""
 
-OBS_COLUMNS = (*LABELS, "dose", "n_counts", "n_genes", "source_row", "source_file")
+OBS_COLUMNS = (*SORTED_BY, "dose", "n_counts", "n_genes", "source_row", "source_file")
 """Columns of a store's obs, beside those a user asks to keep; ``dose`` if the input has one."""
 
 RESERVED = frozenset({*OBS_COLUMNS, "cell", "n_cells"})
 """Names that an extra column cannot have."""
 
-CONDITION_COLUMNS = (*LABELS, "n_cells", "start", "stop", "is_control", "control", "part")
+CONDITION_COLUMNS = (*SORTED_BY, "n_cells", "start", "stop", "is_control", "control", "part")
 
 
 def dose_label(agent: str, dose: float) -> str:
@@ -57,7 +57,7 @@ def condition_table(obs: pd.DataFrame, control: str) -> pd.DataFrame:
         `CONDITION_COLUMNS`: ``start`` and ``stop`` are store rows (int64), ``control`` is the id of the
         control condition of the same cell type and batch (-1 if there is none), ``part`` is 0.
     """
-    labels = list(LABELS)
+    labels = list(SORTED_BY)
     plain = obs[labels].astype(str)
     plain["n_cells"] = obs["n_cells"].to_numpy(np.int64) if "n_cells" in obs else np.int64(1)
     table = plain.groupby(labels, observed=True, sort=False)["n_cells"].sum().reset_index()

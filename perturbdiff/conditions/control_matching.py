@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -97,14 +99,14 @@ class ControlPools:
     rows
         Usable rows of each condition.
     wanted
-        int [n]: conditions that need controls.
+        int [n]: conditions that need controls, whose pools are looked up at once.
     quiet
         Do not warn of conditions without controls of their own.
 
     Attributes
     ----------
     fallbacks
-        Number of wanted conditions that use controls of the same cell type or batch only.
+        Number of matches with controls of the same cell type or batch only.
 
     Raises
     ------
@@ -113,34 +115,54 @@ class ControlPools:
     """
 
     def __init__(
-        self, conditions: pd.DataFrame, rows: Rows, wanted: np.ndarray, *, quiet: bool = False
+        self,
+        conditions: pd.DataFrame,
+        rows: Rows,
+        wanted: Sequence[int] | np.ndarray = (),
+        *,
+        quiet: bool = False,
     ) -> None:
         self.rows = rows
         usable = np.flatnonzero(conditions["is_control"].to_numpy(bool) & (rows.count > 0))
-        labels = {column: conditions[column].to_numpy(object) for column in ("cell_type", "batch")}
-        by = {column: _members(names, usable) for column, names in labels.items()}
-        matched = conditions["control"].to_numpy(np.int64)
-        self._pool: dict[int, np.ndarray] = {}
+        cell_types, batches = (conditions[name].to_numpy(object) for name in ("cell_type", "batch"))
+        groups = [(str(t), str(b)) for t, b in zip(cell_types, batches, strict=True)]
+        self._own = {groups[i]: np.array([i]) for i in usable}
+        self._of_type, self._of_batch = _members(cell_types, usable), _members(batches, usable)
         self.fallbacks = {"cell_type": 0, "batch": 0}
-        for c in map(int, wanted):
-            own = matched[c]
-            if own >= 0 and rows.count[own] > 0:
-                self._pool[c] = np.array([own])
-                continue
-            column = next((k for k in by if labels[k][c] in by[k]), None)
-            if column is None:
-                raise UserError(
-                    f"no control cells for cell type '{labels['cell_type'][c]}', batch '{labels['batch'][c]}', and "
-                    "none in another batch or cell type; add controls or leave these conditions out of the split"
-                )
-            self._pool[c] = by[column][labels[column][c]]
-            self.fallbacks[column] += 1
+        self._pool = {int(c): self.match(*groups[c]) for c in wanted}
+        if not quiet:
+            self.warn_of_fallbacks(len(wanted))
+
+    def match(self, cell_type: str, batch: str) -> np.ndarray:
+        """Return the control conditions (int64 ids) that a condition of this cell type and batch draws from.
+
+        Raises
+        ------
+        UserError
+            If there are none in the cell type nor in the batch.
+        """
+        if (own := self._own.get((cell_type, batch))) is not None:
+            return own
+        for column, found in (
+            ("cell_type", self._of_type.get(cell_type)),
+            ("batch", self._of_batch.get(batch)),
+        ):
+            if found is not None:
+                self.fallbacks[column] += 1
+                return found
+        raise UserError(
+            f"no control cells for cell type '{cell_type}', batch '{batch}', and none in another batch or cell type; "
+            "add controls or leave these conditions out of the split"
+        )
+
+    def warn_of_fallbacks(self, number: int) -> None:
+        """Warn if some of ``number`` conditions that were matched have no controls of their own."""
         for column, other in (("cell_type", "batches"), ("batch", "cell types")):
-            if self.fallbacks[column] and not quiet:
+            if self.fallbacks[column]:
                 same = column.replace("_", " ")
                 logger.warning(
                     "%d of %d conditions have no controls of their own: controls of the same %s in other %s are used",
-                    self.fallbacks[column], len(wanted), same, other,
+                    self.fallbacks[column], number, same, other,
                 )  # fmt: skip
 
     def pool(self, condition: int) -> np.ndarray:
@@ -245,36 +267,35 @@ class BalancedControls:
     ----------
     store
         Gives the expression of control cells; nothing else is read.
-    pools
-        The matched control cells of each condition.
+    rows
+        Usable rows of each condition.
     seed
         With a condition's labels it determines the choice, whatever else is asked for.
     """
 
-    def __init__(self, store: Any, pools: ControlPools, *, seed: int) -> None:
-        self.store, self.pools, self.seed = store, pools, seed
+    def __init__(self, store: Any, rows: Rows, *, seed: int) -> None:
+        self.store, self.rows, self.seed = store, rows, seed
         self._labels = store.conditions[["cell_type", "batch"]].astype(str)
         self._apart = lru_cache(maxsize=_KEPT)(self._measure)
 
-    def take(self, condition: int, labels: tuple[str, ...], number: int) -> np.ndarray:
+    def take(self, pool: np.ndarray, condition: Condition, number: int) -> np.ndarray:
         """Return the control rows of a condition, int64 [number].
 
         Parameters
         ----------
+        pool
+            The control conditions (int64 ids) that it draws from, see `ControlPools`.
         condition
-            Its id in ``pools``.
-        labels
-            Perturbation, cell type and batch.
+            Its labels, which with the seed determine the choice.
         number
             Cells wanted.
         """
-        pool = self.pools.pool(condition)
-        total = int(self.pools.rows.count[pool].sum())
-        own = words(self.seed, labels, 0)
+        total = int(self.rows.count[pool].sum())
+        own = words(self.seed, condition, 0)
         turns, rest = divmod(number, total)
         order = [generator(*own, turn).permutation(total) for turn in range(turns)]
         order.append(self._rest(tuple(map(int, pool)), total, rest, generator(*own, turns)))
-        return self.pools.rows.pooled(pool, np.concatenate(order))
+        return self.rows.pooled(pool, np.concatenate(order))
 
     def _rest(self, pool: tuple[int, ...], total: int, number: int, rng: np.random.Generator) -> np.ndarray:
         """Return places in the pool, int64 [number]; from as few slices as hold twice as many cells, if there are."""
@@ -299,4 +320,4 @@ class BalancedControls:
 
     def _measure(self, pool: tuple[int, ...], total: int, k: int) -> np.ndarray:
         places = self._slices(pool, total)[k]
-        return distances(self.store.expression(self.pools.rows.pooled(np.array(pool), places)))
+        return distances(self.store.expression(self.rows.pooled(np.array(pool), places)))

@@ -10,13 +10,14 @@ import pandas as pd
 import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
+from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.cells_by_condition import Condition, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import Sparse
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
@@ -38,7 +39,7 @@ def choose(conditions: pd.DataFrame, most: int) -> list[Condition]:
     ranked = large.sort_values(["effect", "perturbation"], ascending=[False, True], kind="stable")
     again = ranked["perturbation"].duplicated().astype(int)
     ranked = ranked.assign(again=again).sort_values("again", kind="stable").head(most)
-    return [tuple(row) for row in ranked[["cell_type", "batch", "perturbation"]].to_numpy()]
+    return conditions_of(ranked)
 
 
 def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: int) -> pd.DataFrame:
@@ -69,7 +70,7 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
         for source, side, rows in sources:
             drawn = rows if len(rows) <= cells else np.sort(rng.choice(rows, cells, replace=False))
             blocks.append(side.cells(drawn))
-            labels += [("|".join(condition), source)] * len(drawn)
+            labels += [(str(condition), source)] * len(drawn)
     if not labels:
         return pd.DataFrame(columns=pd.Index(columns))
     table = pd.DataFrame(labels, columns=pd.Index(columns[:2]))

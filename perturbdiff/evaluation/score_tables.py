@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
@@ -199,8 +200,7 @@ class Tables:
             if name in frames:
                 frames[name] = _by_scope(frames[name])
         if "conditions" in frames:
-            keys = ["perturbation", "cell_type", "batch"]
-            frames["conditions"] = frames["conditions"].sort_values(keys, ignore_index=True)
+            frames["conditions"] = frames["conditions"].sort_values(list(LABELS), ignore_index=True)
         highest = max(part.facts["largest_predicted_value"] for part in parts)
         facts = {**parts[0].facts, "largest_predicted_value": highest}
         return cls(**frames, facts=facts, findings=parts[0].findings)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import ALL, LABELS, RESERVED, dose_label, sort_conditions
+from perturbdiff.conditions.condition_table import ALL, RESERVED, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.io.counts import CountsFile, Inputs
@@ -55,7 +55,7 @@ def read_labels(inputs: Inputs) -> Labels:
             codes[offset + start : offset + stop] = reader.read(start, stop)
         reader.check()
     table = numbers.table(inputs.config)
-    labels = list(LABELS)
+    labels = list(SORTED_BY)
     # several numbers can have one label: doses written in several ways
     conditions = sort_conditions(pd.DataFrame(table[labels].drop_duplicates()), inputs.config.control)
     index = pd.MultiIndex.from_frame(pd.DataFrame(conditions[labels]))
@@ -212,7 +212,7 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path
         known = columns[names.index(name)].cat.categories if labelled else text.names
         values[name] = [str(known[k]) for k in own[number]]
         number = before[number]
-    table = pd.DataFrame(labels.conditions.loc[number, list(LABELS)]).reset_index(drop=True)
+    table = pd.DataFrame(labels.conditions.loc[number, list(SORTED_BY)]).reset_index(drop=True)
     for name in names:
         table[name] = values[name]
     return sort_conditions(table.assign(n_cells=n_cells), config.control)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.conditions.condition_table import LABELS
+from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.preprocessing.passes import Passes, PieceReader, load, save
 from perturbdiff.runtime import files
 from perturbdiff.runtime.task_runner import TaskRunner
@@ -467,4 +467,4 @@ def _finished(task: PartTask) -> Part:
 
 def label_columns(conditions: pd.DataFrame) -> dict[str, pd.Categorical]:
     """Return the labels of the conditions, with the categories that every part of the store shares."""
-    return {n: pd.Categorical(conditions[n]) for n in LABELS}
+    return {n: pd.Categorical(conditions[n]) for n in SORTED_BY}

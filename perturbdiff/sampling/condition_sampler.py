@@ -18,13 +18,13 @@ from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
+from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.control_matching import words
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
-from perturbdiff.predictions import LABELS
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store, dataset_of
@@ -183,7 +183,7 @@ class ConditionSampler:
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
             memory_share=memory_share,
         )  # fmt: skip
-        self._labels = list(self.wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
+        self._labels = conditions_of(self.wanted)
         self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device

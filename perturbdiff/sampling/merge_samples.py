@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.io import opening
-from perturbdiff.predictions import LABELS, NAMED, SOURCES, PredictionWriter, format_of
+from perturbdiff.predictions import NAMED, SOURCES, PredictionWriter, format_of
 from perturbdiff.runtime import job_shards, provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track

@@ -14,9 +14,10 @@ import torch
 
 from perturbdiff.checkpoint.bundle import Bundle, build_model, frozen_widths
 from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.predictions import LABELS, PredictionWriter, append_controls, format_of, requests, seen_facts
+from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
@@ -327,7 +328,7 @@ def _seen(job: Job, sampler: ConditionSampler, mine: np.ndarray) -> dict[str, An
     seen = sampler.bundle.seen
     if job.random_init or not len(seen):
         return {}
-    labels = ["cell_type", "batch", "perturbation"]
+    labels = list(LABELS)
     wanted = sampler.wanted.iloc[mine]
     targets = pd.MultiIndex.from_frame(seen.loc[seen["role"] == "target", labels].astype(str))
     known = pd.MultiIndex.from_frame(wanted[labels].astype(str)).isin(targets)

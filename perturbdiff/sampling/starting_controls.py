@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from perturbdiff.conditions.condition import conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator, words
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
-from perturbdiff.predictions import LABELS
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ class ControlSets:
         self._memory_share = memory_share
         self.gene_map, self.size, self.seed, self.choice = gene_map, size, seed, choice
         self._cells = wanted["n_cells"].to_numpy(np.int64)
-        self._labels = list(wanted[list(LABELS)].astype(str).itertuples(index=False, name=None))
-        self._pools, self._table = self._find(store, wanted)
-        self._source = store
+        self._conditions = conditions_of(wanted)
+        self._source, self._rows = store, Rows(store.conditions)
+        self._pools = self._find()
         self._balanced_rows = lru_cache(maxsize=_HELD)(self._balance)
 
     @cached_property
@@ -72,32 +72,19 @@ class ControlSets:
 
     @cached_property
     def _choose(self) -> BalancedControls:
-        return BalancedControls(self._store, self._pools, seed=self.seed)
+        return BalancedControls(self._store, self._rows, seed=self.seed)
 
-    def _find(self, store: Store, wanted: pd.DataFrame) -> tuple[ControlPools, int]:
-        """Return the control cells of each request: requests are appended to the store's conditions."""
-        table = store.conditions
-        own = pd.DataFrame(table[table["is_control"].to_numpy(bool)])
-        own["control_id"] = own.index
-        pairs = wanted[["cell_type", "batch"]].astype(str)
-        found = pairs.merge(
-            own[["cell_type", "batch", "control_id"]].astype({"cell_type": str, "batch": str}), how="left"
-        )
-        asked = pairs.assign(
-            perturbation=wanted["perturbation"], start=0, stop=0, is_control=False,
-            control=found["control_id"].fillna(-1).astype(int).to_numpy(),
-        )  # fmt: skip
-        columns = ["cell_type", "batch", "perturbation", "start", "stop", "is_control", "control"]
-        text = table[columns].astype({"cell_type": str, "batch": str})
-        both = pd.DataFrame(pd.concat([text, asked[columns]], ignore_index=True))
-        pools = ControlPools(both, Rows(both), np.arange(len(table), len(both)))
-        few = sum(pools.rows.count[pools.pool(i)].sum() < self.size for i in range(len(table), len(both)))
-        if few:
+    def _find(self) -> list[np.ndarray]:
+        """Return the control conditions of the store that each request draws from."""
+        pools = ControlPools(self._source.conditions, self._rows)
+        found = [pools.match(*condition.group) for condition in self._conditions]
+        pools.warn_of_fallbacks(len(found))
+        if few := sum(self._rows.count[pool].sum() < self.size for pool in found):
             logger.info(
                 "%d of %d conditions have fewer than %d control cells: their sets repeat some",
-                few, len(asked), self.size,
+                few, len(found), self.size,
             )  # fmt: skip
-        return pools, len(table)
+        return found
 
     def __call__(self, sets: list[tuple[int, int]]) -> Tensor:
         """Return the control cells [B, S, G] of (request, number) pairs, log1p.
@@ -112,13 +99,13 @@ class ControlSets:
 
     def _shuffled(self, request: int, number: int) -> np.ndarray:
         """Return the store rows of a set, int64 [S]."""
-        pool = self._pools.pool(self._table + request)
-        total = int(self._pools.rows.count[pool].sum())
+        pool = self._pools[request]
+        total = int(self._rows.count[pool].sum())
         places = np.arange(number * self.size, (number + 1) * self.size)
         turns = range(places[0] // total, places[-1] // total + 1)
-        own = words(self.seed, self._labels[request], 0)
+        own = words(self.seed, self._conditions[request], 0)
         order = np.concatenate([generator(*own, turn).permutation(total) for turn in turns])
-        return self._pools.rows.pooled(pool, order[places - places[0] // total * total])
+        return self._rows.pooled(pool, order[places - places[0] // total * total])
 
     def _balanced(self, request: int, number: int) -> np.ndarray:
         """Return the store rows of a set, int64 [S]."""
@@ -126,9 +113,7 @@ class ControlSets:
 
     def _balance(self, request: int) -> np.ndarray:
         """Return the store rows of all sets of a request; the last set's surplus is drawn at random."""
-        condition, labels = self._table + request, self._labels[request]
-        cells = int(self._cells[request])
-        rows = self._choose.take(condition, labels, cells)
-        surplus = -cells % self.size
-        rng = generator(*words(self.seed, labels, 0), _SURPLUS)
-        return np.concatenate([rows, self._pools.draw(condition, surplus, rng)])
+        pool, condition, cells = self._pools[request], self._conditions[request], int(self._cells[request])
+        rows = self._choose.take(pool, condition, cells)
+        rng = generator(*words(self.seed, condition, 0), _SURPLUS)
+        return np.concatenate([rows, self._rows.draw(pool, -cells % self.size, rng)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import LABELS
+from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.conditions.control_matching import generator
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import conditions_of
@@ -59,7 +59,7 @@ def leave_out(
     return out
 
 
-KEYS = list(LABELS)
+KEYS = list(SORTED_BY)
 
 
 def make_split(

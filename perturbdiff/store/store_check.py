@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.conditions.condition_table import LABELS, complete, sort_conditions
+from perturbdiff.conditions.condition_table import SORTED_BY, complete, sort_conditions
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.errors import UserError, listing
@@ -206,7 +206,7 @@ def _check_labels(store: Store, part: _Part, content: _Content) -> None:
     obs: Any = open_group(part.path / "obs")
     rows, table = part.stop - part.start, store.conditions
     own = table[(table["stop"] > part.start) & (table["start"] < part.stop)]
-    for label in LABELS:
+    for label in SORTED_BY:
         where = part.path / "obs" / label
         codes = np.asarray(obs[f"{label}/codes"][:])
         categories = pd.Index(anndata.io.read_elem(obs[f"{label}/categories"]))
@@ -222,7 +222,7 @@ def _check_labels(store: Store, part: _Part, content: _Content) -> None:
                 f"{_label(categories, expected[row])}; {len(wrong)} such rows"
             )
     for name in ("_index", *obs.attrs["column-order"]):
-        if name not in LABELS:
+        if name not in SORTED_BY:
             array: Any = obs[str(name)]
             array = array["codes"] if isinstance(array, zarr.Group) else array
             if array.shape != (rows,):

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from pandas.util import hash_array
 
+from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
@@ -26,8 +27,6 @@ _ROWS = 4096
 _WINDOW = 64  # a chunk of a store: rows are looked at in runs of this many
 _QUANTILE_VALUES = 2_000_000
 
-Condition = tuple[str, str, str]
-
 
 def _names(store: Any) -> np.ndarray:
     """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
@@ -36,11 +35,6 @@ def _names(store: Any) -> np.ndarray:
         stop = min(start + _NAMES_PER_READ, store.n_cells)
         hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
     return hashes
-
-
-def _triples(table: pd.DataFrame) -> list[Condition]:
-    columns = (table[c].astype(str) for c in ("cell_type", "batch", "perturbation"))
-    return list(zip(*columns, strict=True))
 
 
 def _rows(table: pd.DataFrame, chosen: np.ndarray) -> np.ndarray:
@@ -55,7 +49,7 @@ class HeldOut:
     Attributes
     ----------
     conditions
-        (cell type, batch, perturbation).
+        What is held out.
     cells
         Sorted hashes of cell names.
     splits
@@ -77,7 +71,7 @@ class HeldOut:
             store, split = Store(path), read_split(split_path)
             part = parts(store.conditions, split)
             out = np.isin(part, ["valid", "test"])
-            held.conditions.update(_triples(pd.DataFrame(store.conditions[out])))
+            held.conditions.update(conditions_of(pd.DataFrame(store.conditions[out])))
             names.append(_names(store)[_rows(store.conditions, out)])
             held.splits[path.resolve()] = split
         held.cells = np.unique(np.concatenate(names)) if names else held.cells
@@ -92,7 +86,7 @@ class HeldOut:
             If nothing is left.
         """
         table = store.conditions
-        held = np.array([triple in self.conditions for triple in _triples(table)])
+        held = np.array([condition in self.conditions for condition in conditions_of(table)])
         split = self.splits.get(Path(store.path).resolve())
         use = ~held if split is None else (parts(table, split) == "train") & ~held
         if not use.any():

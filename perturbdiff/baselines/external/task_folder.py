@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.baselines.baseline_task import Task
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.store_export import H5Writer, ObsReader
 from perturbdiff.store.views import read_rows
@@ -28,7 +29,6 @@ _OF_A_JOB = (  # a library that finds these believes to be one of several proces
 )  # fmt: skip
 CONTRACT = 1
 """Version of the contract; an adapter that knows only an older one must refuse."""
-_LABELS = ("perturbation", "cell_type", "batch")
 _ROWS_PER_BLOCK = 16_384
 _FEW_VALUES = np.iinfo(np.int32).max
 
@@ -172,7 +172,7 @@ def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
     blocks = []
     for condition, size in zip(map(int, task.wanted), map(int, sizes), strict=True):
         drawn = task.matched(condition, size)
-        labels = {name: str(task.conditions[name].iloc[condition]) for name in _LABELS}
+        labels = {name: str(task.conditions[name].iloc[condition]) for name in LABELS}
         blocks.append(pd.DataFrame({**labels, "control_row": np.searchsorted(rows, drawn)}))
     return pd.concat(blocks, ignore_index=True)
 
@@ -207,13 +207,13 @@ def _write_cells(path: Path, task: Task, rows: np.ndarray) -> np.ndarray:
 def _used(task: Task) -> dict[str, list[str]]:
     """Return the labels that occur among the training cells, sorted, by column."""
     here = task.conditions[task.train | task.is_control]
-    return {name: sorted(set(here[name].astype(str))) for name in _LABELS}
+    return {name: sorted(set(here[name].astype(str))) for name in LABELS}
 
 
 def _obs(found: pd.DataFrame, used: Mapping[str, list[str]], control: str) -> pd.DataFrame:
     """Return the columns that the contract promises."""
     labels = pd.DataFrame(
-        {name: pd.Categorical(found[name].astype(str), categories=used[name]) for name in _LABELS},
+        {name: pd.Categorical(found[name].astype(str), categories=used[name]) for name in LABELS},
         index=found.index,
     )
     is_control = (labels["perturbation"] == control).to_numpy()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
+from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.runtime.errors import UserError
 
 ALL = "all"
@@ -20,8 +21,7 @@ HIGHEST = 15.0
 _WHOLE = 1e-3  # counts may be off by this
 _ENOUGH = 200  # non-zero values that are not all whole numbers by chance
 
-Condition = tuple[str, str, str]  # cell type, batch, perturbation
-Group = tuple[str, str]  # cell type, batch
+Key = TypeVar("Key", Condition, Group)
 Sparse = Any  # scipy.sparse.csr_matrix, whose stubs know little
 
 
@@ -104,26 +104,31 @@ class Cells:
         """
         if not dropped:
             return self
-        keep = ("cell_type" not in dropped, "batch" not in dropped)
+        forgotten = dict.fromkeys(dropped, ALL)
 
-        def forget(key: Any) -> Any:
-            return tuple(label if kept else ALL for label, kept in zip(key, (*keep, True), strict=False))
+        def forget(condition: Condition) -> Condition:
+            return condition._replace(**forgotten)
 
-        def joined(rows: Mapping[Any, np.ndarray]) -> dict[Any, np.ndarray]:
-            found: dict[Any, list[np.ndarray]] = {}
-            for key, own in rows.items():
-                found.setdefault(forget(key), []).append(own)
-            return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in found.items()}
+        def group(of: Group) -> Group:
+            return Condition("", *of)._replace(**forgotten).group
 
         contexts = {forget(c): label for c, label in self.contexts.items()}
         several = len({(forget(c), label) for c, label in self.contexts.items()}) > len(contexts)
         return replace(
             self,
-            rows=joined(self.rows),
-            controls=joined(self.controls),
+            rows=_joined(self.rows, forget),
+            controls=_joined(self.controls, group),
             contexts={} if several else contexts,
             covariates=self.covariates - dropped,
         )
+
+
+def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> dict[Key, np.ndarray]:
+    """Return rows under other keys, sorted where several keys become one."""
+    found: dict[Key, list[np.ndarray]] = {}
+    for key, part in rows.items():
+        found.setdefault(new(key), []).append(part)
+    return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in found.items()}
 
 
 def empty_rows(columns: int) -> Sparse:

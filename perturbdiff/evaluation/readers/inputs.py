@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition import LABELS, Condition, Group
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.cells_by_condition import ALL, Cells, Condition, Group, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import ALL, Cells, Sparse
 from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, row_ranges, small_dtype
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -81,10 +82,10 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
     controls: dict[Group, np.ndarray] = {}
     contexts: dict[Condition, str] = {}
     for i, row in enumerate(table.to_dict("records")):
-        condition = (str(row["cell_type"]), str(row["batch"]), str(row["perturbation"]))
+        condition = Condition(*(str(row[label]) for label in LABELS))
         cells = np.arange(int(row["start"]), int(row["stop"]), dtype=np.int64)
         if row["is_control"]:
-            controls[condition[:2]] = cells
+            controls[condition.group] = cells
             continue
         rows[condition] = cells
         if column is not None and labels is not None:
@@ -123,7 +124,7 @@ def single(labels: list[str], condition: Condition, column: str, path: Path) -> 
     """
     if len(labels) != 1:
         raise UserError(
-            f"{path}: cells of condition {'|'.join(condition)} lie in several contexts of '{column}' "
+            f"{path}: cells of condition {condition} lie in several contexts of '{column}' "
             f"({listing(sorted(labels))}); choose a column that is constant within a condition"
         )
     return labels[0]
@@ -146,11 +147,11 @@ class Labelled:
 
     def perturbed(self, control: str) -> dict[Condition, np.ndarray]:
         """Return the rows of the conditions that are not the control."""
-        return {c: rows for c, rows in self.rows.items() if c[2] != control}
+        return {c: rows for c, rows in self.rows.items() if c.perturbation != control}
 
     def controls(self, control: str) -> dict[Group, np.ndarray]:
         """Return the rows of the controls of each (cell type, batch)."""
-        return {c[:2]: rows for c, rows in self.rows.items() if c[2] == control}
+        return {c.group: rows for c, rows in self.rows.items() if c.perturbation == control}
 
 
 def read_labels(
@@ -220,7 +221,7 @@ def _names(condition: Numbering, contexts: Numbering, texts: Mapping[str, Texts]
     types, batches = contexts.pairs()
     cell_type, batch, perturbation = (texts[n].names for n in ("cell_type", "batch", "perturbation"))
     return [
-        (cell_type[types[c]], batch[batches[c]], perturbation[p])
+        Condition(perturbation[p], cell_type[types[c]], batch[batches[c]])
         for c, p in zip(context_of, perturbation_of, strict=True)
     ]
 
@@ -248,7 +249,7 @@ def _grouped(codes: np.ndarray, names: list[Condition]) -> dict[Condition, np.nd
     ends = np.cumsum(counts)
     rows = np.split(order, ends)[1:]  # first come cells of no condition
     here = [k for k in range(len(names)) if len(rows[k])]
-    return {names[k]: rows[k] for k in sorted(here, key=names.__getitem__)}
+    return {names[k]: rows[k] for k in sorted(here, key=lambda k: (names[k].group, names[k].perturbation))}
 
 
 def _contexts(
@@ -261,9 +262,9 @@ def _contexts(
     """Return the context of each condition."""
     if context is None:
         return {}
-    for place, name in enumerate(("cell_type", "batch", "perturbation")):
-        if context in (name, columns[name]):
-            return {condition: condition[place] for condition in names}
+    for label in LABELS:
+        if context in (label, columns[label]):
+            return {condition: getattr(condition, label) for condition in names}
     texts, pairs = Texts(), Numbering()
     column = reader.column(context)
     for start, stop in row_ranges(len(codes)):
@@ -369,7 +370,7 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
     context = config.context_column or ("cell_type" if columns["cell_type"] is not None else None)
     labelled = read_labels(reader, columns, context=context)
     if not labelled.controls(label):
-        hint = nearest(label, {c[2] for c in labelled.rows})
+        hint = nearest(label, {c.perturbation for c in labelled.rows})
         raise UserError(f"{path}: no control cell '{label}' in column '{columns['perturbation']}'{hint}")
     names = {"dataset": str(reader.declared.get("dataset") or path.name.split(".")[0])}
     return _cells(reader, labelled, columns, label, scale, names=names, complete=True)

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from perturbdiff.conditions.condition import Condition, Group, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import (
     Cells,
-    Condition,
     ExpressionView,
-    Group,
     Reader,
     median_depth,
 )
@@ -104,18 +103,18 @@ def shared_conditions(
 ) -> list[Condition]:
     """Return the predicted conditions, sorted, after comparing them with the real ones."""
     path = predictions.reader.path
-    conditions = sorted(predictions.rows, key=lambda c: (c[2], c[0], c[1]))
+    conditions = sorted(predictions.rows)
     if unknown := [c for c in conditions if c not in truth.rows]:
         raise UserError(
             f"{path}: {len(unknown)} predicted conditions have no real cells in {truth.reader.path}: "
-            f"{listing('|'.join(c) for c in unknown)} (cell type|batch|perturbation); predict conditions of the truth"
+            f"{listing(map(str, unknown))} (cell type|batch|perturbation); predict conditions of the truth"
         )
     missing = [c for c in truth.rows if c not in predictions.rows]
     notes.facts["conditions_missing"] = len(missing)
     if missing and truth.complete:
         text = (
             f"{path}: {len(missing)} of the {len(truth.rows)} conditions of {truth.reader.path} have no prediction: "
-            f"{listing('|'.join(c) for c in missing)} (cell type|batch|perturbation)"
+            f"{listing(map(str, missing))} (cell type|batch|perturbation)"
         )
         if config.missing == "error":
             raise UserError(f"{text}; predict them, or leave them out with --missing skip")
@@ -182,7 +181,7 @@ class Pairing:
     @property
     def perturbations(self) -> list[str]:
         """Return the perturbations, sorted by name."""
-        return sorted({c[2] for c in self.conditions})
+        return sorted({c.perturbation for c in self.conditions})
 
 
 def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
@@ -232,7 +231,7 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
     UserError
         If no condition has two cells.
     """
-    wanted = sorted(wanted, key=lambda c: (c[2], c[0], c[1]))
+    wanted = sorted(wanted)
     first: dict[Condition, np.ndarray] = {}
     second: dict[Condition, np.ndarray] = {}
     rng = np.random.default_rng(seed)
@@ -267,7 +266,7 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
 
 def _controls(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:
     """Return the control rows of the conditions' groups; a group without any is left to the others' controls."""
-    groups = sorted({c[:2] for c in conditions})
+    groups = sorted({c.group for c in conditions})
     if missing := [g for g in groups if g not in truth.controls]:
         named = listing("|".join(g) for g in missing)
         if len(missing) == len(groups):
@@ -289,7 +288,7 @@ def _own_controls(
     """Return the predictions' own controls of the conditions' groups, which are to be used."""
     path = predictions.reader.path
     found = {
-        g: predictions.controls[g] for g in sorted({c[:2] for c in conditions}) if g in predictions.controls
+        g: predictions.controls[g] for g in sorted({c.group for c in conditions}) if g in predictions.controls
     }
     if not found:
         raise UserError(
@@ -356,9 +355,7 @@ def held_out_conditions(split: Path, part: str, truth: Cells) -> list[Condition]
 
     table = read_split(split)
     table = table[table["part"].astype(str) == part]
-    keys = zip(table["cell_type"], table["batch"], table["perturbation"], strict=True)
-    chosen = [(str(c), str(b), str(p)) for c, b, p in keys]
-    found = [c for c in chosen if c in truth.rows]
+    found = [c for c in conditions_of(table) if c in truth.rows]
     if not found:
         raise UserError(
             f"{split}: no '{part}' condition that {truth.reader.path} holds; is it this store's split?"

@@ -22,12 +22,14 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
+from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
-from perturbdiff.evaluation.readers.cells_by_condition import Condition, ExpressionView, Group, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView, Sparse
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.scopes import (
     HELD_BYTES,
@@ -214,7 +216,7 @@ def score_cells(
     wanted = Wanted.of(config.metrics)
     for condition in pairing.conditions:
         if not (len(pairing.real.rows[condition]) and len(pairing.predicted.rows[condition])):
-            raise UserError(f"condition {'|'.join(condition)} has no cells on one side")
+            raise UserError(f"condition {condition} has no cells on one side")
     units = of_shard(units_of(pairing), pairing, shard)
     with threadpool_limits(1, "blas"):  # the threads here are the parallelism, and sums keep their order
         work = _Pass(pairing, config, wanted, units, seed)
@@ -258,7 +260,7 @@ class _Pass:
 
     def read_controls(self, workers: Workers) -> None:
         """Read the controls of the scopes once, sort and join them."""
-        pairing, groups = self.pairing, {c[:2] for c in self._conditions}
+        pairing, groups = self.pairing, {c.group for c in self._conditions}
         sides: list[tuple[ExpressionView, Mapping[Group, np.ndarray]]] = [(pairing.real, pairing.controls)]
         if pairing.predicted_controls is not None:
             sides.append((pairing.predicted, pairing.predicted_controls))
@@ -289,14 +291,18 @@ class _Pass:
         """Read the conditions one after the other and have them compared."""
         by_perturbation: dict[str, _Perturbation] = {}
         for condition in self._conditions:
-            name = condition[2]
+            name = condition.perturbation
             by_perturbation.setdefault(name, _Perturbation(name, [])).conditions.append(condition)
         partners = _partners(self.pairing) if self.wanted.chance else {}
         with track("evaluate", len(self._conditions), "conditions") as progress:
             for condition, *cells in self._read(partners):
                 values = sum(c.nnz for c in cells if c is not None)
                 work = partial(
-                    self.work_on_condition, condition, cells, by_perturbation[condition[2]], progress
+                    self.work_on_condition,
+                    condition,
+                    cells,
+                    by_perturbation[condition.perturbation],
+                    progress,
                 )
                 workers.submit(work, values)
                 del work, cells
@@ -362,9 +368,9 @@ class _Pass:
         other: Sparse | None,
         columns: Both | None,
     ) -> dict[str, object]:
-        control = self.means.get(condition[:2])
+        control = self.means.get(condition.group)
         row: dict[str, object] = {
-            **dict(zip(("cell_type", "batch", "perturbation"), condition, strict=True)),
+            **{label: getattr(condition, label) for label in SORTED_BY},
             "context": self.pairing.contexts.get(condition, ""),
             "n_cells": real.shape[0],
             "n_predicted": predicted.shape[0],
@@ -416,7 +422,7 @@ def _joined(parts: list[Both]) -> Both:
 
 
 def _of_groups(unit: Unit, found: Mapping[Group, Columns]) -> Columns:
-    return Columns.joined([found[g] for g in sorted({c[:2] for c in unit.conditions}) if g in found])
+    return Columns.joined([found[g] for g in sorted({c.group for c in unit.conditions}) if g in found])
 
 
 def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:
@@ -427,7 +433,7 @@ def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:
 
 
 def _seed_of(condition: Condition, seed: int) -> int:
-    return zlib.crc32("\0".join((*condition, str(seed))).encode())
+    return zlib.crc32("\0".join((*condition.group, condition.perturbation, str(seed))).encode())
 
 
 def _partners(pairing: Pairing) -> dict[Condition, Condition]:
@@ -438,14 +444,14 @@ def _partners(pairing: Pairing) -> dict[Condition, Condition]:
     """
     partners: dict[Condition, Condition] = {}
     contexts = pairing.contexts
-    for key in (lambda c: c[:2], lambda c: contexts.get(c)):
+    for key in (lambda c: c.group, lambda c: contexts.get(c)):
         groups: dict[object, list[Condition]] = {}
         for condition in pairing.conditions:
             groups.setdefault(key(condition), []).append(condition)
         for members in groups.values():
-            names = sorted({c[2] for c in members})
-            first = {c[2]: c for c in reversed(members)}
+            names = sorted({c.perturbation for c in members})
+            first = {c.perturbation: c for c in reversed(members)}
             following = dict(zip(names, [*names[1:], names[0]], strict=True))
             for condition in members if len(names) > 1 else ():
-                partners.setdefault(condition, first[following[condition[2]]])
+                partners.setdefault(condition, first[following[condition.perturbation]])
     return partners

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
-from perturbdiff.evaluation.readers.cells_by_condition import Condition
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.runtime.files import explain_os_errors
 
@@ -49,7 +49,7 @@ class Unit:
     @property
     def perturbations(self) -> tuple[str, ...]:
         """Return the perturbations, sorted by name."""
-        return tuple(sorted({c[2] for c in self.conditions}))
+        return tuple(sorted({c.perturbation for c in self.conditions}))
 
     @property
     def is_pool(self) -> bool:
@@ -72,7 +72,7 @@ def units_of(pairing: Pairing) -> list[Unit]:
     tested = {
         label: tuple(found)
         for label, found in sorted(members.items())
-        if all(any(c[:2] in side for c in found) for side in sides)
+        if all(any(c.group in side for c in found) for side in sides)
     }
     everything = tuple(pairing.conditions)
     pool: tuple[Scope, ...] = ((POOLED, POOLED),)
@@ -87,9 +87,9 @@ def sizes_of(unit: Unit, pairing: Pairing) -> dict[str, tuple[int, int]]:
     """Return the real and the predicted cells of each perturbation."""
     sizes: dict[str, tuple[int, int]] = dict.fromkeys(unit.perturbations, (0, 0))
     for condition in unit.conditions:
-        real, predicted = sizes[condition[2]]
+        real, predicted = sizes[condition.perturbation]
         real += len(pairing.real.rows[condition])
-        sizes[condition[2]] = real, predicted + len(pairing.predicted.rows[condition])
+        sizes[condition.perturbation] = real, predicted + len(pairing.predicted.rows[condition])
     return sizes
 
 

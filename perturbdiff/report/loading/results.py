@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -41,7 +42,6 @@ _COLUMNS = (
 )
 _AGAIN = "copy it again or run evaluate again"
 _KEYS = ["scope", "perturbation"]
-_LABELS = ("cell_type", "batch", "perturbation")
 _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
 _SEED = re.compile(r"(?:[\s._·#-]+(?:(?:seed|s)[\s._-]*)?\d*|seed[\s._-]*\d*)$", re.IGNORECASE)
 _NUMBERED = re.compile(r"[\s._·-]+(?:(?:seed|s)[\s._-]*)?\d+$", re.IGNORECASE)
@@ -177,9 +177,9 @@ class Run:
         path = self.path / "conditions.csv"
         if not path.is_file():
             return None
-        texts = dict.fromkeys(_LABELS, str)
+        texts = dict.fromkeys(LABELS, str)
         table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
-        return table if set(_LABELS) <= set(table) else None
+        return table if set(LABELS) <= set(table) else None
 
     @cached_property
     def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:

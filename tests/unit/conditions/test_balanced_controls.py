@@ -10,8 +10,9 @@ import pytest
 from scipy import sparse
 
 from perturbdiff.conditions import control_matching
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.conditions.condition_table import condition_table
-from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, distances, represent
+from perturbdiff.conditions.control_matching import BalancedControls, Rows, distances, represent
 
 
 def some_cells(number: int, genes: int = 60, seed: int = 0) -> np.ndarray:
@@ -31,10 +32,11 @@ def a_store(number: int, others: int = 30) -> SimpleNamespace:
 
 def chooser(store: SimpleNamespace, seed: int = 0) -> BalancedControls:
     table = store.conditions
-    return BalancedControls(store, ControlPools(table, Rows(table), np.array([1])), seed=seed)
+    return BalancedControls(store, Rows(table), seed=seed)
 
 
-LABELS = ("p", "B", "d")
+LABELS = Condition("p", "B", "d")
+POOL = np.array([0])
 
 
 def test_distances_are_those_of_the_cells():
@@ -91,7 +93,7 @@ def test_equal_cells_are_no_difficulty():
 
 
 def test_each_control_is_used_before_any_is_used_again():
-    found = chooser(a_store(40)).take(1, LABELS, 100)
+    found = chooser(a_store(40)).take(POOL, LABELS, 100)
     assert sorted(found[:40]) == sorted(found[40:80]) == list(range(40))
     assert len(set(found[80:].tolist())) == 20
     assert list(found[:40]) != list(found[40:80])
@@ -100,19 +102,19 @@ def test_each_control_is_used_before_any_is_used_again():
 def test_the_choice_is_of_seed_and_labels_alone():
     store = a_store(40)
     one = chooser(store)
-    first = one.take(1, LABELS, 15)
-    one.take(1, ("q", "B", "d"), 7)
-    np.testing.assert_array_equal(one.take(1, LABELS, 15), first)
-    np.testing.assert_array_equal(chooser(store).take(1, LABELS, 15), first)
-    assert sorted(one.take(1, ("q", "B", "d"), 15)) != sorted(first)
-    assert sorted(chooser(store, seed=1).take(1, LABELS, 15)) != sorted(first)
+    first = one.take(POOL, LABELS, 15)
+    one.take(POOL, ("q", "B", "d"), 7)
+    np.testing.assert_array_equal(one.take(POOL, LABELS, 15), first)
+    np.testing.assert_array_equal(chooser(store).take(POOL, LABELS, 15), first)
+    assert sorted(one.take(POOL, ("q", "B", "d"), 15)) != sorted(first)
+    assert sorted(chooser(store, seed=1).take(POOL, LABELS, 15)) != sorted(first)
 
 
 def test_only_controls_are_read():
     store = a_store(40)
     read, rows = [], store.expression
     store.expression = lambda asked: (read.append(asked), rows(asked))[1]
-    chooser(store).take(1, LABELS, 15)
+    chooser(store).take(POOL, LABELS, 15)
     assert sorted(np.concatenate(read)) == list(range(40))
 
 
@@ -122,7 +124,7 @@ def test_a_large_pool_is_compared_in_slices(monkeypatch, number):
     store = a_store(150)
     sizes, rows = [], store.expression
     store.expression = lambda asked: (sizes.append(len(asked)), rows(asked))[1]
-    found = chooser(store).take(1, LABELS, number)
+    found = chooser(store).take(POOL, LABELS, number)
     assert len(set(found.tolist())) == number
     assert max(sizes) <= 32
     assert len(sizes) == min(5, -(-number // 16))
