@@ -63,7 +63,7 @@ class ModelConfig(Section):
     )
     anchor: Literal["none", "control"] = Field(
         default="none",
-        description="generate cells from noise alone (paper), or as changes to the control cell at the same position",
+        description="generate cells from noise (paper), or as changes to the control cell at the same position",
     )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",
@@ -94,7 +94,8 @@ class ModelConfig(Section):
     )
     initialisation: Literal["small", "released"] = Field(
         default="small",
-        description="start learned vectors that stand for nothing with small values, or as in the released code",
+        description="initial values of the vectors for all genes and for no covariates: small, or as in the released "
+        "code",
     )
 
 
