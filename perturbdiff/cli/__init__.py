@@ -1,1 +1,1 @@
-"""The command line: a file for each group of commands. Nothing imports it."""
+"""The command line. Each group of commands has its own file. No other package imports this one."""

@@ -1,4 +1,4 @@
-"""The command ``baseline NAME …`` for methods of the package, of others and of users, and its sub-commands."""
+"""The command ``baseline NAME …`` and its sub-commands: built-in methods, external tools and users' scripts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 _PREDICT = "predict"
 _HELP = ("-h", "--help")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A tool that 'baseline list' lists.")]
-Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="Tools that 'baseline list' lists.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of a tool, as printed by 'baseline list'.")]
+Names = Annotated[
+    list[str], typer.Argument(metavar="NAME…", help="Names of tools, as printed by 'baseline list'.")
+]
 
 
 def mount(app: typer.Typer) -> None:
@@ -33,13 +35,17 @@ def mount(app: typer.Typer) -> None:
 def install(
     names: Names,
     python: Annotated[
-        Path | None, typer.Option("--python", help="Its Python; found by itself if there is a fitting one.")
+        Path | None,
+        typer.Option(
+            "--python",
+            help="Python interpreter for the environment; default: a suitable one found on this machine.",
+        ),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Make the environments of tools.
+    """Install external tools.
 
-    Each gets one of its own from locked versions, checked by their hashes. Prints where they lie.
+    Each tool gets its own environment, with locked versions whose hashes are checked. The command prints the folders.
     """
     from perturbdiff.baselines.external import known_tools, tool_environments
 
@@ -49,7 +55,10 @@ def install(
 
 
 def list_tools() -> None:
-    """List the methods: built in, and tools of others with version and licence."""
+    """List built-in methods and external tools.
+
+    External tools are shown with their versions and licences.
+    """
     from perturbdiff.baselines import NAMES
     from perturbdiff.baselines.external import known_tools, tool_environments
 
@@ -64,7 +73,10 @@ def list_tools() -> None:
 
 
 def show(name: Name) -> None:
-    """Show what a tool is, what can be set and where it is installed."""
+    """Describe a tool and its settings.
+
+    Also shows its licence and where it is installed.
+    """
     from perturbdiff.baselines.external import known_tools
 
     tool = known_tools.load(name)
@@ -84,7 +96,10 @@ def show(name: Name) -> None:
 
 
 def remove(names: Names) -> None:
-    """Remove the environments of tools, those of earlier versions too."""
+    """Remove the environments of tools.
+
+    Environments of earlier versions are removed too.
+    """
     from perturbdiff.baselines.external import known_tools, tool_environments
 
     for tool in [known_tools.load(name) for name in names]:
@@ -93,7 +108,7 @@ def remove(names: Names) -> None:
 
 
 def _facts(tool: Tool) -> list[tuple[str, str]]:
-    """Return what is said of a tool above its settings."""
+    """Return the labelled facts that `show` prints above a tool's settings."""
     from perturbdiff.baselines.external import tool_environments
 
     found = tool_environments.installed(tool)
@@ -122,10 +137,10 @@ def _value(value: bool | int | float | str) -> str:
 
 
 class Methods(TyperGroup):
-    """A group whose first word is a sub-command or else the name of a method."""
+    """A command group whose first word is either a sub-command or the name of a method."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the hidden command that predicts before a method's name."""
+        """Insert the hidden `predict` command before the name of a method."""
         if args and args[0] not in self.commands and args[0] not in _HELP:
             if not args[0].startswith("-") and not set(args) & set(_HELP):
                 self._check(args[0])
@@ -133,7 +148,7 @@ class Methods(TyperGroup):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; the one that predicts is shown as the group itself, whose words it takes."""
+        """Find the command. Hide the name `predict`, so that usage lines read ``baseline NAME``."""
         name, command, rest = super().resolve_command(ctx, args)
         return ("" if name == _PREDICT else name), command, rest
 
@@ -151,14 +166,15 @@ baseline_app = typer.Typer(
     cls=Methods,
     no_args_is_help=True,
     subcommand_metavar="NAME STORE --split SPLIT --out OUT [OPTIONS] | COMMAND …",
-    help="Predict with a baseline: a simple method, one of others (CPA, STATE, …) or a script of yours.\n\n"
-    "perturbdiff baseline NAME STORE --split SPLIT --out OUT takes the same files in and out as train and sample; "
-    "its options: perturbdiff baseline NAME --help. Names: docs/baselines.md.",
+    help="Predict with a baseline method.\n\n"
+    "A baseline is a simple method, an external tool (CPA, STATE, …) or your own script. "
+    "perturbdiff baseline NAME STORE --split SPLIT --out OUT reads and writes the same files as train and sample. "
+    "perturbdiff baseline NAME --help shows its options. docs/baselines.md lists the names.",
 )
 
 
 def methods() -> tuple[str, ...]:
-    """Return all names: of the package's methods, of tools, and 'script'."""
+    """Return the names of all built-in methods and external tools, and 'script'."""
     from perturbdiff.baselines import NAMES
     from perturbdiff.baselines.external import known_tools
 
@@ -167,37 +183,44 @@ def methods() -> tuple[str, ...]:
 
 @baseline_app.command(_PREDICT, cls=Work, hidden=True)
 def predict(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which (docs/baselines.md), or 'script'.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Name of the method (docs/baselines.md), or 'script'.")
+    ],
     store: Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
     out: Out,
     part: Part = "test",
     recipe: Recipe = None,
     overrides: Overrides = None,
     script: Annotated[
-        Path | None, typer.Option("--script", help="Of 'script': the adapter (docs/adapters.md).")
+        Path | None,
+        typer.Option("--script", help="Your adapter script, for 'baseline script' (docs/adapters.md)."),
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option("--python", help="Of tools and scripts: the interpreter, with its packages, to run it."),
+        typer.Option(
+            "--python", help="Python interpreter that runs the external method (tools and scripts only)."
+        ),
     ] = None,
     label: Annotated[
-        str | None, typer.Option("--name", help="Of tools and scripts: what to call it in tables.")
+        str | None, typer.Option("--name", help="Name of the method in the tables (tools and scripts only).")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="Of tools and scripts: CPU threads.")
+        int | None, typer.Option("--threads", min=1, help="Number of CPU threads (tools and scripts only).")
     ] = None,
     device: Device = "auto",
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", help="Of tools and scripts: keep what it was given and gave in this folder."),
+        typer.Option(
+            "--keep", help="Folder that keeps the method's input and output files (tools and scripts only)."
+        ),
     ] = None,
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Predict the conditions of a part with a baseline.
+    """Predict one part of a split with a baseline.
 
-    Settings of tools and scripts: --set baseline.settings=quick, --set baseline.options.NAME=VALUE.
+    Change the settings of tools and scripts by --set baseline.settings=quick, --set baseline.options.NAME=VALUE.
     """
     from perturbdiff.baselines import NAMES
     from perturbdiff.baselines import predict as built_in
@@ -233,7 +256,7 @@ def _external(
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
-    """Refuse options that a method does not have."""
+    """Raise an error for options that this method does not have."""
     given = [option for option, value in options.items() if value not in (None, {})]
     if given:
         raise UserError(f"baseline {name}: has no --{given[0]}")

@@ -1,4 +1,4 @@
-"""The commands on data: ``preprocess``, ``stats``, ``store`` and ``vocabulary``."""
+"""The commands that work on data: ``preprocess``, ``stats``, ``store`` and ``vocabulary``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ def preprocess(
     recipe: Recipe = None,
     overrides: Overrides = None,
     split: Annotated[
-        Path | None, typer.Option("--split", help="Split, for genes from training cells only.")
+        Path | None,
+        typer.Option("--split", help="Split file, needed to select genes from the training cells only."),
     ] = None,
     genes: Annotated[
-        Path | None, typer.Option("--genes", help="Genes to keep, in order: a text file or a vocabulary.")
+        Path | None,
+        typer.Option("--genes", help="Genes to keep, in this order: a text file or a vocabulary."),
     ] = None,
     obs: Labels = None,
     jobs: Jobs = None,
@@ -43,7 +45,8 @@ def preprocess(
     unfinished: Annotated[
         Path | None,
         typer.Option(
-            "--unfinished", help="Folder for an unfinished store, to go on there; default: beside OUT."
+            "--unfinished",
+            help="Folder for the unfinished store, where an interrupted run continues; default: next to OUT.",
         ),
     ] = None,
     seed: Seed = None,
@@ -51,8 +54,8 @@ def preprocess(
 ) -> None:
     """Turn raw counts into a store.
 
-    Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition. A run that was
-    interrupted goes on where it stopped.
+    Checks the counts, selects highly variable genes and writes chunked Zarr sorted by condition. An interrupted run
+    continues where it stopped.
     """
     from perturbdiff.preprocessing.preprocessing_stage import Machine
     from perturbdiff.preprocessing.preprocessing_stage import preprocess as run
@@ -67,29 +70,37 @@ def preprocess(
 def stats(
     store: Annotated[Path, typer.Argument(help="Store folder.")],
     out: Out,
-    split: Annotated[Path | None, typer.Option("--split", help="Split, to count per part.")] = None,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Split file, to count cells in each part.")
+    ] = None,
     genes: Annotated[
-        Path | None, typer.Option("--genes", help="Gene list: count the non-zero genes of these too.")
+        Path | None, typer.Option("--genes", help="Gene list; non-zero genes are also counted within it.")
     ] = None,
     pairs: Annotated[
-        int, typer.Option("--pairs", min=0, help="Most distances of each kind and level; 0: none.")
+        int,
+        typer.Option("--pairs", min=0, help="Maximum number of distances of each kind and level; 0: none."),
     ] = 300,
     cells_per_group: Annotated[
-        int, typer.Option("--cells-per-group", min=10, help="Most cells of a group in a distance.")
+        int,
+        typer.Option("--cells-per-group", min=10, help="Maximum number of cells of a group in a distance."),
     ] = 256,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of pairs, cells and intervals.")
+        int,
+        typer.Option(
+            "--seed", min=0, max=LARGEST_SEED, help="Random seed for the pairs, cells and intervals."
+        ),
     ] = 0,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", min=1, help="Processes; they change no number.")
+        int | None,
+        typer.Option("--jobs", "-j", min=1, help="Number of processes; the results do not depend on it."),
     ] = 1,
     scheduler: Scheduler = None,
     force: Force = False,
 ) -> None:
     """Describe a store in tables and figures.
 
-    Non-zero genes, depth, cells per perturbation and condition, composition, distances within and between
-    perturbations.
+    Covers non-zero genes, sequencing depth, cells per perturbation and condition, composition, and distances within
+    and between perturbations.
     """
     from perturbdiff.report.figures.store_figures import write_figures
     from perturbdiff.statistics.statistics_stage import write_statistics
@@ -110,7 +121,7 @@ def stats(
     typer.echo(f"{done}")
 
 
-store_app = typer.Typer(help="Look into a store, check it, copy cells out of it.", no_args_is_help=True)
+store_app = typer.Typer(help="Describe, check or export a store.", no_args_is_help=True)
 
 StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
 
@@ -121,28 +132,33 @@ def store_export(
     out: Out,
     scale: Annotated[
         Literal["log1p", "counts", "model"],
-        typer.Option("--scale", help="Units of X: log1p, counts as stored, or log1p / scale."),
+        typer.Option(
+            "--scale", help="Units of X: log1p, the stored counts, or log1p divided by data.scale (model)."
+        ),
     ] = "log1p",
     perturbation: Annotated[
-        list[str] | None, typer.Option("--perturbation", help="Only this one (repeatable).")
+        list[str] | None, typer.Option("--perturbation", help="Export only this perturbation (repeatable).")
     ] = None,
     cell_type: Annotated[
-        list[str] | None, typer.Option("--cell-type", help="Only this one (repeatable).")
+        list[str] | None, typer.Option("--cell-type", help="Export only this cell type (repeatable).")
     ] = None,
-    batch: Annotated[list[str] | None, typer.Option("--batch", help="Only this one (repeatable).")] = None,
-    split: Annotated[Path | None, typer.Option("--split", help="Split, for --part.")] = None,
+    batch: Annotated[
+        list[str] | None, typer.Option("--batch", help="Export only this batch (repeatable).")
+    ] = None,
+    split: Annotated[Path | None, typer.Option("--split", help="Split file that --part refers to.")] = None,
     part: Annotated[
         Literal["train", "valid", "test", "unused"] | None,
-        typer.Option("--part", help="Only conditions in this part of the split."),
+        typer.Option("--part", help="Export only the conditions in this part of the split."),
     ] = None,
     compression: Annotated[
-        Literal["gzip", "lzf", "none"], typer.Option("--compression", help="Of an h5ad's matrix.")
+        Literal["gzip", "lzf", "none"],
+        typer.Option("--compression", help="Compression of the matrix in an h5ad file."),
     ] = "gzip",
     force: Force = False,
 ) -> None:
-    """Write cells as one AnnData.
+    """Export cells as one AnnData file.
 
-    An .h5ad file or a .zarr folder with obs, var and uns, copied in blocks.
+    Writes an .h5ad file or a .zarr folder with obs, var and uns. Cells are copied in blocks.
     """
     from perturbdiff.splits.store_export import export
 
@@ -164,13 +180,14 @@ def store_export(
 def store_check(
     store: StorePath,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Checksums, tables and metadata only; no cell is decoded.")
+        bool,
+        typer.Option("--quick", help="Check only checksums, tables and metadata, without decoding any cell."),
     ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Worker processes.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Number of worker processes.")] = 1,
 ) -> None:
-    """Look for damage.
+    """Check a store for damage.
 
-    Files against their checksums, every cell against the tables; exit code 2 if anything is wrong.
+    Compares the files with their checksums and every cell with the tables. The exit code is 2 if anything is wrong.
     """
     from perturbdiff.store.store_check import check_store
 
@@ -186,11 +203,11 @@ def store_check(
 @store_app.command("info")
 def store_info(
     store: StorePath,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Describe a store.
 
-    Cells, genes, conditions, units, size, inputs and versions.
+    Prints its cells, genes, conditions, units, size, inputs and versions.
     """
     from perturbdiff.store.store_head import describe, render
 
@@ -203,35 +220,43 @@ def store_info(
         typer.echo(render(facts))
 
 
-vocabulary_app = typer.Typer(help="One gene list for many data sets.", no_args_is_help=True)
+vocabulary_app = typer.Typer(help="Choose one gene list for many data sets.", no_args_is_help=True)
 
 
 @vocabulary_app.command("build", cls=Work)
 def build(
     studies: Annotated[
         list[Path],
-        typer.Argument(metavar="STUDY", help="Files of raw counts, or a .txt file that lists them."),
+        typer.Argument(metavar="STUDY", help="Files with raw counts, or a .txt file that lists them."),
     ],
     out: Out,
     composites: Annotated[
         int | None,
-        typer.Option("--composites", min=1, help="Merge the studies into so many; default: at most 23."),
+        typer.Option(
+            "--composites", min=1, help="Number of composites to merge the studies into; default: at most 23."
+        ),
     ] = None,
     assign: Annotated[
-        Path | None, typer.Option("--assign", help="CSV of study, composite instead of balanced ones.")
+        Path | None,
+        typer.Option(
+            "--assign", help="CSV with columns study, composite; default: composites of balanced size."
+        ),
     ] = None,
     join: Annotated[
         Literal["union", "intersection"],
-        typer.Option("--join", help="Genes of a composite: those any of its studies has, or all have."),
+        typer.Option(
+            "--join", help="Genes of a composite: those in any of its studies, or those in all of them."
+        ),
     ] = "union",
     top: Annotated[
-        int | None, typer.Option("--top", min=1, help="Genes chosen in each composite (data.num_hvgs).")
+        int | None,
+        typer.Option("--top", min=1, help="Number of genes to choose in each composite (data.num_hvgs)."),
     ] = None,
     add: Annotated[
-        list[Path] | None, typer.Option("--add", help="Store or gene list whose genes are joined.")
+        list[Path] | None, typer.Option("--add", help="Store or gene list whose genes are added.")
     ] = None,
     cover: Annotated[
-        list[Path] | None, typer.Option("--cover", help="Further data to count in coverage.csv.")
+        list[Path] | None, typer.Option("--cover", help="Further data to include in coverage.csv.")
     ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
@@ -240,9 +265,10 @@ def build(
     memory_limit: MemoryLimit = None,
     force: Force = False,
 ) -> None:
-    """Choose the genes of many studies.
+    """Choose one gene list for many studies.
 
-    Merges them into composites, takes each one's highly variable genes and joins these with the genes of stores.
+    Merges the studies into composites, selects the highly variable genes of each composite, and adds the genes given
+    by --add.
     """
     from perturbdiff.preprocessing.preprocessing_stage import Machine
     from perturbdiff.preprocessing.shared_genes import build_vocabulary
@@ -260,21 +286,19 @@ def build(
 
 @vocabulary_app.command("align", cls=Work)
 def align(
-    source: Annotated[Path, typer.Argument(metavar="DATA", help="Store, or file of raw counts.")],
-    genes: Annotated[
-        Path, typer.Option("--genes", help="Folder of a vocabulary, or text file of gene names.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="DATA", help="A store, or a file with raw counts.")],
+    genes: Annotated[Path, typer.Option("--genes", help="Vocabulary folder, or text file of gene names.")],
     out: Out,
     write: Annotated[
-        Path | None, typer.Option("--write", help="Write the cells with these genes as h5ad as well.")
+        Path | None, typer.Option("--write", help="Also write the cells with these genes to this h5ad file.")
     ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     force: Force = False,
 ) -> None:
-    """Report how the genes of data match a vocabulary.
+    """Report how the genes of a data set match a vocabulary.
 
-    Shared, missing and extra genes, the share of the counts kept, other spellings of missing genes.
+    Counts shared, missing and extra genes and the share of the counts kept, and finds other spellings of missing genes.
     """
     from perturbdiff.genes.alignment import align_genes
 

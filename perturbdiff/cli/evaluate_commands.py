@@ -12,49 +12,61 @@ from perturbdiff.cli.options import Force, Out, Overrides, Part, Recipe, Seed, c
 if TYPE_CHECKING:
     from perturbdiff.config.settings import EvaluateConfig
 
-Truth = Annotated[Path, typer.Argument(help="Real cells: a store, or AnnData (h5ad or zarr).")]
+Truth = Annotated[Path, typer.Argument(help="Real cells: a store or an AnnData file (h5ad or zarr).")]
 Column = Annotated[
-    str | None, typer.Option("--pert-col", metavar="COLUMN", help="obs column of the perturbation.")
+    str | None, typer.Option("--pert-col", metavar="COLUMN", help="obs column with the perturbation.")
 ]
-Control = Annotated[str | None, typer.Option("--control", metavar="LABEL", help="Label of the controls.")]
+Control = Annotated[
+    str | None, typer.Option("--control", metavar="LABEL", help="Label of the control cells.")
+]
 ContextColumn = Annotated[
     str | None,
     typer.Option(
-        "--context-col", metavar="COLUMN", help="Contexts to score one by one; default: cell types, if any."
+        "--context-col",
+        metavar="COLUMN",
+        help="obs column of the contexts to score separately; default: cell types, if any.",
     ),
 ]
 CellTypeColumn = Annotated[
-    str | None, typer.Option("--cell-type-col", metavar="COLUMN", help="obs column of the cell type.")
+    str | None, typer.Option("--cell-type-col", metavar="COLUMN", help="obs column with the cell type.")
 ]
 BatchColumn = Annotated[
-    str | None, typer.Option("--batch-col", metavar="COLUMN", help="obs column of the batch or donor.")
+    str | None, typer.Option("--batch-col", metavar="COLUMN", help="obs column with the batch or donor.")
 ]
 DefinitionName = Annotated[
     Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] | None,
-    typer.Option("--definition", help="Whose numbers; default: cell-eval-0.6.6."),
+    typer.Option(
+        "--definition", help="cell-eval release whose metric definitions to use; default: cell-eval-0.6.6."
+    ),
 ]
 Scale = Annotated[
     Literal["log1p", "counts"] | None,
-    typer.Option("--scale", help="What AnnData values are, where the file does not declare it."),
+    typer.Option("--scale", help="Units of the values in AnnData files that do not declare them."),
 ]
 Metrics = Annotated[
     str | None,
-    typer.Option("--metrics", metavar="A,B", help="Only these metrics or families; default: all."),
+    typer.Option("--metrics", metavar="A,B", help="Metrics or metric families to compute; default: all."),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", "-t", min=1, help="Threads; default: all CPUs. They change no number."),
+    typer.Option(
+        "--threads", "-t", min=1, help="Number of threads; default: all CPUs. The scores do not depend on it."
+    ),
 ]
 Shard = Annotated[
-    str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0; join them by merge.")
+    str,
+    typer.Option(
+        "--shard", metavar="I/N", help="Compute only part I of N, counted from 0; 'merge' joins the parts."
+    ),
 ]
 Dataset = Annotated[
-    str | None, typer.Option("--dataset", help="Name of the data in the tables; default: the truth's.")
+    str | None,
+    typer.Option("--dataset", help="Name of the data set in the tables; default: the name of the truth."),
 ]
 
 
 def evaluate(
-    predictions: Annotated[Path, typer.Argument(help="Predicted cells: AnnData (h5ad or zarr).")],
+    predictions: Annotated[Path, typer.Argument(help="Predicted cells: an AnnData file (h5ad or zarr).")],
     truth: Truth,
     out: Out,
     perturbation: Column = None,
@@ -67,18 +79,19 @@ def evaluate(
     predicted_controls: Annotated[
         bool,
         typer.Option(
-            "--predicted-controls", help="Predicted changes are from the prediction's own controls."
+            "--predicted-controls", help="Measure predicted changes from the prediction's own control cells."
         ),
     ] = False,
     missing: Annotated[
         Literal["error", "skip"] | None,
-        typer.Option("--missing", help="What to do about real conditions without a prediction."),
+        typer.Option("--missing", help="How to handle real conditions without a prediction."),
     ] = None,
     metrics: Metrics = None,
     threads: Threads = None,
     shard: Shard = "0/1",
     method: Annotated[
-        str | None, typer.Option("--method", help="Name in the tables; default: the file's.")
+        str | None,
+        typer.Option("--method", help="Name of the method in the tables; default: the file's name."),
     ] = None,
     dataset: Dataset = None,
     recipe: Recipe = None,
@@ -88,8 +101,9 @@ def evaluate(
 ) -> None:
     """Score predictions against real cells.
 
-    The metrics of cell-eval and R², distances and realism of the cells, DE tables. Files of perturbdiff need no
-    options; for other AnnData files name the columns, the control and the scale. An option overrides the recipe.
+    Computes the metrics of cell-eval, R², distances between populations, the realism of the cells, and DE tables.
+    Files from perturbdiff need no options. For other AnnData files, name the columns, the control label and the scale.
+    Options override the recipe.
     """
     from perturbdiff.evaluation import evaluation_stage
 
@@ -108,7 +122,7 @@ def ceiling(
     truth: Truth,
     out: Out,
     split: Annotated[
-        Path | None, typer.Option("--split", help="Only the conditions of a part of this split.")
+        Path | None, typer.Option("--split", help="Score only the conditions in one part of this split.")
     ] = None,
     part: Part = "test",
     perturbation: Column = None,
@@ -127,9 +141,10 @@ def ceiling(
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Score real cells against real cells: what no model can be expected to pass clearly.
+    """Score real cells against real cells.
 
-    One random half of each condition's cells is the prediction of the other half. Without a split: all conditions.
+    One random half of each condition's cells serves as the prediction of the other half. No model can be expected to
+    score clearly better than this ceiling. Without a split, all conditions are used.
     """
     from perturbdiff.evaluation import evaluation_stage
 
@@ -145,15 +160,16 @@ def merge(
     parts: Annotated[
         list[Path],
         typer.Argument(
-            help="What evaluate, ceiling or sample wrote with --shard I/N: all N folders or files."
+            help="All N folders or files that evaluate, ceiling or sample wrote with --shard I/N."
         ),
     ],
     out: Out,
     force: Force = False,
 ) -> None:
-    """Join the parts of one evaluation, or of one sampling.
+    """Join the parts that --shard I/N wrote.
 
-    The tables, or the predictions, are those of a single run.
+    The parts belong to one evaluation or one sampling run. The result has the same tables or predictions as a single
+    run.
     """
     from perturbdiff.runtime.job_shards import stage_of
 
@@ -172,7 +188,7 @@ def _columns(
     cell_type: str | None,
     batch: str | None,
 ) -> dict[str, Any]:
-    """Return the settings that say where labels are."""
+    """Return the settings that name the label columns and the control."""
     return {
         "perturbation_key": perturbation,
         "control": control,
@@ -183,12 +199,12 @@ def _columns(
 
 
 def _names(text: str | None) -> tuple[str, ...] | None:
-    """Read names with commas between them."""
+    """Split a comma-separated list of names."""
     if text is None:
         return None
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _changed(config: EvaluateConfig, given: dict[str, Any]) -> EvaluateConfig:
-    """Return ``config`` with the options that were given in place of its values."""
+    """Return ``config`` with its values replaced by the options that were given."""
     return config.model_copy(update={key: value for key, value in given.items() if value is not None})

@@ -1,4 +1,7 @@
-"""The command line: one command per stage, each a function file → file. Bodies import late, so help is instant."""
+"""The command line. Each stage is one command that reads files and writes files.
+
+Commands import their code when they run, so that ``--help`` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,16 @@ from perturbdiff.runtime.errors import (
 def doctor(
     folder: Annotated[
         list[Path] | None,
-        typer.Option("--folder", help="Folder that a run will use (repeatable); default: the current one."),
+        typer.Option(
+            "--folder", help="Folder that a run will use (repeatable); default: the current folder."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what this machine offers.
+    """Check what this machine offers.
 
-    GPU, memory, Slurm, Apptainer, Nextflow, folders; inside a job or container: what that gets. What is missing, and
-    what to do about it. Exit code 1 if something will not work.
+    Looks at GPU, memory, Slurm, Apptainer, Nextflow and folders. Inside a job or container, it shows what that job or
+    container gets. It says what is missing and what to do about it. The exit code is 1 if something will not work.
     """
     from perturbdiff import doctor as package
 
@@ -65,10 +70,10 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: half the start-up time
+    rich_markup_mode=None,  # plain help halves the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show recipes and their schema.", no_args_is_help=True)
+config_app = typer.Typer(help="Show recipes, or the schema of all settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(store_app, name="store")
 app.add_typer(vocabulary_app, name="vocabulary")
@@ -76,13 +81,13 @@ app.add_typer(vocabulary_app, name="vocabulary")
 
 @app.callback()
 def options(
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.")] = False,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Print more messages.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Set what is said while a command runs."""
+    """Set how much a command logs while it runs."""
     if "--help" not in sys.argv and "-h" not in sys.argv:
         from perturbdiff.runtime.progress import set_up_logging
 
@@ -104,7 +109,7 @@ def simulate(
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Simulate counts with known truth.
+    """Simulate counts with known effects.
 
     Writes counts.h5ad (raw counts), effects.parquet (the true effects) and conditions.csv.
     """
@@ -124,16 +129,18 @@ def split(
     out: Out,
     recipe: Recipe = None,
     overrides: Overrides = None,
-    toml: Annotated[Path | None, typer.Option("--toml", help="STATE-style split file.")] = None,
+    toml: Annotated[
+        Path | None, typer.Option("--toml", help="STATE-style TOML file that defines the split.")
+    ] = None,
     obs: Annotated[
-        Path | None, typer.Option("--obs", help="Table of cell labels, for raw input without them.")
+        Path | None, typer.Option("--obs", help="Table of cell labels, for raw input that lacks them.")
     ] = None,
     seed: Seed = None,
     force: Force = False,
 ) -> None:
-    """Decide what is held out.
+    """Choose which conditions are held out.
 
-    Every condition is put into train, valid, test or unused; a leak is an error; counts are written.
+    Assigns every condition to train, valid, test or unused, and writes the counts. A leak is an error.
     """
     from perturbdiff.splits.splits import make_split
 
@@ -162,45 +169,46 @@ def report(
     out: Out,
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Perturbation predictions",
     bundle: Annotated[
-        list[Path] | None, typer.Option("--bundle", help="Trained bundles, for curves.")
+        list[Path] | None, typer.Option("--bundle", help="Trained bundles, for training curves.")
     ] = None,
     stats: Annotated[list[Path] | None, typer.Option("--stats", help="Folders written by stats.")] = None,
-    split: Annotated[list[Path] | None, typer.Option("--split", help="Splits.")] = None,
+    split: Annotated[list[Path] | None, typer.Option("--split", help="Split files.")] = None,
     records: Annotated[
         list[Path] | None,
-        typer.Option("--records", help="Folders of predictions: their records tell times and memory."),
+        typer.Option("--records", help="Folders of predictions, whose run records give time and memory."),
     ] = None,
     expected: Annotated[
         Path | None,
         typer.Option(
-            "--expected", help="CSV of dataset, method, kind, log: what has no run is shown as failed."
+            "--expected",
+            help="CSV with dataset, method, kind, log; entries without a run are shown as failed.",
         ),
     ] = None,
     logs: Annotated[
-        list[Path] | None, typer.Option("--logs", help="Folders of the logs that --expected names.")
+        list[Path] | None, typer.Option("--logs", help="Folders with the logs named in --expected.")
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="Method, or arm of --design, to compare with.")
+        str | None, typer.Option("--against", help="Method to compare with, or an arm of --design.")
     ] = None,
     design: Annotated[
         Path | None,
         typer.Option(
             "--design",
-            help="CSV of an experiment: dataset, method, part, collection, arm, level, seed, init.",
+            help="CSV of an experiment with dataset, method, part, collection, arm, level, seed, init.",
         ),
     ] = None,
     figures: Annotated[
-        str, typer.Option("--figures", help="Figures of the experiment, commas between: main, zeroshot, …")
+        str, typer.Option("--figures", help="Comma-separated figures of the experiment: main, zeroshot, …")
     ] = "",
     published: Annotated[
         Path | None,
-        typer.Option("--published", help="CSV of a paper's numbers: dataset, method, metric, value."),
+        typer.Option("--published", help="CSV of published numbers with dataset, method, metric, value."),
     ] = None,
     force: Force = False,
 ) -> None:
     """Compare methods on one HTML page.
 
-    Prints the main metrics as well.
+    Also prints the main metrics.
     """
     from perturbdiff.report.page.page import headline, write_report
 
@@ -219,7 +227,7 @@ app.command(cls=Work)(doctor)
 @config_app.command("show")
 def config_show(
     recipe: Annotated[
-        str | None, typer.Argument(help="Preset name or YAML file; none lists the presets.")
+        str | None, typer.Argument(help="Preset name or YAML file; without it, the presets are listed.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -240,11 +248,11 @@ def config_schema() -> None:
 
 
 def main() -> None:
-    """Run the command line and turn what went wrong into a line for a person and an exit code."""
+    """Run the command line, and turn errors into a readable message and an exit code."""
     code, text = 0, ""
     try:
         app()
-    except SystemExit as stop:  # Typer's own way to end, well or with a usage error
+    except SystemExit as stop:  # Typer ends this way, both on success and on usage errors
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except UserError as error:
         code, text = EXIT_USER_ERROR, f"error: {error}"
@@ -263,7 +271,7 @@ def main() -> None:
             "this is a bug in perturbdiff; please report it with this trace"
         )
         code = EXIT_FAILURE
-    if progress := sys.modules.get("perturbdiff.runtime.progress"):  # help and version do without
+    if progress := sys.modules.get("perturbdiff.runtime.progress"):  # not imported by --help and --version
         progress.conclude(code, text)
     sys.exit(code)
 

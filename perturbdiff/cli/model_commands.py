@@ -1,4 +1,4 @@
-"""The commands on models: ``pretrain``, ``train``, ``finetune``, ``sample``, ``import-checkpoint`` and ``embed``."""
+"""The commands that make and use models: ``pretrain``, ``train``, ``finetune``, ``sample`` and so on."""
 
 from __future__ import annotations
 
@@ -31,25 +31,27 @@ KeepEvery = Annotated[
         "--keep-every",
         min=1,
         metavar="N",
-        help="Keep a whole bundle every N steps, in OUT/steps (train.keep_every).",
+        help="Keep a complete bundle every N steps in OUT/steps (train.keep_every).",
     ),
 ]
 
 
 def pretrain(
-    stores: Annotated[list[Path], typer.Argument(help="Stores of unperturbed (and training) cells.")],
+    stores: Annotated[list[Path], typer.Argument(help="Stores with unperturbed cells (and training cells).")],
     out: Out,
     downstream: Annotated[
         list[str] | None,
         typer.Option(
             "--downstream",
             metavar="STORE:SPLIT",
-            help="Its validation and test conditions and cells are left out.",
+            help="Store and split used for finetuning later; their validation and test data are left out.",
         ),
     ] = None,
     genes: Annotated[
         Path | None,
-        typer.Option("--genes", help="Text file of the model's genes; default: those of all stores."),
+        typer.Option(
+            "--genes", help="Text file with the genes of the model; default: the genes of all stores."
+        ),
     ] = None,
     embeddings: Embeddings = None,
     recipe: Recipe = None,
@@ -73,7 +75,7 @@ def pretrain(
 
 def train(
     store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
     out: Out,
     embeddings: Embeddings = None,
     recipe: Recipe = None,
@@ -94,15 +96,16 @@ def train(
 
 
 def finetune(
-    bundle: Annotated[Path, typer.Argument(help="Pretrained bundle.")],
+    bundle: Annotated[Path, typer.Argument(help="Pretrained model bundle.")],
     store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split (parquet).")],
+    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
     out: Out,
     transfer: Annotated[
         Literal["keep", "reinit", "new-genes"],
         typer.Option(
             "--transfer",
-            help="Input and output layers: as pretrained; pretrained genes with new weights; this store's genes.",
+            help="Input and output layers: pretrained (keep), new weights for the pretrained genes (reinit), or new "
+            "weights for the genes of this store (new-genes).",
         ),
     ] = "keep",
     embeddings: Embeddings = None,
@@ -130,24 +133,27 @@ def _kept(overrides: list[str] | None, keep_every: int | None) -> list[str]:
 
 def sample(
     bundle: Annotated[Path, typer.Argument(help="Model bundle.")],
-    store: Annotated[Path, typer.Argument(help="Store with the control cells to start from.")],
+    store: Annotated[Path, typer.Argument(help="Store with the control cells.")],
     out: Out,
     split: Annotated[
-        Path | None, typer.Option("--split", help="Predict the conditions of a part of this split.")
+        Path | None, typer.Option("--split", help="Split file; the conditions of one part are predicted.")
     ] = None,
     part: Part = "test",
     conditions: Annotated[
         Path | None,
         typer.Option(
             "--conditions",
-            help="CSV of cell_type, batch, perturbation[, n_cells, guidance] to predict instead.",
+            help="CSV of conditions to predict instead: cell_type, batch, perturbation[, n_cells, guidance].",
         ),
     ] = None,
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Only the I-th of N parts, from 0.")
+        str, typer.Option("--shard", metavar="I/N", help="Predict only part I of N, counted from 0.")
     ] = "0/1",
     random_init: Annotated[
-        bool, typer.Option("--random-init", help="Untrained weights: what the architecture alone predicts.")
+        bool,
+        typer.Option(
+            "--random-init", help="Use untrained weights, to see what the architecture alone predicts."
+        ),
     ] = False,
     embeddings: Embeddings = None,
     recipe: Annotated[
@@ -156,20 +162,32 @@ def sample(
     ] = None,
     overrides: Overrides = None,
     device: Annotated[
-        str, typer.Option("--device", help="Where to compute: auto, cpu, cuda, or GPUs like cuda:0,cuda:1.")
+        str,
+        typer.Option(
+            "--device", help="Device to compute on: auto, cpu, cuda, or a list of GPUs such as cuda:0,cuda:1."
+        ),
     ] = "auto",
     processes: Annotated[
-        int, typer.Option("--processes", min=1, help="Processes on each device; they change no result.")
+        int,
+        typer.Option(
+            "--processes", min=1, help="Number of processes on each device; the results do not depend on it."
+        ),
     ] = 1,
     seed: Annotated[
-        int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed of noise and control cells.")
+        int,
+        typer.Option(
+            "--seed",
+            min=0,
+            max=LARGEST_SEED,
+            help="Random seed for the noise and the choice of control cells.",
+        ),
     ] = 0,
     force: Force = False,
 ) -> None:
     """Generate cells with a trained model.
 
-    For the conditions of a split's part or of a table; writes AnnData in log1p units with the real controls. Without
-    --config the bundle's own recipe holds, changed by --set.
+    Predicts the conditions in one part of a split, or those in a table. Writes AnnData in log1p units that includes
+    the real control cells. Without --config, the bundle's own recipe is used, with any changes made by --set.
     """
     from perturbdiff.checkpoint.bundle import recipe_of
     from perturbdiff.config import recipes
@@ -194,27 +212,37 @@ def sample(
 
 
 def import_checkpoint(
-    file: Annotated[Path, typer.Argument(help="Lightning checkpoint of the authors' released code.")],
+    file: Annotated[Path, typer.Argument(help="Lightning checkpoint from the authors' released code.")],
     out: Out,
     genes: Annotated[
         Path | None,
-        typer.Option("--genes", help="The model's gene list: the released pickle, .txt, .json or .npy."),
+        typer.Option(
+            "--genes", help="Gene list of the model: the released pickle, or a .txt, .json or .npy file."
+        ),
     ] = None,
     weights: Annotated[
-        Literal["ema", "raw"], typer.Option("--weights", help="Averaged, or as of the step.")
+        Literal["ema", "raw"],
+        typer.Option(
+            "--weights",
+            help="Weights to import: the moving average (ema), or those of the step itself (raw).",
+        ),
     ] = "ema",
     control: Annotated[
-        str | None, typer.Option("--control", help="Label of the controls; default: the released data's.")
+        str | None,
+        typer.Option(
+            "--control", help="Label of the control cells; default: the label in the released data."
+        ),
     ] = None,
     embeddings: Embeddings = None,
     target_sum: Annotated[
-        float | None, typer.Option("--target-sum", min=0, help="Depth the training counts were scaled to.")
+        float | None,
+        typer.Option("--target-sum", min=0, help="Depth to which the training counts were scaled."),
     ] = None,
     force: Force = False,
 ) -> None:
     """Turn a released checkpoint into a bundle.
 
-    Nothing in the file is run. The bundle goes into sample and finetune.
+    No code in the file is executed. The bundle works with sample and finetune.
     """
     from perturbdiff.released.checkpoint_import import import_checkpoint as run
 
@@ -226,38 +254,51 @@ def import_checkpoint(
 def embed(
     source: Annotated[
         Path,
-        typer.Argument(metavar="INPUT", help="FASTA, or CSV/TSV with name and sequence, smiles or text."),
+        typer.Argument(
+            metavar="INPUT", help="FASTA file, or CSV/TSV with columns name and sequence, smiles or text."
+        ),
     ],
     out: Out,
     model: Annotated[
         str,
         typer.Option(
-            "--model", "-m", help="Folder, name on the Hugging Face hub, or e.g. esm2-650m, chemberta."
+            "--model",
+            "-m",
+            help="Encoder: a folder, a name on the Hugging Face hub, or a short name such as esm2-650m, chemberta.",
         ),
     ],
     kind: Annotated[
         Literal["sequence", "smiles", "text"] | None,
-        typer.Option("--kind", help="What INPUT holds; default: what its columns say."),
+        typer.Option("--kind", help="What INPUT contains; default: inferred from its columns."),
     ] = None,
     pool: Annotated[
         Literal["mean", "cls", "last"] | None,
-        typer.Option("--pool", help="Tokens to one vector; default: mean, for SMILES cls."),
+        typer.Option(
+            "--pool", help="How the token vectors become one vector; default: mean, or cls for SMILES."
+        ),
     ] = None,
-    layer: Annotated[int, typer.Option("--layer", help="Hidden states to pool; -1 is the last layer.")] = -1,
+    layer: Annotated[
+        int, typer.Option("--layer", help="Layer whose hidden states are pooled; -1 is the last layer.")
+    ] = -1,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", min=3, help="Tokens read of each; default: the model's.")
+        int | None,
+        typer.Option(
+            "--max-length", min=3, help="Maximum number of tokens read per entry; default: the model's limit."
+        ),
     ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Texts at a time.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Number of entries encoded at a time.")
+    ] = 8,
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
+        str | None, typer.Option("--revision", help="Branch, tag or commit of the model on the hub.")
     ] = None,
     local_only: Annotated[bool, typer.Option("--local-only", help="Never use the network.")] = False,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Compute a semantic table.
+    """Compute a table of semantic vectors.
 
-    Vectors of protein sequences, SMILES or texts by a pretrained encoder, for --embedding of train.
+    A pretrained encoder turns protein sequences, SMILES or texts into vectors, for the option --embedding of train.
     """
     from perturbdiff.embeddings import embed as run
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts are read."""
+"""Options that several commands share, and the functions that parse them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, which help does without
+LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, whose import would slow down --help
 
 
 class Work(TyperCommand):
-    """A command that takes longer than a second: it says so before it imports what it needs."""
+    """A command that takes more than a second. It logs a line before the slow imports."""
 
     def invoke(self, ctx: typer.Context) -> Any:
-        """Say what begins, then run the command."""
+        """Log the name of the command, then run it."""
         names, at = [], ctx
         while at.parent is not None:
             names.append(str(at.info_name or ""))
@@ -43,40 +43,47 @@ class Program(TyperGroup):
         Raises
         ------
         Interrupted
-            After Ctrl-C, which Typer would answer without a word.
+            After Ctrl-C. Typer alone would exit without a message.
         """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
-        except SystemExit as stop:  # Lightning's answer to a second Ctrl-C
+        except SystemExit as stop:  # Lightning raises this on a second Ctrl-C
             if isinstance(stop.__context__, KeyboardInterrupt):
                 raise Interrupted from None
             raise
 
 
 Recipe = Annotated[
-    str | None, typer.Option("--config", "-c", help="Preset name or YAML file; default: recommended.")
+    str | None,
+    typer.Option("--config", "-c", help="Recipe: a preset name or a YAML file; default: recommended."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one value, e.g. train.max_steps=500."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Change one value of the recipe (repeatable), e.g. train.max_steps=500.",
+    ),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed; default: the recipe's.")
+    int | None,
+    typer.Option("--seed", min=0, max=LARGEST_SEED, help="Random seed; default: the seed in the recipe."),
 ]
 Force = Annotated[
     bool,
     typer.Option(
         "--force",
-        help="Run even if an equal output is there. One that took long to make is kept as OUT.previous.",
+        help="Run even if an equal output exists. An output that took long to make is kept as OUT.previous.",
     ),
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device to compute on.")]
 
 
 def _new_place(out: Path) -> Path:
-    """Refuse at once what can be the place of no output."""
+    """Raise an error at once if no output can be written to this path."""
     from perturbdiff.runtime.outputs import check_place
 
     check_place(out)
@@ -84,30 +91,40 @@ def _new_place(out: Path) -> Path:
 
 
 Out = Annotated[
-    Path, typer.Option("--out", "-o", callback=_new_place, help="Output; appears only when complete.")
+    Path,
+    typer.Option(
+        "--out",
+        "-o",
+        callback=_new_place,
+        help="Output path; the output appears there only when it is complete.",
+    ),
 ]
 Part = Annotated[
     Literal["train", "valid", "test"], typer.Option("--part", help="Part of the split to predict.")
 ]
 Checkpoints = Annotated[
     Path | None,
-    typer.Option("--checkpoints", help="Folder for resumable checkpoints; default: OUT.checkpoints."),
+    typer.Option("--checkpoints", help="Folder for checkpoints to resume from; default: OUT.checkpoints."),
 ]
 Resume = Annotated[
-    Literal["auto", "never"], typer.Option("--resume", help="Continue from a checkpoint if there is one.")
+    Literal["auto", "never"],
+    typer.Option("--resume", help="Whether to continue from a checkpoint, if there is one."),
 ]
 Embeddings = Annotated[
     list[str] | None,
     typer.Option(
         "--embedding",
         metavar="KIND=FILE",
-        help="Semantic table (parquet or npz) of KIND perturbation, cell_type or gene; docs/embeddings.md.",
+        help="Table of semantic vectors (parquet or npz). KIND: perturbation, cell_type or gene (docs/embeddings.md).",
     ),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
-        "--jobs", "-j", min=1, help="Worker processes; default: one per CPU for data that are worth it."
+        "--jobs",
+        "-j",
+        min=1,
+        help="Number of worker processes; default: one per CPU if the data are large enough.",
     ),
 ]
 Scheduler = Annotated[
@@ -115,19 +132,20 @@ Scheduler = Annotated[
     typer.Option(
         "--dask-scheduler",
         metavar="ADDRESS",
-        help="Use a running dask cluster's workers instead. Whoever reaches that scheduler can run code as you, "
-        "unless it asks for TLS (tls://HOST:PORT, docs/scale.md).",
+        help="Use the workers of a running dask cluster instead. Anyone who can reach that scheduler can run code as "
+        "you, unless it requires TLS (tls://HOST:PORT, docs/scale.md).",
     ),
 ]
 MemoryLimit = Annotated[
     str | None,
-    typer.Option("--memory-limit", metavar="SIZE", help="Memory of all processes together, e.g. 8GB."),
+    typer.Option("--memory-limit", metavar="SIZE", help="Memory limit of all processes together, e.g. 8GB."),
 ]
 Labels = Annotated[
     list[Path] | None,
     typer.Option(
         "--obs",
-        help="Table of cell labels by cell name (csv, tsv, parquet), for inputs without them; once, or per input.",
+        help="Table of cell labels by cell name (csv, tsv, parquet), for inputs that lack them. Give it once, or once "
+        "per input.",
     ),
 ]
 
@@ -138,7 +156,7 @@ def size_in_bytes(text: str | None) -> int | None:
     Raises
     ------
     UserError
-        If it is none.
+        If the text is not a size.
     """
     if text is None:
         return None
@@ -151,14 +169,14 @@ def size_in_bytes(text: str | None) -> int | None:
 
 
 def print_version(value: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit."""
     if value:
         typer.echo(f"perturbdiff {__version__}")
         raise typer.Exit
 
 
 def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None = None) -> Config:
-    """Return the recipe with its values changed by the command line's."""
+    """Return the recipe with the changes given on the command line."""
     from perturbdiff.config.recipes import load
 
     chosen = load(recipe, overrides or ())
@@ -166,7 +184,7 @@ def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None 
 
 
 def store_and_split(text: str) -> tuple[Path, Path]:
-    """Read ``STORE:SPLIT``."""
+    """Parse ``STORE:SPLIT``."""
     store, colon, parts = text.partition(":")
     if not colon:
         raise UserError(f"--downstream {text!r}: write it as STORE:SPLIT")
@@ -174,7 +192,7 @@ def store_and_split(text: str) -> tuple[Path, Path]:
 
 
 def shard_of(text: str) -> tuple[int, int]:
-    """Read ``I/N``, I counted from 0."""
+    """Parse ``I/N``, with I counted from 0."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
         raise UserError(f"--shard {text!r}: write it as I/N with I counted from 0, e.g. 0/4")
@@ -182,7 +200,7 @@ def shard_of(text: str) -> tuple[int, int]:
 
 
 def embeddings_of(texts: list[str] | None) -> dict[SemanticKind, Path]:
-    """Read ``KIND=FILE`` texts."""
+    """Parse a list of ``KIND=FILE`` texts."""
     kinds: dict[str, SemanticKind] = {
         "perturbation": "perturbation",
         "cell_type": "cell_type",

@@ -1,4 +1,4 @@
-"""The part of the configuration that speaks of data: columns and preprocessing, splits, simulation."""
+"""The settings for data: columns and preprocessing, splits, simulation."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-LARGEST_SEED = (1 << 32) - 1  # what every library takes
+LARGEST_SEED = (1 << 32) - 1  # accepted by every library
 LARGEST_NUMBER = 10**10
 
 
 class Section(BaseModel):
-    """A part of the tree: immutable, and an unknown key is an error."""
+    """One section of the configuration. It is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
     @field_validator("*", mode="after")
     @classmethod
     def _within_reach(cls, value: Any) -> Any:
-        """Refuse numbers that nothing here is ever as large as; fields that cost memory have closer limits."""
+        """Refuse absurdly large numbers. Fields that cost memory have lower limits of their own."""
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float) and abs(number) > LARGEST_NUMBER:
                 raise PydanticCustomError(
@@ -31,54 +31,58 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """What the input's columns mean and how counts become the store."""
+    """The meaning of the input's columns, and how counts become a store."""
 
     perturbation_key: str | None = Field(
         default="perturbation",
-        description="obs column of the perturbation label; none: all cells are unperturbed",
+        description="obs column with the perturbation label; none: all cells are unperturbed",
     )
     control: str = Field(
         default="control", description="label of the control cells in the perturbation column"
     )
     cell_type_key: str | None = Field(
-        default="cell_type", description="obs column of the cell type; none: one type"
+        default="cell_type", description="obs column with the cell type; none: one type"
     )
     batch_key: str | None = Field(
-        default="batch", description="obs column of the batch or donor; none: one batch"
+        default="batch", description="obs column with the batch or donor; none: one batch"
     )
     dose_key: str | None = Field(
-        default=None, description="obs column of the dose; joined to the label as 'drug@dose'"
+        default=None, description="obs column with the dose, which is joined to the label as 'drug@dose'"
     )
     extra_obs: tuple[str, ...] = Field(
-        default=(), description="further obs columns to keep (e.g. to hold out by)"
+        default=(), description="further obs columns to keep (e.g. to choose held-out conditions by)"
     )
-    layer: str = Field(default="X", description="where the values are: X, raw, or layers/NAME")
-    input_scale: Literal["counts", "log1p"] = Field(default="counts", description="what the values are")
+    layer: str = Field(default="X", description="where the values are stored: X, raw, or layers/NAME")
+    input_scale: Literal["counts", "log1p"] = Field(default="counts", description="units of the values")
     min_counts: int = Field(default=0, ge=0, description="drop cells with fewer counts")
     min_genes: int = Field(default=0, ge=0, description="drop cells with fewer detected genes")
     target_sum: float | Literal["median"] = Field(
-        default="median", description="depth every cell is scaled to; 'median' as scanpy's normalize_total"
+        default="median",
+        description="depth to which every cell is scaled; 'median' as in scanpy's normalize_total",
     )
-    scale: float = Field(default=10.0, gt=0, description="log1p values are divided by this for the model")
+    scale: float = Field(default=10.0, gt=0, description="the model works on log1p values divided by this")
     num_hvgs: int | None = Field(
-        default=2000, ge=1, description="highly variable genes to keep; none: all genes"
+        default=2000, ge=1, description="number of highly variable genes to keep; none: all genes"
     )
     hvg_flavor: Literal["seurat", "cell_ranger", "seurat_v3"] = Field(
-        default="seurat", description="scanpy's flavor of the selection"
+        default="seurat", description="scanpy's flavor for selecting highly variable genes"
     )
-    hvg_by_batch: bool = Field(default=False, description="select per batch and combine (scanpy's batch_key)")
-    hvg_cells: Literal["all", "train"] = Field(default="all", description="cells the selection may look at")
+    hvg_by_batch: bool = Field(
+        default=False, description="select genes per batch and combine them (scanpy's batch_key)"
+    )
+    hvg_cells: Literal["all", "train"] = Field(default="all", description="cells used to select genes")
     gene_key: str | None = Field(
         default=None,
-        description="var column that names the genes (ids or symbols); none: the index of var",
+        description="var column with the gene names (ids or symbols); none: the index of var",
     )
     join_genes: Literal["intersection", "union"] = Field(
         default="intersection",
-        description="genes of several inputs: those all have, or those any has (a gene a file lacks counts 0 there)",
+        description="genes of several inputs: those in all files, or those in any file (counts are 0 where a file "
+        "lacks a gene)",
     )
     knockdown: bool = Field(
         default=False,
-        description="CRISPRi: keep only perturbations and cells whose target gene is knocked down",
+        description="for CRISPRi, keep only perturbations and cells whose target gene is knocked down",
     )
     knockdown_gene_key: str | None = Field(
         default=None,
@@ -88,61 +92,69 @@ class DataConfig(Section):
         default=0.3,
         gt=0,
         le=1,
-        description="a perturbation's largest mean expression of its target / controls",
+        description="maximum mean expression of the target in a perturbation, relative to the controls",
     )
     knockdown_cell_residual: float = Field(
-        default=0.5, gt=0, description="a cell's largest expression of its target / mean of the controls"
+        default=0.5,
+        gt=0,
+        description="maximum expression of the target in a cell, relative to the mean of the controls",
     )
     knockdown_min_cells: int = Field(
         default=30, ge=1, description="drop a perturbation with fewer cells left"
     )
     knockdown_by: Literal["all", "cell_type"] = Field(
-        default="all", description="judge over all cells (as STATE), or each cell type by its own controls"
+        default="all",
+        description="compare with the controls over all cells (as STATE does), or within each cell type",
     )
     knockdown_values: Literal["normalised", "stored"] = Field(
         default="normalised",
-        description="what is compared: counts per 10,000 without logarithm, or the values as they are stored",
+        description="values to compare: counts per 10,000 without logarithm, or the values as stored",
     )
 
 
 class SplitConfig(Section):
-    """Which conditions are held out. A STATE-style TOML replaces these rules."""
+    """The rules that choose held-out conditions. A STATE-style TOML replaces them."""
 
     context_column: str = Field(default="batch", description="obs column whose values are held out")
     held_out: tuple[str, ...] = Field(default=(), description="contexts to hold out by name")
-    num_held_out: int = Field(default=0, ge=0, description="contexts to choose if none is named")
+    num_held_out: int = Field(default=0, ge=0, description="number of contexts to choose if none is named")
     choose: Literal["random", "pca"] = Field(
         default="random",
         description="how to choose them: at random, or spread over PCA clusters of pseudobulks",
     )
     train_fraction: float = Field(
-        default=0.3, ge=0, le=1, description="share of a held-out context's perturbations moved to training"
+        default=0.3, ge=0, le=1, description="share of a held-out context's perturbations that go to training"
     )
     valid_fraction: float = Field(
         default=0.1,
         ge=0,
         lt=1,
-        description="share of a held-out context's remaining perturbations for validation",
+        description="share of a held-out context's remaining perturbations that go to validation",
     )
     valid_contexts: tuple[str, ...] = Field(
         default=(),
-        description="contexts by name in which the held-out perturbations are validation: whole contexts to choose by",
+        description="names of contexts in which the held-out perturbations are used for validation",
     )
-    perturbations: tuple[str, ...] = Field(default=(), description="only these can be held out; empty: all")
+    perturbations: tuple[str, ...] = Field(
+        default=(), description="perturbations that can be held out; empty: all"
+    )
 
 
 class SimulateConfig(Section):
-    """A simulated experiment with known effects; calibrated on real screens (docs/simulation.md)."""
+    """A simulated experiment with known effects, calibrated on real screens (docs/simulation.md)."""
 
-    cells: int = Field(default=8000, le=10**9, ge=1, description="cells in all")
-    genes: int = Field(default=900, le=10**6, ge=2, description="measured genes")
+    cells: int = Field(default=8000, le=10**9, ge=1, description="total number of cells")
+    genes: int = Field(default=900, le=10**6, ge=2, description="number of measured genes")
     cell_types: int = Field(default=3, le=10**4, ge=1)
     batches: int = Field(default=2, le=10**4, ge=1)
     knockdowns: int = Field(
-        default=12, le=10**6, ge=0, description="perturbations named by the measured gene they knock down"
+        default=12,
+        le=10**6,
+        ge=0,
+        description="number of knock-downs; each is named after the measured gene that it knocks down",
     )
-    drugs: int = Field(default=2, le=10**6, ge=0, description="drugs, each at every dose")
-    doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug, positive")
+    drugs: int = Field(default=2, le=10**6, ge=0, description="number of drugs; each is given at every dose")
+    doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug (positive)")
     cytokines: int = Field(default=2, le=10**6, ge=0)
     control_fraction: float = Field(default=0.15, gt=0, lt=1, description="share of cells that are controls")
     size_spread: float = Field(default=0.6, ge=0, description="SD of the log size of conditions")
@@ -155,7 +167,9 @@ class SimulateConfig(Section):
     mean_skew: float = Field(default=0.6, ge=0, description="skewness of the genes' log mean expression")
     dispersion: float = Field(default=0.07, ge=0, description="NB dispersion of well expressed genes")
     dispersion_low: float = Field(
-        default=0.08, ge=0, description="further dispersion of a gene with mean count 1; 1/mean"
+        default=0.08,
+        ge=0,
+        description="additional dispersion of a gene with mean count 1; it scales as 1/mean",
     )
     dispersion_spread: float = Field(
         default=0.7, ge=0, description="SD of the genes' log dispersion about that trend"
@@ -165,21 +179,21 @@ class SimulateConfig(Section):
     )
     batch_spread: float = Field(default=0.12, ge=0, description="SD of a batch's shift of log expression")
     cell_programmes: int = Field(
-        default=5, le=10**4, ge=0, description="activities that differ from cell to cell"
+        default=5, le=10**4, ge=0, description="number of gene activities that differ from cell to cell"
     )
     cell_spread: float = Field(
         default=0.3, ge=0, description="SD of the strongest activity's effect on its genes"
     )
     programmes: int = Field(
-        default=8, le=10**4, ge=1, description="response programmes that perturbations share"
+        default=8, le=10**4, ge=1, description="number of response programmes that perturbations share"
     )
     programme_share: float = Field(
         default=0.12, gt=0, le=1, description="share of genes in a response programme"
     )
     effect_size: float = Field(
-        default=1.3, ge=0, description="RMS log fold change of a programme's genes, knock-downs"
+        default=1.3, ge=0, description="RMS log fold change of a programme's genes in knock-downs"
     )
-    effect_spread: float = Field(default=0.4, ge=0, description="SD of the perturbations' log strength")
+    effect_spread: float = Field(default=0.4, ge=0, description="SD of the log strength of perturbations")
     specificity: float = Field(
         default=0.2, ge=0, le=1, description="share of an effect's variance that belongs to the cell type"
     )
@@ -190,14 +204,17 @@ class SimulateConfig(Section):
         default=0.1, ge=0, lt=1, description="share of knock-down cells that do not respond"
     )
     wells: int = Field(
-        default=4, le=10**4, ge=1, description="sets (wells) of each condition, each with its latent factor"
+        default=4,
+        le=10**4,
+        ge=1,
+        description="number of sets (wells) of each condition; each has its own latent factor",
     )
     latent_strength: float = Field(
-        default=0.25, ge=0, description="SD of the response's strength between sets"
+        default=0.25, ge=0, description="SD of the strength of the response between sets"
     )
     latent_shift: float = Field(
-        default=0.1, ge=0, description="SD of the sets' common shift on its genes, controls too"
+        default=0.1, ge=0, description="SD of a shift common to all cells of a set, controls included"
     )
     context_depth_spread: float = Field(
-        default=0.15, ge=0, description="SD of the contexts' log median depth"
+        default=0.15, ge=0, description="SD of the log median depth between contexts"
     )

@@ -1,4 +1,4 @@
-"""The configuration: one frozen, typed tree. `perturbdiff.config.recipes` reads it from presets and files."""
+"""The configuration is one frozen, typed tree. `perturbdiff.config.recipes` reads it from presets and files."""
 
 from __future__ import annotations
 
@@ -15,254 +15,298 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
-    """Architecture and the space the network works in (App. Architecture Implementation Details)."""
+    """Architecture of the network and units of its values (App. Architecture Implementation Details)."""
 
     width: int = Field(default=512, le=16384, ge=8, description="model width D")
     depth: int = Field(default=8, le=512, ge=1, description="number of MM-DiT blocks")
     heads: int = Field(default=8, le=1024, ge=1, description="attention heads over the joint width 2D")
-    mlp_ratio: int = Field(default=4, le=64, ge=1, description="hidden width of the MLPs in units of D")
+    mlp_ratio: int = Field(default=4, le=64, ge=1, description="hidden width of the MLPs, as a multiple of D")
     covariate_width: int = Field(
         default=128, le=16384, ge=1, description="width of each covariate's embedding"
     )
     covariates: tuple[Literal["perturbation", "cell_type", "batch"], ...] = Field(
-        default=("perturbation", "cell_type", "batch"), description="covariates the model is told"
+        default=("perturbation", "cell_type", "batch"), description="covariates that the model is given"
     )
     mlp_branch: Literal["sequential", "parallel"] = Field(
-        default="sequential", description="MLP after the attention update (paper) or beside it (released)"
+        default="sequential",
+        description="MLP after the attention update (paper), or in parallel with it (released)",
     )
     fusion: Literal["concat", "sum", "sum-silu"] = Field(
         default="concat",
-        description="time and covariates: MLP on both (paper), a sum (released), or SiLU of the sum",
+        description="how time and covariates are combined: MLP on both (paper), their sum (released), or SiLU of the "
+        "sum",
     )
-    head: Literal["relu", "softplus"] = Field(default="relu", description="non-negative output")
+    head: Literal["relu", "softplus"] = Field(
+        default="relu", description="function that makes the output non-negative"
+    )
     gate: bool = Field(
-        default=False, description="outputs below the data's detection limit become exact zeros"
+        default=False, description="set outputs below the detection limit of the data to exactly zero"
     )
-    clip: bool = Field(default=True, description="sampled values stay within each gene's training maximum")
+    clip: bool = Field(
+        default=True, description="limit sampled values of each gene to its maximum in the training cells"
+    )
     unit: Literal["scale", "rms"] = Field(
         default="scale",
-        description="model values are log1p / data.scale, or log1p / RMS of the training cells",
+        description="units of the model's values: log1p / data.scale, or log1p / RMS of the training cells",
     )
     gene_embedding: Literal["none", "shared", "table"] = Field(
         default="none",
-        description="one learned vector added to every cell of both streams (paper), or made from gene vectors",
+        description="add one learned vector to every cell of both streams (shared, paper), or one made from gene "
+        "vectors (table)",
     )
     covariate_projection: Literal["width", "genes"] = Field(
         default="width",
-        description="covariates go straight to D (paper), or through a vector of G (released)",
+        description="project covariates directly to D (paper), or through a vector of length G (released)",
     )
     leak: float = Field(
         default=0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero"
     )
     anchor: Literal["none", "control"] = Field(
         default="none",
-        description="cells are made from noise (paper), or as changes to the control cell at their place",
+        description="generate cells from noise (paper), or as changes to the control cell at the same position",
     )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",
-        description="part of the label, or a learned vector added to (paper) or beside (released) the agent's frozen "
-        "one; without frozen vectors always part of the label",
+        description="how the dose is represented: as part of the label, or as a learned vector that is added to the "
+        "agent's frozen vector (sum, paper) or placed beside it (concat, released). Without frozen vectors it is "
+        "always part of the label",
     )
     control_embedding: Literal["mean", "scalar"] = Field(
         default="mean",
-        description="semantic vector of the control: mean of the table (paper), or its scalar mean (released)",
+        description="semantic vector of the control: the mean of the table (paper), or its scalar mean (released)",
     )
     combination: Literal["mean", "sum"] = Field(
-        default="mean", description="semantic vector of several agents together"
+        default="mean", description="how the semantic vectors of several agents given together are combined"
     )
     combination_separator: str = Field(
-        default="+", description="between the agents of a combination, e.g. 'IFNG+TNF'; empty: none"
+        default="+",
+        description="separator between the agents of a combination, e.g. 'IFNG+TNF'; empty: no combinations",
     )
     missing_embedding: Literal["error", "mean"] = Field(
-        default="error", description="a label that a semantic table lacks: refuse, or take the table's mean"
+        default="error",
+        description="what to do if a semantic table lacks a label: stop with an error, or use the mean of the table",
     )
     projection_width: int | None = Field(
         default=None,
         ge=1,
         le=10**6,
-        description="length of the vector of covariate_projection 'genes'; none: the number of genes",
+        description="length of the intermediate vector for covariate_projection 'genes'; none: the number of genes",
     )
     initialisation: Literal["small", "released"] = Field(
         default="small",
-        description="learned vectors that stand for nothing start small, or as in the released code",
+        description="initial values of the vectors for all genes and for no covariates: small, or as in the released "
+        "code",
     )
 
 
 class ScheduleConfig(Section):
     """Variance-preserving noise schedule."""
 
-    num_steps: int = Field(default=1000, le=10**5, ge=2, description="T")
+    num_steps: int = Field(default=1000, le=10**5, ge=2, description="T, number of noise levels")
     kind: Literal["linear"] = Field(default="linear", description="betas from 1e-4 to 0.02 (for T = 1000)")
 
 
 class LossConfig(Section):
     """Energy-distance MMD plus mean squared error, both in model units."""
 
-    mmd_weight: float = Field(default=1.0, ge=0)
+    mmd_weight: float = Field(default=1.0, ge=0, description="weight of the energy-distance MMD")
     mmd_factor: Literal["paper", "half"] = Field(
-        default="paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper) or half of it (released)"
+        default="paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper), or half of it (released)"
     )
     mmd_statistic: Literal["V", "U", "cross"] = Field(
         default="V",
-        description="pairs within a set with (V) or without (U) self-pairs, or only across twin sets (cross)",
+        description="pairs within a set with self-pairs (V) or without them (U), or only pairs across twin sets "
+        "(cross)",
     )
-    mse_weight: float = Field(default=1.0, ge=0)
-    mse_reduction: Literal["sum", "mean"] = Field(default="mean", description="over genes")
+    mse_weight: float = Field(default=1.0, ge=0, description="weight of the mean squared error")
+    mse_reduction: Literal["sum", "mean"] = Field(default="mean", description="sum or mean over genes")
 
 
 class TrainConfig(Section):
-    """Optimisation, cell sets and checkpoints (App. Training Details)."""
+    """Optimisation, cell sets, validation and checkpoints (App. Training Details)."""
 
-    max_steps: int = Field(default=20000, ge=1)
-    set_size: int = Field(default=256, le=10**5, ge=2, description="m, cells in a set")
+    max_steps: int = Field(default=20000, ge=1, description="number of optimiser steps")
+    set_size: int = Field(default=256, le=10**5, ge=2, description="m, number of cells in a set")
     sets_per_step: int = Field(
-        default=8, le=10**5, ge=1, description="B, sets in an optimiser step over all ranks"
+        default=8, le=10**5, ge=1, description="B, number of sets in an optimiser step over all processes"
     )
     learning_rate: float = Field(default=2e-4, le=10, gt=0)
     warmup_steps: int = Field(default=200, ge=0)
     plateau_fraction: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps at full rate after warm-up"
+        default=0.0, ge=0, lt=1, description="share of the steps at the full learning rate after warm-up"
     )
     final_rate: float = Field(
-        default=0.1, ge=0, le=1, description="floor of the cosine, share of the learning rate"
+        default=0.1,
+        ge=0,
+        le=1,
+        description="lowest rate of the cosine schedule, as a share of the learning rate",
     )
     betas: tuple[Share, Share] = (0.9, 0.98)
     weight_decay: float = Field(default=0.01, ge=0)
     clip_norm: float = Field(default=1.0, gt=0)
     ema_decay: float = Field(default=0.99, ge=0, lt=1)
     ema_every: int = Field(default=10, ge=1)
-    drop_covariates: float = Field(default=0.1, ge=0, le=1, description="p_drop of classifier-free guidance")
-    drop_per: Literal["set", "step"] = Field(
-        default="set", description="one coin per set or per optimiser step"
+    drop_covariates: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="p_drop, probability of dropping the covariates (classifier-free guidance)",
     )
-    self_condition: float = Field(default=0.5, ge=0, le=1, description="p_sc")
+    drop_per: Literal["set", "step"] = Field(
+        default="set", description="draw whether to drop covariates once per set, or once per optimiser step"
+    )
+    self_condition: float = Field(
+        default=0.5, ge=0, le=1, description="p_sc, probability of self-conditioning"
+    )
     control_targets: bool | Literal["perturbed"] = Field(
         default=False,
-        description="control sets are targets too, with the control label; perturbed: those alone that perturbed "
-        "training cells are matched to",
+        description="also train on control sets as targets, with the control label; perturbed: only on control sets "
+        "that are matched to perturbed training cells",
     )
-    zero_control: bool = Field(default=False, description="marginal pretraining: the control stream is zero")
-    valid_every: int = Field(default=2000, ge=1, description="steps between validations")
+    zero_control: bool = Field(
+        default=False, description="set the control stream to zero, for marginal pretraining"
+    )
+    valid_every: int = Field(default=2000, ge=1, description="number of steps between validations")
     valid_sets: int = Field(
-        default=32, le=10**6, ge=1, description="at most this many validation sets, fixed over the run"
+        default=32,
+        le=10**6,
+        ge=1,
+        description="maximum number of validation sets; they stay the same during the run",
     )
-    checkpoint_every: int = Field(default=1000, ge=1, description="steps between resumable checkpoints")
+    checkpoint_every: int = Field(
+        default=1000, ge=1, description="number of steps between checkpoints that training can resume from"
+    )
     log_every: int = Field(default=50, ge=1)
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     valid_metric: Literal["energy", "r2", "pdcorr", "loss"] = Field(
         default="energy",
-        description="choose the best step by energy distance, R² or Pearson of changes of sampled cells, or by loss",
+        description="choose the best step by the loss, or by energy distance, R² or Pearson correlation of changes on "
+        "sampled cells",
     )
     valid_steps: int = Field(
-        default=4, ge=1, description="reverse steps of the samples that validation draws"
+        default=4, ge=1, description="number of reverse steps when validation samples cells"
     )
     memory_gib: float = Field(
         default=8.0,
         ge=0,
-        description="stores up to this size are held in memory, larger ones read in windows",
+        description="stores up to this size are held in memory; larger stores are read in windows",
     )
     statistics_cells: int = Field(
         default=500_000,
         ge=1,
-        description="training cells looked at for the unit, the detection limit and the maxima",
+        description="number of training cells used to measure the unit, the detection limit and the gene maxima",
     )
     stop_margin: float = Field(
-        default=120.0, ge=0, description="seconds before the allocation's end to stop with a checkpoint"
+        default=120.0,
+        ge=0,
+        description="stop with a checkpoint this many seconds before the job's time limit",
     )
     max_epochs: float | None = Field(
         default=None,
         gt=0,
-        description="end after so many passes over the training cells, if that is before max_steps",
+        description="stop after this many passes over the training cells, if that comes before max_steps",
     )
     min_steps: int = Field(
-        default=0, ge=0, description="steps to take even if max_epochs ends before; never more than max_steps"
+        default=0,
+        ge=0,
+        description="train for at least this many steps, even if max_epochs is reached earlier; never more than "
+        "max_steps",
     )
     time_power: float = Field(
         default=1.0,
         ge=1,
-        description="noise levels t = T·u^(1/power) for uniform u: 1 uniform (paper), more: higher noise",
+        description="draw noise levels t = T·u^(1/power) with uniform u. 1: uniform (paper); larger: higher noise "
+        "levels",
     )
     cells_fraction: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="share of each perturbation's training cells that are used (few-shot)",
+        description="share of each perturbation's training cells to use (few-shot)",
     )
     store_weights: Literal["cells", "equal"] | tuple[float, ...] = Field(
-        default="cells", description="how often each store of a pretraining is drawn from"
+        default="cells", description="how often pretraining draws from each store"
     )
     choose: Literal["validation", "first-epoch", "last"] = Field(
         default="validation",
-        description="weights of the bundle: best by validation (else last), end of the first epoch, or last",
+        description="weights to keep in the bundle: the best by validation (the last without validation data), those "
+        "at the end of the first epoch, or the last",
     )
     keep_every: int | None = Field(
         default=None,
         ge=1,
-        description="keep a whole bundle every so many steps, in the bundle's folder 'steps'",
+        description="keep a complete bundle every this many steps, in the folder 'steps' of the bundle",
     )
     accumulate: int = Field(
-        default=1, ge=1, description="forward passes an optimiser step is computed in, to save memory"
+        default=1, ge=1, description="number of forward passes per optimiser step; more passes save memory"
     )
-    compile: bool = Field(default=False, description="torch.compile the network")
+    compile: bool = Field(default=False, description="compile the network with torch.compile")
     checkpoint_activations: bool = Field(
-        default=False, description="recompute the blocks' activations in the backward pass, to save memory"
+        default=False, description="recompute activations of the blocks in the backward pass, to save memory"
     )
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
-        default=("tensorboard",), description="beside training.csv; wandb (offline) and mlflow are extras"
+        default=("tensorboard",),
+        description="loggers in addition to training.csv; wandb (offline) and mlflow need an extra installation",
     )
     loader_threads: int = Field(
         default=2,
         le=1024,
         ge=1,
-        description="threads that read and prepare cells; the result does not depend on them",
+        description="number of threads that read and prepare cells; the result does not depend on it",
     )
 
 
 class SampleConfig(Section):
-    """The reverse process."""
+    """Sampling by the reverse process."""
 
     sampler: Literal["ddim", "ddpm"] = "ddim"
-    num_steps: int = Field(default=100, le=10**5, ge=1, description="K")
+    num_steps: int = Field(default=100, le=10**5, ge=1, description="K, number of reverse steps")
     start_level: int | None = Field(
         default=None,
         ge=1,
-        description="the K levels are spread below this one; none: over all T (paper); released: K, the last K",
+        description="the K levels are spread below this level; none: over all T levels (paper). The released code "
+        "uses K, which visits the last K levels",
     )
     eta: float = Field(default=0.0, ge=0, le=1)
-    guidance: float = Field(default=0.0, le=1000, ge=0, description="w, in noise space")
+    guidance: float = Field(default=0.0, le=1000, ge=0, description="w, guidance strength in noise space")
     self_condition: bool = True
     set_size: int | None = Field(
-        default=None, le=10**5, ge=2, description="m when sampling; none: as trained"
+        default=None, le=10**5, ge=2, description="m when sampling; none: as in training"
     )
     controls: Literal["shuffled", "balanced"] = Field(
         default="shuffled",
-        description="control cells of a condition: drawn at random, or chosen so that they stand for all of them",
+        description="control cells of a condition: drawn at random, or chosen to represent all of them",
     )
     zeros: Literal["predicted", "matched"] = Field(
         default="predicted",
-        description="zeros as predicted, or each gene's smallest values made zero until it is so as often as in the "
-        "training cells, its mean over a set kept (models with model.gate measure from where on)",
+        description="keep zeros as predicted, or set the smallest values of each gene to zero until it is zero as "
+        "often as in the training cells. The gene's mean over a set is kept. Models with model.gate measure the "
+        "threshold",
     )
-    sets_per_batch: int = Field(default=8, le=10**5, ge=1)
+    sets_per_batch: int = Field(default=8, le=10**5, ge=1, description="number of sets computed together")
     ddpm_variance: Literal["posterior", "beta"] = Field(
-        default="posterior", description="noise of a DDPM step: of the posterior, or beta (released)"
+        default="posterior",
+        description="noise variance of a DDPM step: that of the posterior, or beta (released)",
     )
-    cutoff: float = Field(default=0.0, ge=0, description="estimates below this (model units) become zero")
+    cutoff: float = Field(
+        default=0.0, ge=0, description="set estimates below this value (model units) to zero"
+    )
     arithmetic: Literal["double", "single"] = Field(
         default="double",
-        description="coefficients of a reverse step from float64 tables, or rounded as in the released code",
+        description="compute coefficients of a reverse step from float64 tables, or round them as the released code "
+        "does",
     )
     precision: Literal["32-true", "bf16-mixed"] = Field(
-        default="32-true", description="of the network's matrix products when sampling"
+        default="32-true", description="precision of the network's matrix products when sampling"
     )
 
     def check_levels(self, levels: int) -> None:
-        """Refuse a reverse process that a model of so many noise levels does not allow.
+        """Check that these settings fit a model with this many noise levels.
 
         Raises
         ------
         UserError
-            If more levels are to be visited than there are, or than lie below the start.
+            If there are more reverse steps than noise levels, or than levels below the start.
         """
         if self.num_steps > levels:
             raise UserError(f"sample.num_steps={self.num_steps} is more than the model's {levels} levels")
@@ -278,61 +322,74 @@ class EvaluateConfig(Section):
 
     definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = "cell-eval-0.6.6"
     metrics: tuple[str, ...] = Field(
-        default=(), description="metrics or their families (expression, de, count, distribution); none: all"
+        default=(),
+        description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
     )
-    alpha: float = Field(default=0.05, gt=0, lt=1, description="false discovery rate of a DE gene")
+    alpha: float = Field(
+        default=0.05, gt=0, lt=1, description="false discovery rate below which a gene counts as DE"
+    )
     min_de: int = Field(
         default=10,
         ge=1,
-        description="real DE genes from which a perturbation counts in DEOver_10 and DEPrec_10",
+        description="minimum number of real DE genes for a perturbation to count in DEOver_10 and DEPrec_10",
     )
     context_column: str | None = Field(
         default=None,
-        description="obs column of the contexts scored one by one; none: cell types, if there are any",
+        description="obs column of the contexts to score separately; none: cell types, if there are any",
     )
     perturbation_key: str = Field(default="perturbation", description="perturbation column of AnnData files")
     cell_type_key: str | None = Field(
-        default="cell_type", description="their cell type column, if they have it"
+        default="cell_type", description="cell type column of AnnData files, if they have one"
     )
-    batch_key: str | None = Field(default="batch", description="their batch column, if they have it")
+    batch_key: str | None = Field(
+        default="batch", description="batch column of AnnData files, if they have one"
+    )
     scale: Literal["declared", "log1p", "counts"] = Field(
         default="declared",
-        description="what AnnData values are: as uns['perturbdiff'] says, or log1p or counts on your word",
+        description="units of AnnData values: as declared in uns['perturbdiff'], or log1p or counts as you specify",
     )
     control: str | None = Field(
-        default=None, description="control label of AnnData files that do not declare theirs"
+        default=None, description="control label of AnnData files that do not declare one"
     )
     controls: Literal["real", "own"] = Field(
         default="real",
-        description="controls of the predicted side: the real ones, or those of the predictions",
+        description="control cells for predicted changes: the real ones, or those of the predictions",
     )
     missing: Literal["error", "skip"] = Field(
         default="error",
-        description="what to do about real conditions that an AnnData pair lacks a prediction of",
+        description="what to do with real conditions that have no prediction (pairs of AnnData files)",
     )
     max_cells: int = Field(
-        default=2000, ge=2, description="cells a side in the distances between populations of a condition"
+        default=2000,
+        ge=2,
+        description="maximum number of cells per side for distances between populations of a condition",
     )
     bootstrap: int = Field(
-        default=2000, le=10**6, ge=0, description="draws of perturbations for the intervals"
+        default=2000,
+        le=10**6,
+        ge=0,
+        description="number of bootstrap draws of perturbations for the intervals",
     )
-    embed_conditions: int = Field(default=6, ge=0, description="conditions in the embedding")
+    embed_conditions: int = Field(default=6, ge=0, description="number of conditions shown in the embedding")
     embed_cells: int = Field(
-        default=300, ge=2, description="cells of each kind and condition in the embedding"
+        default=300, ge=2, description="number of cells of each kind and condition in the embedding"
     )
 
 
 class BaselineConfig(Section):
-    """Methods of others, run beside the model (docs/baselines.md)."""
+    """External methods that are compared with the model (docs/baselines.md)."""
 
     settings: Literal["recommended", "quick"] = Field(
         default="recommended",
-        description="hyper-parameters: as the method's authors recommend, or for minutes on a CPU",
+        description="hyper-parameters: as the method's authors recommend, or a setting that runs in minutes on a CPU",
     )
     options: dict[str, bool | int | float | str] = Field(
-        default={}, description="changes to them, by the names that 'perturbdiff baseline show NAME' lists"
+        default={},
+        description="changes to single hyper-parameters; 'perturbdiff baseline show NAME' lists their names",
     )
-    timeout_hours: float = Field(default=24.0, gt=0, description="after that the method has failed")
+    timeout_hours: float = Field(
+        default=24.0, gt=0, description="time limit in hours, after which the method counts as failed"
+    )
 
 
 class Config(Section):
@@ -341,7 +398,8 @@ class Config(Section):
     name: str = "custom"
     variant: Literal["paper", "released", "recommended", "own"] = Field(
         default="own",
-        description="the reading of the method: in a recipe, its switches; here, the one that all switches agree with",
+        description="reading of the method. In a recipe, it sets the switches; here, it names the variant that all "
+        "switches agree with",
     )
     description: str = ""
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
@@ -361,10 +419,10 @@ class Config(Section):
         return self._with_its_variant()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a changed copy, its variant derived again."""
+        """Return a changed copy whose variant is derived again."""
         return super().model_copy(update=update, deep=deep)._with_its_variant()
 
     def _with_its_variant(self) -> Self:
-        """Derive `variant` from the switches, whatever was given for it."""
+        """Derive `variant` from the switches, and ignore the value that was given."""
         object.__setattr__(self, "variant", agreeing(self))
         return self

@@ -1,4 +1,4 @@
-"""Compiling loops over rows of CSR matrices, which hold neither the interpreter lock nor any state."""
+"""Compile loops over rows of CSR matrices. The loops hold no state and release the interpreter lock."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F, *, fastmath: bool | set[str] = False) -> F:
-    """Compile ``function`` on first use; keep the machine code where a cache folder can be written.
+    """Compile ``function`` on first use, and cache the machine code if a cache folder can be written.
 
     Parameters
     ----------
     function
         A loop that numba understands.
     fastmath
-        What the compiler may do to sums, as `numba.njit` names it.
+        Freedom of the compiler to reorder sums, as in `numba.njit`.
     """
     compiled: Any = numba.njit(nogil=True, fastmath=fastmath)(function)
     with contextlib.suppress(RuntimeError):  # no writable place for the cache, e.g. in a read-only container
-        compiled._cache = _Cache(function)  # as numba's own enable_caching does
+        compiled._cache = _Cache(function)  # what numba's own enable_caching does
     return cast(F, compiled)
 
 
 class _Cache(FunctionCache):
-    """Machine code of earlier runs: what cannot be read is compiled anew, and what cannot be kept is not."""
+    """Cache for machine code. Unreadable entries are compiled again, and failures to write are ignored."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return what an earlier run compiled, None if there is nothing of use."""
+        """Return the code that an earlier run compiled, or None if there is none."""
         try:
             return super().load_overload(sig, target_context)
         except Exception:  # noqa: BLE001 - a damaged file may raise anything
@@ -41,6 +41,6 @@ class _Cache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, if there is room for it."""
+        """Store the compiled code if the disk allows it."""
         with contextlib.suppress(OSError):
             super().save_overload(sig, data)

@@ -1,4 +1,4 @@
-"""What the package says to a person: every expected failure is one of these, with one line and a remedy."""
+"""Errors for the user. Every expected failure is one of these, with a one-line message and a remedy."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ EXIT_KILLED = 137
 
 INTERRUPTED = "interrupted: what was finished is kept; run the same command again to go on"
 
-# Control characters, line ends of Unicode, and what turns the direction of writing: they make a text look like another.
+# Control characters, Unicode line ends and writing direction marks, which can disguise a text as another one.
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 
 
 def visible(text: str) -> str:
-    """Return a text with the characters that hide or reorder others written out by their codes; lines stay."""
+    """Return a text in which characters that hide or reorder others are replaced by their codes. Line breaks stay."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def one_line(text: str) -> str:
-    """Return a text in one line, as it is seen: a message may quote labels and other libraries' words."""
+    """Return a text as one line of visible characters, because messages quote labels and other libraries."""
     return visible(re.sub(r"\s*[\r\n]+\s*", " ", text).strip())
 
 
 class UserError(Exception):
-    """The user can mend it: the message names the file, column or gene and says what to do. Exit code 2.
+    """An error that the user can fix. The message names the file, column or gene and says what to do. Exit code 2.
 
-    It is one line, whatever it quotes.
+    The message is always one line.
     """
 
     def __init__(self, message: str) -> None:
@@ -39,15 +39,15 @@ class UserError(Exception):
 
 
 class StoppedEarly(Exception):
-    """Training ended itself before its allocation did and left a checkpoint. Exit code 75: run it again."""
+    """Training stopped before its time limit and left a checkpoint. Exit code 75: run it again."""
 
 
 class Interrupted(Exception):
-    """A person ended the command, with Ctrl-C. Exit code 130, as a shell says it."""
+    """The user ended the command with Ctrl-C. Exit code 130, as in a shell."""
 
 
 class Killed(Exception):
-    """A process that did the work was killed from outside. Exit code 137, as a shell says it: more memory may help."""
+    """A worker process was killed from outside. Exit code 137, as in a shell: more memory may help."""
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
@@ -61,7 +61,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def _label(text: str) -> str:
-    """Return a label as it is shown among others, its line ends written out."""
+    """Return a label for a list, with its line ends written out."""
     return visible(re.sub(r"[\t\r\n]", lambda found: repr(found[0])[1:-1], text))
 
 

@@ -1,4 +1,4 @@
-"""Outputs appear whole or not at all: write under a temporary name, then rename."""
+"""Write files so that they appear complete or not at all: write under a temporary name, then rename."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from perturbdiff.runtime.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""What the system says when there is no room: a full disk, a used-up quota."""
+"""System errors for lack of space: a full disk or a used-up quota."""
 
 
 def is_full(error: OSError) -> bool:
-    """Return whether an error says that there is no room; libraries may hide the system's number for it."""
+    """Return whether an error means lack of space. Libraries may hide the system's error number."""
     return error.errno in FULL or "No space left" in str(error)
 
 
@@ -25,7 +25,7 @@ def is_full(error: OSError) -> bool:
 def explain_os_errors(path: Path, *, kept_at: Path | None = None) -> Iterator[None]:
     """Turn a full disk, a missing permission or a read-only file system below ``path`` into a `UserError`.
 
-    ``kept_at`` is where the next run finds what was done so far.
+    ``kept_at`` is the folder in which the next run finds the work done so far.
     """
     try:
         yield
@@ -56,21 +56,21 @@ def temporary_name(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path, *, folder: bool = False) -> Iterator[Path]:
-    """Yield a temporary path that becomes ``path`` when the block ends well.
+    """Yield a temporary path that is renamed to ``path`` when the block ends without an error.
 
-    This is for files in a folder that this process holds; `perturbdiff.runtime.provenance.stage` is for outputs.
+    Use it for files in a folder that this process has locked. For outputs, use `perturbdiff.runtime.provenance.stage`.
 
     Parameters
     ----------
     path
-        The final name. What is there is replaced only at the end.
+        The final name. An existing file is replaced only at the end.
     folder
-        Whether it is a folder, which is then created empty.
+        Whether to write a folder, which is then created empty.
 
     Raises
     ------
     UserError
-        If the place is not writable or the disk is full.
+        If the path is not writable or the disk is full.
     """
     partial = temporary_name(path)
     with explain_os_errors(path):
@@ -89,7 +89,7 @@ def writing(path: Path, *, folder: bool = False) -> Iterator[Path]:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Rename ``source`` to ``target``, replacing a file or a folder that is there, durably."""
+    """Rename ``source`` to ``target`` durably, replacing an existing file or folder."""
     if source.is_file():
         with source.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -104,7 +104,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Have the names in a folder on the disk, not only in the system's memory."""
+    """Force the names in a folder from the system's memory to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -113,7 +113,7 @@ def sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder if it is there."""
+    """Delete a file or a folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder into which others may write at the same time: it loses its name first."""
+    """Delete a folder into which others may be writing. It is renamed first."""
     aside = folder.with_name(f".{folder.name}.old")
     remove(aside)
     folder.rename(aside)
@@ -137,7 +137,7 @@ def write_text(path: Path, text: str) -> None:
 def sha256(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file, or of a folder's files in name order.
 
-    A folder that one of our stages wrote is known by its ``manifest.json``, which determines the rest.
+    For a folder that one of our stages wrote, only its ``manifest.json`` is hashed, which determines the rest.
     """
     digest = hashlib.sha256()
     if path.is_dir():
@@ -154,16 +154,16 @@ def sha256(path: Path) -> str:
 def signature(path: Path) -> tuple[int, int]:
     """Return size and time of change (ns) of a file, or the sum and the latest over a folder's files.
 
-    Who reads a file for long compares it before and after.
+    Code that reads a file for a long time compares the signature before and after.
     """
     found = [p.stat() for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()]
     return sum(s.st_size for s in found), max((s.st_mtime_ns for s in found), default=0)
 
 
 def existing(path: Path, what: str) -> Path:
-    """Return ``path`` if it is a file or a folder, else raise a `UserError` that names ``what`` it should be."""
+    """Return ``path`` if it is a file or a folder, else raise a `UserError` that calls it ``what``."""
     if not path.exists():
         raise UserError(f"{what} not found: {path}")
-    if not path.is_file() and not path.is_dir():  # a pipe would be waited for without end
+    if not path.is_file() and not path.is_dir():  # reading from a pipe could block for ever
         raise UserError(f"{what} is neither a file nor a folder: {path}")
     return path

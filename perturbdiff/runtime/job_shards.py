@@ -1,4 +1,4 @@
-"""Parts of one result that several jobs made with ``--shard I/N``: do they belong together, and in which order."""
+"""Check that parts made by several jobs with ``--shard I/N`` belong together, and put them in order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.files import existing
 
 DETERMINE = ("stage", "config", "inputs", "seed", "versions")
-"""Entries of a manifest that say what a result is made from."""
+"""Entries of a manifest that determine the result."""
 
 
 def stage_of(part: Path) -> str:
-    """Return the name of the stage that wrote ``part``, empty if it has no manifest.
+    """Return the name of the stage that wrote ``part``, or an empty text if it has no manifest.
 
     Raises
     ------
@@ -26,28 +26,28 @@ def stage_of(part: Path) -> str:
 
 
 def roles(parts: Sequence[Path]) -> dict[str, Path]:
-    """Return parts as inputs of a stage."""
+    """Return the parts as a stage's inputs by role."""
     return {f"part {number}": Path(part) for number, part in enumerate(parts)}
 
 
 def ordered(
     parts: Sequence[Path], command: str, is_part: Callable[[Path, Mapping[str, Any]], bool]
 ) -> tuple[list[Path], list[dict[str, Any]]]:
-    """Return all N parts by their number, and their manifests.
+    """Return all N parts in order of their number, and their manifests.
 
     Parameters
     ----------
     parts
-        Files or folders, in any order; one that is named twice counts once.
+        Files or folders in any order. A path that is given twice counts once.
     command
-        That writes them, for messages.
+        Name of the command that writes the parts, for messages.
     is_part
-        Path and manifest → whether it is a part.
+        Function of path and manifest that says whether this is a part.
 
     Raises
     ------
     UserError
-        If one is no part, parts are missing or given twice, or they are not of the same run.
+        If a path is not a part, or if parts are missing, given twice or from different runs.
     """
     if not parts:
         raise UserError(f"no part to merge: give what 'perturbdiff {command} … --shard I/N' wrote")
@@ -84,7 +84,7 @@ def _record(part: Path, command: str, is_part: Callable[[Path, Mapping[str, Any]
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Say in what two manifests differ that must not; empty if in nothing."""
+    """Describe a forbidden difference between two manifests; empty if there is none."""
     for key in DETERMINE:
         a, b = one.get(key), other.get(key)
         if key == "config":

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, so that a command starts at once."""
+"""Import the names of a package on first use, so that commands start fast."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module

@@ -1,18 +1,19 @@
-"""One process at a time in a folder, on one machine and across the nodes of a cluster.
+"""Lock a folder for one process, on one machine and across the nodes of a cluster.
 
-The lock is a file, ``.lock``, that its holder both locks in the kernel (``flock``) and signs with a note: host,
-process, Slurm job. The kernel gives its lock back when the holder dies, however it dies; but on some network file
-systems that lock does not reach other nodes, or there is none. So the holder also shows that it lives: every `BEAT`
-seconds a thread of it renews the file's time stamp. Who finds a note in the file goes by these rules, in this order:
+The lock is the file ``.lock``. Its holder locks it in the kernel (``flock``) and writes a note into it: host, process,
+Slurm job. The kernel releases its lock when the holder dies, however it dies. But on some network file systems this
+lock does not reach other nodes, or does not exist. The holder therefore also shows that it is alive: every `BEAT`
+seconds, one of its threads renews the file's time stamp. A process that finds a note in the file applies these rules,
+in this order:
 
-1. The holder ran on this very machine (same boot of the same kernel) and had the kernel's lock: the kernel decides.
-2. The holder is an earlier run of our own requeued Slurm job: it is gone, the folder is ours.
-3. Otherwise the time stamp decides, by whether it *changes* while we watch; clocks of different machines are never
-   compared. If it changes, the folder is in use. If it does not for `MISSED` beats (`REFUSED` beats if the kernel
-   still says that it is locked), the holder is gone or stalled, and the folder is taken over.
+1. If the holder ran on this machine (same boot of the same kernel) and had the kernel's lock, the kernel decides.
+2. If the holder is an earlier run of our own requeued Slurm job, it is gone and the folder is ours.
+3. Otherwise, the time stamp decides by whether it *changes* while we watch. Clocks of different machines are never
+   compared. If it changes, the folder is in use. If it does not change for `MISSED` beats (`REFUSED` beats if the
+   kernel still reports a lock), the holder is gone or stalled, and the folder is taken over.
 
-A holder that only stalled (a suspended node, storage that hung) finds another's note in the file when it goes on; it
-has to ask (`Lock.taken_by`) before it writes anything that the other may be writing too.
+A holder that only stalled (a suspended node, storage that hung) finds another note in the file when it continues. It
+must call `Lock.taken_by` before it writes anything that the other process may also write.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from perturbdiff.runtime.errors import StoppedEarly, UserError
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""File of a folder by which one process holds it."""
+"""Name of the lock file in a folder."""
 BEAT = 15.0
-"""Seconds between two signs of life of a holder."""
+"""Seconds between two updates of the time stamp by the holder."""
 MISSED = 5
-"""Beats without a sign of life after which a holder counts as gone."""
+"""Number of missed beats after which a holder counts as gone."""
 REFUSED = 40
-"""The same where the kernel still says that the holder on another node has its lock."""
+"""The same number if the kernel still reports the lock of a holder on another node."""
 WAIT = "PD_WAIT"
-"""Environment variable: seconds to wait for a folder that is in use."""
+"""Environment variable with the seconds to wait for a folder that is in use."""
 
 _POLL, _SPEAK = 2.0, 60.0
-_SIZE = 1024  # a note is written over the former one in one go, and so needs no room on a full disk
+_SIZE = 1024  # a new note overwrites the old one at once, so it needs no space on a full disk
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ class Note:
 
     @classmethod
     def parse(cls, data: bytes) -> Note | None:
-        """Return the note in a lock file, None if there is none."""
+        """Return the note in a lock file, or None if there is none."""
         try:
             return cls(**json.loads(data))
         except (ValueError, TypeError):
             return None
 
     def to_bytes(self) -> bytes:
-        """Return the note as it stands in the file."""
+        """Return the note as it is stored in the file."""
         return json.dumps(asdict(self)).encode().ljust(_SIZE - 1) + b"\n"
 
     def __str__(self) -> str:
@@ -89,14 +90,14 @@ class Note:
 
 
 class Lock:
-    """A folder that is held.
+    """A locked folder.
 
     Attributes
     ----------
     waited
-        Whether another process had it first.
+        Whether another process held the folder first.
     other
-        Who has taken it over, empty while nothing is known of that.
+        The process that took the folder over; empty as long as none is known.
     """
 
     def __init__(self, path: Path, handle: int, note: Note) -> None:
@@ -108,7 +109,7 @@ class Lock:
         self._thread.start()
 
     def taken_by(self) -> str | None:
-        """Return who has taken the folder over; None while it is ours, or while the storage does not answer."""
+        """Return who took the folder over, or None if it is ours or the storage does not answer."""
         if self.other:
             return self.other
         try:
@@ -125,16 +126,16 @@ class Lock:
     def _live(self) -> None:
         while not self._ended.wait(BEAT):
             if other := self.taken_by():
-                if self.path.exists():  # else a finished stage removed it
+                if self.path.exists():  # otherwise a finished stage removed it
                     logger.warning("%s: taken over by %s", self.path.parent, other)
                 return
-            with contextlib.suppress(OSError):  # storage that does not answer may do so at the next beat
+            with contextlib.suppress(OSError):  # the storage may answer again at the next beat
                 os.utime(self._handle)
 
     def release(self) -> None:
-        """Give the folder back."""
+        """Release the folder."""
         self._ended.set()
-        self._thread.join(1)  # not for ever: storage may hang
+        self._thread.join(1)  # with a limit, because storage may hang
         with contextlib.suppress(OSError):
             if self.taken_by() is None:
                 os.pwrite(self._handle, b" " * (_SIZE - 1) + b"\n", 0)
@@ -143,21 +144,21 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(folder: Path, what: str, *, stop: Callable[[], str | None] = lambda: None) -> Iterator[Lock]:
-    """Hold ``folder``, which is made, for this process alone; the module's description has the rules.
+    """Create and lock ``folder`` for this process, by the rules in the module's description.
 
     Parameters
     ----------
     folder
         The folder.
     what
-        Who else may hold it, e.g. 'another training'.
+        What else may hold it, e.g. 'another training'.
     stop
-        Says why waiting has to end now, or None.
+        Returns the reason why waiting must end now, or None.
 
     Raises
     ------
     UserError
-        If another process holds it (after waiting, if ``PD_WAIT`` is set), or it cannot be written.
+        If another process holds the folder (after waiting, if ``PD_WAIT`` is set), or it cannot be written.
     StoppedEarly
         If ``stop`` ended the waiting.
     """
@@ -169,7 +170,7 @@ def locked(folder: Path, what: str, *, stop: Callable[[], str | None] = lambda: 
 
 
 def _enter(door: _Door, what: str, stop: Callable[[], str | None]) -> Lock:
-    """Wait for the folder as long as it may be free or ``PD_WAIT`` says."""
+    """Wait for the folder while its holder may be gone, and otherwise for ``PD_WAIT`` seconds."""
     patience, began, spoken = _patience(), time.monotonic(), None
     while (lock := door.knock()) is None:
         waited = time.monotonic() - began
@@ -193,21 +194,21 @@ def _enter(door: _Door, what: str, stop: Callable[[], str | None]) -> Lock:
 
 
 class _Door:
-    """Tries to take a folder, and remembers between tries what it saw there."""
+    """Tries to lock a folder, and remembers between attempts what it saw there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / LOCK
         self.holder = "it has not signed yet"
-        self._seen: tuple[str, int] | None = None  # the note's token and the file's time stamp
+        self._seen: tuple[str, int] | None = None  # token of the note and time stamp of the file
         self._changed, self._lives = 0.0, False
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the holder may be gone: only watching will tell."""
+        """Whether the holder may be gone, which only further watching can show."""
         return self._seen is not None and not self._lives
 
     def knock(self) -> Lock | None:
-        """Return the lock if the folder is free, or has become so; None if it is in use or may be."""
+        """Return the lock if the folder is free by now, or None if it is or may be in use."""
         with files.explain_os_errors(self.folder, kept_at=self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = self._open()
@@ -226,7 +227,7 @@ class _Door:
         return lock
 
     def _open(self) -> int:
-        """Open the lock file, which is made only in a folder that is empty: what others keep is none of ours."""
+        """Open the lock file. It is created only in an empty folder, so that other people's folders stay untouched."""
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             if not self.path.is_symlink() and not self.path.exists() and any(self.folder.iterdir()):
@@ -240,7 +241,7 @@ class _Door:
             raise
 
     def _free(self, note: Note | None, granted: bool | None, stamp: int) -> bool:  # noqa: FBT001
-        """Return whether the folder is ours by the rules; ``granted`` is None if the kernel cannot tell."""
+        """Return whether the folder is ours by the rules. ``granted`` is None if the kernel cannot tell."""
         if note is None:
             self._seen = None
             return granted is not False
@@ -268,13 +269,13 @@ class _Door:
         except OSError as error:
             if not files.is_full(error):
                 raise
-            for left in self.folder.glob(files.temporary_name(Path("*")).name):  # of a writer that was killed
+            for left in self.folder.glob(files.temporary_name(Path("*")).name):  # of a killed writer
                 files.remove(left)
             os.pwrite(handle, note.to_bytes(), 0)
 
 
 def _flock(handle: int) -> bool | None:
-    """Ask for the kernel's lock: got, refused, or None where there is no such thing."""
+    """Ask for the kernel's lock: True if granted, False if refused, None if locks are not supported."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -283,7 +284,7 @@ def _flock(handle: int) -> bool | None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Return whether the open file still has its name: a former holder may have removed the folder."""
+    """Return whether the open file still has its name. A former holder may have removed the folder."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:
@@ -291,7 +292,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _kernel() -> str:
-    """Return what tells this boot of this machine from all others."""
+    """Return a text that identifies this boot of this machine."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""What may be written where: an output replaces only what an earlier run of the same stage made.
+"""Rules for writing outputs: an output replaces only what an earlier run of the same stage made.
 
-A finished output is known by its manifest, which names the stage and lists every file. Whatever else lies at an
-output's place belongs to somebody: it is named and nothing is touched.
+A finished output is recognised by its manifest, which names the stage and lists every file. Anything else at an
+output's path may belong to someone. It is named in an error, and nothing is touched.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from perturbdiff.runtime.errors import UserError, listing
 logger = logging.getLogger(__name__)
 
 RECORDS = ("manifest", "run")
-"""What is recorded with an output: what determines it, and how the run went."""
+"""Records of an output: what determines it (manifest), and how the run went (run)."""
 UNFINISHED = "unfinished"
-"""Entry of the manifest of a file that is about to be replaced."""
+"""Key in the manifest of a file that is about to be replaced."""
 
 _SEAL = "sha256"
 _DEAR_STAGES = ("pretrain", "train", "finetune")
 _DEAR_SECONDS = 60.0
-_LONGEST_NAME = 200  # bytes; a file system takes 255, and records and companions add an ending
+_LONGEST_NAME = 200  # bytes; a file system allows 255, and records and companions add a suffix
 
 
 def beside(out: Path, kind: str) -> Path:
-    """Return where the ``kind`` (``manifest`` or ``run``) record of output ``out`` lies."""
+    """Return the path of the ``kind`` (``manifest`` or ``run``) record of output ``out``."""
     return out / f"{kind}.json" if out.is_dir() else out.with_name(f"{out.name}.{kind}.json")
 
 
 def read_record(out: Path, kind: str) -> dict[str, Any] | None:
-    """Return a record of an output, or None if it has none that can be read."""
+    """Return a record of an output, or None if there is no readable one."""
     try:
         found = json.loads(beside(out, kind).read_text())
     except (OSError, ValueError, RecursionError):
@@ -49,7 +49,7 @@ def read_record(out: Path, kind: str) -> dict[str, Any] | None:
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Return the manifest of a finished output, or None if it has none that can be read."""
+    """Return the manifest of a finished output, or None if there is no readable one."""
     found = read_record(out, "manifest")
     return None if found is None or UNFINISHED in found else found
 
@@ -62,7 +62,7 @@ def entries(path: Path, name: str = "", known: Mapping[str, str] | None = None) 
     path
         A file or a folder.
     name
-        What ``path`` is called; begins the names of its files.
+        Name of ``path``, which becomes a prefix of the names of its files.
     known
         SHA-256 of files that need not be read again, by path below ``path``.
     """
@@ -74,13 +74,13 @@ def entries(path: Path, name: str = "", known: Mapping[str, str] | None = None) 
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield all that is no folder at or below ``path``, with its path below it; links are not followed."""
+    """Yield everything except folders at or below ``path``, with its relative path. Links are not followed."""
     if path.is_symlink() or not path.is_dir():
         if path.is_symlink() or path.exists():
             yield ".", path
         return
     for folder, _, names in os.walk(path):
-        # a link to a folder is among the folders' names, and is something that lies there
+        # os.walk lists links to folders as folders, but here they count as entries
         links = [n for n in os.listdir(folder) if n not in names and (Path(folder) / n).is_symlink()]  # noqa: PTH208
         for name in sorted([*names, *links]):
             file = Path(folder) / name
@@ -95,7 +95,7 @@ def _joined(name: str, below: str) -> str:
 
 @dataclass
 class Output:
-    """The place of an output, and of what is written beside it.
+    """The path of an output and of the files written next to it.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Output:
     out
         The output, a file or (``folder``) a folder.
     companions
-        Files and folders that belong to the output and lie beside it, by the name that the manifest has for them.
+        Files and folders next to the output that belong to it, by their name in the manifest.
     """
 
     stage: str
@@ -114,26 +114,26 @@ class Output:
 
     @property
     def partial(self) -> Path:
-        """The folder in which the output is made, held by one process."""
+        """The folder in which the output is made, locked by one process."""
         return files.temporary_name(self.out)
 
     @property
     def previous(self) -> Path:
-        """Where an output that took long to make goes when another takes its place."""
+        """The path to which an output that took long to make is moved when it is replaced."""
         return self.out.with_name(f"{self.out.name}.previous")
 
     def check_place(self, inputs: Mapping[str, Path]) -> None:
-        """Refuse a place that nothing may be written to, whatever lies there.
+        """Raise an error if no output may be written to this path, whatever is there.
 
         Parameters
         ----------
         inputs
-            Files and folders that are read, by role.
+            Input files and folders, by role.
 
         Raises
         ------
         UserError
-            If it is an input, holds one or lies in one, or is a place like the home folder, a device or a link.
+            If it is an input, contains one or lies in one, or is e.g. the home folder, a device or a link.
         """
         for path in (self.out, *self.companions.values()):
             check_place(path)
@@ -141,7 +141,7 @@ class Output:
                 _check_apart(path, role, given)
 
     def check(self, base: Mapping[str, Any], *, force: bool) -> None:
-        """Refuse to replace what is not ours, and what took long to make.
+        """Raise an error if this would replace something that is not ours or took long to make.
 
         Parameters
         ----------
@@ -153,8 +153,8 @@ class Output:
         Raises
         ------
         UserError
-            If something lies there that an earlier run of this stage did not make, or, without ``force``, that
-            took long to make with other settings.
+            If an earlier run of this stage did not make what is there, or, without ``force``, if it took long to
+            make with other settings.
         """
         if (foreign := self.foreign()) and (self.out.exists() or self._lies_beside()):
             raise UserError(
@@ -182,7 +182,7 @@ class Output:
         return [self.out, *records, *self.companions.values()]
 
     def foreign(self) -> str:
-        """Say what lies at the output's places that an earlier run of this stage did not make; empty if nothing."""
+        """Describe what is at the output's paths but was not made by this stage; empty if there is nothing."""
         if not any(p.exists() or p.is_symlink() for p in self._own_places()):
             return ""
         if self.out.exists() and self.out.is_dir() != self.folder:
@@ -207,7 +207,7 @@ class Output:
         return f"{listing(sorted(extra))} in it was not made by '{self.stage}'" if extra else ""
 
     def _listed(self, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what is recorded of each file, by name; of files that chance shapes ``run.json`` tells."""
+        """Return the record of each file by name. Files that vary between runs are recorded in ``run.json``."""
         run = read_record(self.out, "run") or {}
         found: dict[str, dict[str, Any]] = {}
         for record in (manifest, run):
@@ -223,24 +223,24 @@ class Output:
                     yield _joined(name, below), file
 
     def missing(self) -> list[str]:
-        """Return the names of files that the manifest lists and that are not there with the size it tells."""
+        """Return the names of files that are missing or differ in size from the manifest."""
         listed = self._listed(read_manifest(self.out) or {})
         there = {name: file.stat().st_size for name, file in self._there() if file.is_file()}
         return sorted(name for name, entry in listed.items() if there.get(name) != entry.get("size"))
 
     def is_whole(self) -> bool:
-        """Return whether the manifest lists files and all are there with the sizes it tells."""
+        """Return whether the manifest lists files, and all exist with the recorded sizes."""
         manifest = read_manifest(self.out)
         return manifest is not None and bool(self._listed(manifest)) and not self.missing()
 
     def _is_dear(self) -> bool:
-        """Return whether what lies there took long to make."""
+        """Return whether the existing output took long to make."""
         seconds = (read_record(self.out, "run") or {}).get("wall_seconds")
         long = isinstance(seconds, int | float) and seconds > _DEAR_SECONDS
         return read_manifest(self.out) is not None and (self.stage in _DEAR_STAGES or long)
 
     def put(self, made: Path, made_beside: Mapping[str, Path], records: Mapping[str, str]) -> None:
-        """Put a finished output in its place, with its records.
+        """Move a finished output and its records to their final paths.
 
         Parameters
         ----------
@@ -257,7 +257,7 @@ class Output:
                 (made / f"{kind}.json").write_text(text)
         self._move_aside()
         if not self.folder:
-            # From here to the end the place is known as ours, and as unfinished.
+            # From here to the end, the path is marked as ours and unfinished.
             mark = json.dumps({"stage": self.stage, UNFINISHED: True}) + "\n"
             files.write_text(beside(self.out, "manifest"), mark)
         for name, path in made_beside.items():
@@ -268,7 +268,7 @@ class Output:
                 files.write_text(self.out.with_name(f"{self.out.name}.{kind}.json"), records[kind])
 
     def _brought_near(self, made: Path) -> Path:
-        """Return ``made``, or a copy of it in the partial folder if it lies on another file system."""
+        """Return ``made``, or a copy of it in the partial folder if it is on another file system."""
         if made.stat().st_dev == self.partial.stat().st_dev:
             return made
         copy = self.partial / self.out.name
@@ -277,7 +277,7 @@ class Output:
         return copy
 
     def _move_aside(self) -> None:
-        """Keep what is there if it took long to make, or if somebody put something into it while we worked."""
+        """Keep the existing output if it took long to make, or if someone added files to it while we worked."""
         if not self.out.exists():
             return
         foreign = self.foreign()
@@ -296,12 +296,12 @@ class Output:
 
 
 def check_place(out: Path) -> None:
-    """Refuse a place that no output may have: the home or the working folder, one that holds it, a link, a device.
+    """Raise an error for paths that cannot be an output.
 
     Raises
     ------
     UserError
-        If it is one.
+        If it is the home or working folder, contains one of these, or is a link or a device.
     """
     if not out.name or out.name == "..":
         raise UserError(f"{out}: is a folder that is there already; name a new place in it")
@@ -310,7 +310,7 @@ def check_place(out: Path) -> None:
     if out.is_symlink():
         raise UserError(f"{out}: is a link to {out.readlink()}; name the place itself")
     if out.exists() and not (out.is_file() or out.is_dir()):
-        # A rename would put the result in its place.
+        # A rename would replace it by the result.
         raise UserError(f"{out}: a device or pipe, not a file; name a file to write")
     place = _real(out)
     for protected, what in ((Path.cwd(), "the working folder"), (_home(), "your home folder")):
@@ -322,7 +322,7 @@ def check_place(out: Path) -> None:
 
 def _check_apart(out: Path, role: str, given: Path) -> None:
     place = _real(out)
-    # the link that was named counts as well as what it leads to
+    # both the given link and its target count
     for source in (_real(given.parent) / given.name, _real(given)):
         if source == place or place in source.parents or source in place.parents:
             how = "is" if source == place else "holds" if place in source.parents else "lies in"
@@ -333,7 +333,7 @@ def _check_apart(out: Path, role: str, given: Path) -> None:
 
 
 def _real(path: Path) -> Path:
-    """Return where a path leads; itself if it leads in a circle, which is told where it is read."""
+    """Return the resolved path, or the path itself for circular links, which fail later when read."""
     try:
         return path.resolve()
     except (OSError, RuntimeError):
@@ -341,7 +341,7 @@ def _real(path: Path) -> Path:
 
 
 def _swap(made: Path, target: Path, partial: Path) -> None:
-    """Rename ``made`` to ``target``, durably; what is there was found to be ours."""
+    """Rename ``made`` to ``target`` durably. An existing target was already checked to be ours."""
     if made.is_file():
         with made.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -363,7 +363,7 @@ def _swap(made: Path, target: Path, partial: Path) -> None:
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with its own SHA-256, by which `check_record` sees that it was changed."""
+    """Return a record with its own SHA-256, so that `check_record` can detect changes."""
     return {**record, _SEAL: _digest(record)}
 
 
@@ -373,12 +373,12 @@ def _digest(record: Mapping[str, Any]) -> str:
 
 
 def check_record(path: Path) -> dict[str, Any] | None:
-    """Return a manifest or run record that is as it was written; None if it is not there, or of an earlier version.
+    """Return an unchanged manifest or run record, or None if it is missing or from an earlier version.
 
     Raises
     ------
     UserError
-        If it cannot be read or was changed.
+        If the record cannot be read or was changed.
     """
     if not os.path.lexists(path):
         return None
@@ -395,29 +395,29 @@ def check_record(path: Path) -> dict[str, Any] | None:
 
 
 def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[str] | None:
-    """Compare an output that is read with its manifest, file by file.
+    """Compare an output with its manifest, file by file, before it is read.
 
-    What an earlier version made lists no files: it is taken, and a folder of that kind is warned of. A file mostly
-    travels without its manifest, so that nothing is said of one that has none.
+    Manifests of earlier versions list no files. Such outputs are accepted, with a warning for folders. A file without a
+    manifest gives no warning, because files are often copied without it.
 
     Parameters
     ----------
     out
         A file or folder that a stage wrote, or a link to one.
     below
-        Folder of ``out`` that alone is read; all of it by default.
+        Subfolder of ``out`` to check; by default everything is checked.
     leave
-        Files and folders directly in ``out`` that are not read.
+        Files and folders directly in ``out`` that are not checked.
 
     Returns
     -------
     set of str or None
-        The files that are as they were made, by path below ``out`` and ``below``; None if it cannot be told.
+        The unchanged files, by path below ``out`` and ``below``; None if there is nothing to compare with.
 
     Raises
     ------
     UserError
-        If a file is missing or not what it was, or the manifest cannot be read or was changed.
+        If a file is missing or was changed, or if the manifest cannot be read or was changed.
     """
     manifest = check_record(beside(out, "manifest"))
     if manifest is not None:
@@ -431,7 +431,7 @@ def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[st
     found = set()
     for name, entry in listed.items():
         if (out.is_file() and name != ".") or not name.startswith(prefix) or name.split("/")[0] in leave:
-            continue  # companions of a file are looked at by who wrote them
+            continue  # the stage that wrote the companions of a file checks them
         path = place if name == "." else place / name
         if ".." in Path(name).parts or Path(name).is_absolute() or not isinstance(entry, dict):
             raise UserError(f"{beside(out, 'manifest')}: '{name}' is no name of a file in it")
@@ -446,7 +446,7 @@ def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[st
 
 @functools.cache
 def _warn_unlisted(place: Path, out: Path) -> None:
-    """Say once of each place that nothing tells whether it is as it was made."""
+    """Warn once per path that changes cannot be detected."""
     logger.warning(
         "%s: its manifest lists no files (it was made by an earlier version, or copied without it), so it cannot be "
         "told whether it was changed", out,
@@ -454,7 +454,7 @@ def _warn_unlisted(place: Path, out: Path) -> None:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
-    """Return what differs between two records that determine a result, in words."""
+    """Describe the differences between two records that determine a result."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: list[str] = []
         for key in sorted({*old, *new}):
@@ -470,5 +470,5 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
 def _home() -> Path | None:
     try:
         return Path.home().resolve()
-    except (OSError, RuntimeError):  # no entry in the system's list of users
+    except (OSError, RuntimeError):  # the user is not in the system's user list
         return None

@@ -1,7 +1,7 @@
-"""Progress for people and for logs: a bar on a terminal, one plain line every few seconds elsewhere.
+"""Progress display and logging: a bar on a terminal, one plain line every few seconds elsewhere.
 
-With the environment variable ``PD_LOG`` a command appends its log to that file besides standard error. Each attempt
-begins there with a line of its own and ends with its exit code, so one file tells the whole story of a run.
+With the environment variable ``PD_LOG`` a command also appends its log to that file. Each attempt begins there with a
+line of its own and ends with its exit code, so one file contains the whole history of a run.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 10.0
 LOG_FILE = "PD_LOG"
-"""Environment variable: file to which the log is appended."""
+"""Environment variable with the file to which the log is appended."""
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
 
 class _Formatter(logging.Formatter):
-    """Writes out what a label may hold to hide or reorder what stands beside it."""
+    """Replaces characters in labels that would hide or reorder the text around them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
@@ -41,9 +41,9 @@ _PLAIN = _Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
 
 
 def set_up_logging(verbosity: int) -> None:
-    """Send the package's log to standard error, and to the file that ``PD_LOG`` names if it does.
+    """Send the package's log to standard error, and to the file in ``PD_LOG`` if it is set.
 
-    Warnings (``verbosity`` -1), information (0) or everything (1).
+    Log warnings (``verbosity`` -1), information (0) or everything (1).
     """
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
     if sys.stderr.isatty():
@@ -65,25 +65,25 @@ def set_up_logging(verbosity: int) -> None:
 
 
 def log_file() -> Path | None:
-    """Return the file that ``PD_LOG`` names, None without it."""
+    """Return the file that ``PD_LOG`` names, or None if it is not set."""
     path = os.environ.get(LOG_FILE)
     return Path(path) if path else None
 
 
 def conclude(code: int, text: str = "") -> None:
-    """Write how the command ended, which standard error says in its own way, to the log file if there is one."""
+    """Write how the command ended to the log file, if there is one. Standard error has its own message."""
     for handler in logging.getLogger("perturbdiff").handlers:
         if isinstance(handler, LogFile):
             handler.end(code, text)
 
 
 class LogFile(logging.Handler):
-    """Appends lines to a file that several attempts share; that it cannot is said once and ends nothing.
+    """Appends lines to a file that several attempts share. A failure to write gives one warning and no error.
 
     Parameters
     ----------
     path
-        The file; its folder is made.
+        The file; its folder is created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,14 +94,14 @@ class LogFile(logging.Handler):
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """Write the line that parts this attempt from the one before."""
+        """Write the line that separates this attempt from the previous one."""
         job = os.environ.get("SLURM_JOB_ID")
         where = f"host {platform.node()}, process {os.getpid()}" + (f", Slurm job {job}" if job else "")
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         self._append(f"{_now()} ======== {where}: {command}")
 
     def end(self, code: int, text: str) -> None:
-        """Write the exit code and what was said last."""
+        """Write the exit code and the last message."""
         after = f"{time.monotonic() - self._began:.0f} s"
         self._append(f"{_now()} exit code {code} after {after}{': ' if text else ''}{text}")
 
@@ -114,7 +114,7 @@ class LogFile(logging.Handler):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open(
                 "a"
-            ) as handle:  # anew each time: the file may be moved away, or the disk be full
+            ) as handle:  # opened each time, as the file may be moved or the disk be full
                 handle.write(f"{line}\n")
         except OSError as error:
             if not self._complained:
@@ -127,7 +127,7 @@ def _now() -> str:
 
 
 class Track:
-    """Counts work done; `advance` is cheap enough for a loop over blocks."""
+    """Counts finished work. `advance` is cheap enough for a loop over blocks."""
 
     def __init__(self, label: str, total: int, unit: str, bar: Progress | None) -> None:
         self.label, self.total, self.unit, self.done = label, total, unit, 0
@@ -136,7 +136,7 @@ class Track:
         self._started = self._spoken = time.monotonic()
 
     def advance(self, amount: int = 1) -> None:
-        """Note that ``amount`` more units are done."""
+        """Record that ``amount`` more units are done."""
         self.done += amount
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done)
@@ -145,7 +145,7 @@ class Track:
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """Return the plain progress line: done of total, rate, time left."""
+        """Return the plain progress line with done and total, rate and time left."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         rate = self.done / seconds
         left = f", {max(self.total - self.done, 0) / rate:.0f} s left" if rate > 0 and self.total else ""

@@ -1,8 +1,8 @@
-"""What made an output: ``manifest.json`` determines the result, ``run.json`` tells how the run went.
+"""Records of how an output was made: ``manifest.json`` determines the result, ``run.json`` describes the run.
 
-A folder carries both inside it; beside a file ``x.h5ad`` lie ``x.h5ad.manifest.json`` and ``x.h5ad.run.json``.
-Two equal runs have byte-equal manifests: no times, no hosts, no paths. A stage whose manifest already lies
-beside a finished output has nothing to do.
+A folder contains both files. A file ``x.h5ad`` has ``x.h5ad.manifest.json`` and ``x.h5ad.run.json`` next to it.
+Equal runs have byte-equal manifests, because these contain no times, hosts or paths. If a finished output with the same
+manifest is already there, a stage has nothing to do.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _PURPOSE = ".purpose.json"
-"""What an unfinished output is to become."""
+"""File that records what an unfinished output will become."""
 
 _BUILD = "_build.json"
-"""Which code this is, written beside the package when an image is built."""
+"""File that identifies the code; it is written into the package when an image is built."""
 
 _LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scanpy", "scipy", "torch", "zarr")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that can change a result: ours, Python's and those of the numerical libraries."""
+    """Return the versions that can change a result: of this package, Python and the numerical libraries."""
     found = {"perturbdiff": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -76,28 +76,28 @@ def _sealed(record: Mapping[str, Any]) -> str:
 
 @dataclass
 class Stage:
-    """One run of one stage, as the body of a `stage` block sees it.
+    """One run of a stage, for use in the body of a `stage` block.
 
     Attributes
     ----------
     out
         Final name of the output.
     path
-        Where the body writes; becomes ``out`` when the block ends.
+        Path to which the body writes; it becomes ``out`` when the block ends.
     skip
-        True if an equal, finished output is there: the body must return at once.
+        True if an equal, finished output exists. The body must then return at once.
     scratch
-        Folder for what is needed on the way; it is removed in the end.
+        Folder for temporary files; it is removed at the end.
     companions
-        Where the body writes the files and folders that lie beside the output, by name.
+        Paths to which the body writes the files and folders next to the output, by name.
     results
-        Facts that the inputs determine (counts, thresholds); written to the manifest.
+        Facts that the inputs determine (counts, thresholds). They are written to the manifest.
     notes
-        Facts of this run (throughput, retries); written to ``run.json``.
+        Facts of this run (throughput, retries). They are written to ``run.json``.
     checksums
-        SHA-256 of files of the output that need not be read again, by their path in it.
+        SHA-256 of output files that need not be read again, by their path in the output.
     chance
-        Folders of the output whose files tell of times and machines, such as logs: ``run.json`` lists them.
+        Folders of the output whose files depend on times and machines, such as logs. ``run.json`` lists them.
     """
 
     out: Path
@@ -111,7 +111,7 @@ class Stage:
     chance: tuple[str, ...] = ()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return size and SHA-256 of the files that the inputs determine, and of those that chance shapes."""
+        """Return size and SHA-256 of the files that the inputs determine, and of those that vary between runs."""
         found = outputs.entries(self.path, known=self.checksums)
         for name, path in self.companions.items():
             found |= outputs.entries(path, name)
@@ -134,9 +134,9 @@ def stage(
     companions: Mapping[str, Path] | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> Iterator[Stage]:
-    """Run a stage file → file: hash the inputs, skip if done, write under a temporary name, record, rename.
+    """Run a stage: hash the inputs, skip if done, write under a temporary name, record and rename.
 
-    One process at a time makes an output. What lies at its place is replaced only if this stage made it.
+    Only one process at a time makes an output. An existing output is replaced only if this stage made it.
 
     Parameters
     ----------
@@ -145,32 +145,32 @@ def stage(
     out
         Final output, a file or (``folder``) a folder.
     config
-        Everything beside the inputs that changes the result.
+        Everything except the inputs that changes the result.
     inputs
         Input files and folders by role.
     seed
         The run's seed, if it draws random numbers.
     force
-        Run even if an equal output is there; one that took long to make may be moved aside.
+        Run even if an equal output exists. An output that took long to make may be moved aside.
     keep
-        For a folder: keep what an interrupted run left, for a stage that goes on there. What a run with other
-        settings, inputs or versions left is deleted.
+        For a folder: keep the unfinished output of an interrupted run, for stages that can continue it. Leftovers
+        of a run with other settings, inputs or versions are deleted.
     unfinished
-        Folder in which to keep it, under a name of its own; by default it is kept beside ``out``.
+        Folder in which to keep it, under a unique name; by default it is kept next to ``out``.
     companions
-        Files and folders beside the output that belong to it, by name.
+        Files and folders next to the output that belong to it, by name.
     base
-        What determines the result (stage, config, inputs, seed, versions) where it is known already; in place of
+        What determines the result (stage, config, inputs, seed, versions), if it is already known. It replaces
         ``config``, ``seed`` and the contents of ``inputs``.
 
     Raises
     ------
     UserError
-        If an input is missing, something at the output's place is not ours, another process makes the same output,
-        or it cannot be written.
+        If an input is missing, if something at the output's path is not ours, if another process makes the same
+        output, or if it cannot be written.
     """
     started, cpu = time.time(), _cpu_seconds()
-    code()  # now: while a long run goes on, the checkout may move on
+    code()  # read now, because the checkout may change during a long run
     out = Path(out)
     place = outputs.Output(name, out, folder, dict(companions or {}))
     place.check_place(inputs)
@@ -212,7 +212,7 @@ def stage(
 
 @contextlib.contextmanager
 def _held(place: outputs.Output) -> Iterator[locks.Lock]:
-    """Hold an output's place for this process alone; folders made for it go again if nothing comes of it."""
+    """Lock an output's path for this process. Folders created for it are removed if they stay empty."""
     absent = [folder for folder in place.out.absolute().parents if not folder.exists()]
     try:
         with files.explain_os_errors(place.out):
@@ -229,13 +229,13 @@ def _held(place: outputs.Output) -> Iterator[locks.Lock]:
 
 @contextlib.contextmanager
 def _cleaned(place: outputs.Output, made: Path, *, keep: bool) -> Iterator[None]:
-    """Explain what the system says, and remove what was made on the way, unless a further run goes on there."""
+    """Explain system errors, and remove temporary files unless a later run can continue from them."""
     kept = False
     with files.explain_os_errors(place.out, kept_at=made.parent if keep else None):
         try:
             yield
         except BaseException as error:
-            kept = keep and not isinstance(error, UserError)  # after a mistake it is of no use
+            kept = keep and not isinstance(error, UserError)  # after a user error it is of no use
             raise
         finally:
             for folder in {place.partial, made.parent}:
@@ -244,7 +244,7 @@ def _cleaned(place: outputs.Output, made: Path, *, keep: bool) -> Iterator[None]
 
 
 def _continue_or_begin(partial: Path, purpose: str, *, keep: bool) -> None:
-    """Empty the folder of an interrupted run, unless that run was to make the very same and can go on."""
+    """Empty the folder of an interrupted run, unless that run had the same purpose and can be continued."""
     note = partial / _PURPOSE
     if keep and note.is_file() and note.read_text() == purpose:
         logger.info("going on with what an interrupted run left in %s", partial)
@@ -257,7 +257,7 @@ def _continue_or_begin(partial: Path, purpose: str, *, keep: bool) -> None:
 
 
 def up_to_date(out: Path, base: Mapping[str, Any], companions: Mapping[str, Path] | None = None) -> bool:
-    """Return whether ``out`` is whole and was made of the very same `determinants`, and say so."""
+    """Return whether ``out`` is complete and has the same `determinants`, and log it."""
     found = read_manifest(out) if out.exists() else None
     if found is None or {key: found.get(key) for key in base} != dict(base):
         return False
@@ -274,7 +274,7 @@ def up_to_date(out: Path, base: Mapping[str, Any], companions: Mapping[str, Path
 def determinants(
     name: str, config: Mapping[str, Any], inputs: Mapping[str, Path], seed: int | None
 ) -> dict[str, Any]:
-    """Return what determines a stage's result, as JSON would read it back.
+    """Return what determines a stage's result, in the form that JSON reads back.
 
     Raises
     ------
@@ -292,13 +292,13 @@ def _input(role: str, path: Path) -> dict[str, str]:
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its finished child processes."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
-    """Return what is recorded beside a shared output: no host, job, user or folder, which the log (PD_LOG) tells."""
+    """Return the facts of this run. They name no host, job, user or folder, because outputs are shared."""
     return {
         "stage": name,
         "command": " ".join(map(_without_folders, sys.argv)),
@@ -313,21 +313,21 @@ def _circumstances(name: str, started: float, cpu: float) -> dict[str, Any]:
 
 
 def _without_folders(argument: str) -> str:
-    """Return an argument with the paths in it reduced to names."""
+    """Return an argument in which paths are reduced to file names."""
     return re.sub(r"[^\s=,:'\"\[\]{}]*/(?=[^/\s])", "", argument).rstrip("/")
 
 
 @functools.cache
 def code() -> dict[str, Any]:
-    """Return which code runs: ``commit`` and whether it was changed since (``dirty``); None where unknown.
+    """Return the code version: ``commit`` and whether it was changed since (``dirty``); None where unknown.
 
-    An image holds the answer, with SHA-256 of the package's source and of the locked requirements. Elsewhere git
-    tells, if the package is part of a checkout.
+    An image contains this record, with the SHA-256 of the package's source and of the locked requirements. Otherwise
+    git is asked, if the package is part of a checkout.
     """
     package = Path(__file__).parents[1]
     with contextlib.suppress(OSError, ValueError):
         return json.loads((package / _BUILD).read_text())
-    # an environment may lie in a checkout of something else: then git does not know the package
+    # an environment may be inside another project's checkout, where git does not know the package
     known = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(package, "rev-parse", "HEAD") if known else None
     changed = _git(package, "status", "--porcelain", "--", ".") if commit else None
@@ -335,13 +335,13 @@ def code() -> dict[str, Any]:
 
 
 def image() -> dict[str, str | None] | None:
-    """Return the container image that this runs in: its name and, if the workflow told, its digest; else None."""
+    """Return the container image of this process: its name and, if the workflow set it, its digest; else None."""
     path, digest = (os.environ.get(name) or None for name in ("APPTAINER_CONTAINER", "PD_IMAGE_ID"))
     return {"name": Path(path).name, "id": digest} if path else None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says about a folder, or None if it is missing or knows nothing of it."""
+    """Return the output of git for a folder, or None if git is missing or fails."""
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()

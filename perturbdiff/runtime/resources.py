@@ -1,4 +1,4 @@
-"""What this process may use: memory, as the machine, the job or the container allows it, and the CPU or a GPU."""
+"""Resources of this process: memory within the limits of machine, job and container, and the CPU or GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def available() -> int:
-    """Return the bytes that are free on the machine, and no more than the job or container may use in all."""
+    """Return the free memory of the machine in bytes, at most the limit of the job or container."""
     free = psutil.virtual_memory().available
     return min(free, cgroup_limit() or free)
 
 
 def cgroup_limit() -> int | None:
-    """Return the memory limit in bytes that the kernel sets for this process, if any: cgroup v2 or v1."""
+    """Return the memory limit in bytes that the kernel sets for this process (cgroup v2 or v1), or None."""
     limits = []
     for file in _limit_files():
         try:
@@ -34,11 +34,11 @@ def cgroup_limit() -> int | None:
     smallest = min(limits, default=None)
     return (
         smallest if smallest is not None and smallest < 1 << 60 else None
-    )  # v1 writes a huge number for none
+    )  # cgroup v1 uses a huge number for no limit
 
 
 def _limit_files() -> Iterator[Path]:
-    """Files that hold the limits of this process's group and of the groups above."""
+    """Yield the files with the limits of this process's group and of its parent groups."""
     try:
         lines = _OWN_GROUPS.read_text().splitlines()
     except OSError:
@@ -54,18 +54,18 @@ def _limit_files() -> Iterator[Path]:
 
 
 def resolve_device(device: str) -> Literal["cpu", "cuda"]:
-    """Return where to compute; ``auto`` is a GPU if there is one.
+    """Return the device to compute on; ``auto`` is a GPU if there is one.
 
     Raises
     ------
     UserError
-        If ``cuda`` is asked for and there is no GPU.
+        If ``cuda`` is requested and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: this machine offers no GPU to PyTorch; see perturbdiff doctor")
     if device == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes matrix products deterministic
     return "cuda"
 
 
@@ -75,7 +75,7 @@ def resolve_devices(device: str) -> list[str]:
     Raises
     ------
     UserError
-        If it is not written like this, names a device twice or one that is not there.
+        If the text is malformed, or names a device twice or one that does not exist.
     """
     names = [name.strip() for name in device.split(",")]
     for name in names:

@@ -1,7 +1,7 @@
-"""One copy of a block of memory for all processes of a node.
+"""Share one block of memory among all processes of a node.
 
-The first process makes an anonymous file in memory, fills it and hands it to the others through a socket. The file has
-no name anywhere, so that nothing is left when processes are killed, and it does not need a large ``/dev/shm``.
+The first process creates an anonymous file in memory, fills it and passes it to the others through a socket. The file
+has no name, so nothing is left when processes are killed. It also does not need a large ``/dev/shm``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Node:
     Attributes
     ----------
     run
-        What names the run on this node; the same in all its processes, and in no other.
+        Name of the run on this node. All its processes have the same name, and no others have it.
     rank, size
-        Number of this process on the node, and how many there are.
+        Index of this process on the node, and the number of processes.
     """
 
     run: str
@@ -44,25 +44,25 @@ class Node:
 
     @staticmethod
     def supported() -> bool:
-        """Return whether this system has what is needed (Linux)."""
+        """Return whether this system supports it (Linux)."""
         return hasattr(os, "memfd_create") and hasattr(socket, "SO_PEERCRED")
 
     def share(self, key: str, size: int, fill: Callable[[np.ndarray], None]) -> np.ndarray:
-        """Return a block that all processes see, uint8 [size]; the first one fills it, the others wait for that.
+        """Return a block that all processes share, uint8 [size]. The first process fills it, the others wait.
 
         Parameters
         ----------
         key
-            What names the block; all processes ask for the same blocks.
+            Name of the block. All processes ask for the same blocks.
         size
-            Bytes.
+            Size in bytes.
         fill
             Called in the first process with the block.
 
         Raises
         ------
         UserError
-            If a process does not come or ends.
+            If a process does not start, or ends.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             if self.rank:
@@ -85,7 +85,7 @@ class Node:
             return block
 
     def agree(self, key: str, answer: bool) -> bool:  # noqa: FBT001
-        """Return the first process's answer."""
+        """Return the answer of the first process in all processes."""
 
         def write(block: np.ndarray) -> None:
             block[0] = answer
@@ -94,7 +94,7 @@ class Node:
 
     def _address(self, key: str) -> str:
         name = hashlib.sha256(f"{self.run} {os.getuid()} {key}".encode()).hexdigest()
-        return f"\0perturbdiff-{name}"  # an abstract address: it is no file
+        return f"\0perturbdiff-{name}"  # an abstract address, which creates no file
 
     def _connect(self, link: socket.socket, key: str) -> None:
         end = time.monotonic() + WAIT
@@ -110,7 +110,7 @@ class Node:
             raise UserError("another user answers in place of this run's first process; start the run again")
 
     def _receive(self, link: socket.socket) -> int:
-        """Return the open file that the first process sends when it is filled."""
+        """Return the open file, which the first process sends after filling it."""
         try:
             message, files, _, _ = socket.recv_fds(link, 1, 1)
         except ConnectionError:
@@ -140,7 +140,7 @@ def _mapped(file: int, size: int) -> np.ndarray:
 
 
 def _is_own(link: socket.socket) -> bool:
-    """Return whether the same user is at the other end."""
+    """Return whether the other end belongs to the same user."""
     _, user, _ = _CREDENTIALS.unpack(
         link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )

@@ -1,8 +1,8 @@
-"""Tables as files: CSV that no spreadsheet takes for formulas; CSV and parquet read with one line for what is wrong.
+"""Read and write tables: CSV files without spreadsheet formulas, and one-line errors for CSV and parquet.
 
-A text that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line end is run by spreadsheets. In every CSV that is
-written such a text begins with an apostrophe instead, and `read_csv` takes it away again, so that labels stay what
-they are. A text of apostrophes before such a character gets one more; numbers stay numbers, also those in a text.
+Spreadsheets execute texts that begin with ``=``, ``+``, ``-``, ``@``, a tab or a line end. In every CSV that we write,
+an apostrophe is put in front of such a text, and `read_csv` removes it again, so that labels do not change. If
+apostrophes already stand before such a character, one more is added. Numbers stay numbers, even if stored as text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _WRITTEN = re.compile(r"'+[=+\-@\t\r\n]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
-_SHOWN = 160  # characters of what a library says
+_SHOWN = 160  # characters of a library's message
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, OverflowError, MemoryError,
     pa.ArrowException,
@@ -30,19 +30,19 @@ _UNREADABLE = (
 
 
 def neutral(value: Any) -> Any:
-    """Return a value as it stands in a CSV: a text that is a formula gets an apostrophe in front."""
+    """Return a value for a CSV file. A text that is a formula gets an apostrophe in front."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value
 
 
 def restored(value: Any) -> Any:
-    """Return the value that `neutral` made this of."""
+    """Return the original value of the result of `neutral`."""
     return value[1:] if isinstance(value, str) and _WRITTEN.match(value) else value
 
 
 def write_csv(table: pd.DataFrame, path: Path, **options: Any) -> None:
-    """Write a table without its index; see this module. ``options`` are pandas'."""
+    """Write a table without its index, and without formulas. ``options`` are those of pandas."""
     safe = table.copy(deep=False)
     safe.columns = pd.Index([neutral(name) for name in table.columns], dtype=object)
     written: list[Any] = list(table.columns)
@@ -55,26 +55,26 @@ def write_csv(table: pd.DataFrame, path: Path, **options: Any) -> None:
             written += column.tolist()
             safe.isetitem(place, column.astype(object).map(neutral, na_action="ignore"))
     if any(isinstance(value, str) and "\r" in value for value in written):
-        options["quoting"] = csv.QUOTE_NONNUMERIC  # a carriage return alone is not quoted otherwise
+        options["quoting"] = csv.QUOTE_NONNUMERIC  # otherwise a lone carriage return is not quoted
     safe.to_csv(path, index=False, **options)
 
 
 def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
-    """Read a table; its texts are what they were before `write_csv`.
+    """Read a table, with its texts as they were before `write_csv`.
 
     Parameters
     ----------
     path
         The file.
     remedy
-        What to do if it is no table, at the end of the message.
+        What to do if it is not a table; it ends the error message.
     options
-        pandas'.
+        Options of pandas.
 
     Raises
     ------
     UserError
-        In one line, if it is missing or no table.
+        If the file is missing or not a table. The message is one line.
     """
     try:
         found = pd.read_csv(path, **options)
@@ -100,6 +100,6 @@ def read_parquet(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
 
 
 def unreadable(path: Path, error: BaseException, remedy: str) -> UserError:
-    """Return what is said of a table that cannot be read."""
+    """Return the error for a table that cannot be read."""
     said = one_line(str(error))[:_SHOWN] or type(error).__name__
     return UserError(f"{path}: is not a table, or damaged ({said}); {remedy}")

@@ -1,7 +1,7 @@
-"""Who does the coarse tasks of a long stage: this process, processes on this machine, or a dask cluster.
+"""Run the tasks of a long stage in this process, in processes on this machine, or on a dask cluster.
 
-Tasks are large (seconds to minutes), independent, and leave their results in files, so that a task may be done
-twice and a scheduler has little to plan.
+Tasks are large (seconds to minutes), independent, and leave their results in files. A task may therefore run twice, and
+a scheduler has little to plan.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "MALLOC_TRIM_THRESHOLD_": "65536",  # memory that a task frees goes back to the system
+    "MALLOC_TRIM_THRESHOLD_": "65536",  # returns memory that a task frees to the system
 }
-"""Of workers, unless the user set it: there is one for each CPU."""
+"""Environment of workers, unless the user set it. Each uses one thread, as there is one worker per CPU."""
 _PR_SET_PDEATHSIG = 1
 _TRIES = 3
 _SECONDS_TO_CONNECT = 30
@@ -42,27 +42,27 @@ R = TypeVar("R")
 
 
 class WorkerDied(Exception):
-    """A task ended its worker again and again."""
+    """A task killed its worker repeatedly."""
 
 
 class _Worker:
-    """A process and this end of its pipe; ``number`` is that of the task that it is at."""
+    """A worker process and our end of its pipe; ``number`` is its current task."""
 
     def __init__(self) -> None:
         context = mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        # A daemon ends with this process.
+        # A daemon ends together with this process.
         self._process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
         with _as_workers_start():
             self._process.start()
-        theirs.close()  # so that reading ends when the process does
+        theirs.close()  # so that reading ends when the process ends
         self.number: int | None = None
 
     def give(self, number: int, function: Callable[[T], R], task: T) -> None:
         self.number = number
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # it is dead, as its answer will show
+        ):  # the worker is dead, which reading its answer will show
             self.pipe.send((function, task))
 
     def end(self) -> None:
@@ -72,14 +72,14 @@ class _Worker:
 
 
 class LocalWorkers:
-    """Processes that do tasks; they start when they are needed, and stay until `close`.
+    """Worker processes. They start when they are needed, and stay until `close`.
 
     Parameters
     ----------
     most
-        How many at once.
+        Maximum number of workers.
     tries
-        How often a task is begun whose worker dies.
+        Maximum number of attempts at a task whose worker dies.
     """
 
     def __init__(self, most: int, tries: int) -> None:
@@ -87,12 +87,12 @@ class LocalWorkers:
         self._workers: list[_Worker] = []
 
     def results(self, function: Callable[[T], R], tasks: Sequence[T]) -> Iterator[tuple[int, R | Exception]]:
-        """Yield the number and the result of each task as it ends, or the exception that it raised.
+        """Yield the number of each task as it ends, with its result or the exception that it raised.
 
         Raises
         ------
         WorkerDied
-            If a task's worker died each time.
+            If the worker died in every attempt at a task.
         """
         waiting, deaths = deque(range(len(tasks))), Counter[int]()
         try:
@@ -119,10 +119,10 @@ class LocalWorkers:
                         yield number, result
         finally:
             for worker in [w for w in self._workers if w.number is not None]:
-                self._remove(worker)  # nobody waits for its answer any more
+                self._remove(worker)  # its answer is no longer needed
 
     def _idle(self) -> _Worker | None:
-        """Return a worker without a task, a new one if there may be more; else None."""
+        """Return an idle worker, or a new one if the limit allows it, or None."""
         for worker in self._workers:
             if worker.number is None:
                 return worker
@@ -136,15 +136,15 @@ class LocalWorkers:
         worker.end()
 
     def close(self) -> None:
-        """End all."""
+        """End all workers."""
         while self._workers:
             self._remove(self._workers[-1])
 
 
 @contextlib.contextmanager
 def _as_workers_start() -> Iterator[None]:
-    """Give a process that starts in this block the environment of workers, and keep Ctrl-C from it."""
-    resource_tracker.ensure_running()  # else it starts inside the block and lets Ctrl-C through again
+    """Give processes that start in this block the environment of workers, and block Ctrl-C for them."""
+    resource_tracker.ensure_running()  # otherwise it starts inside the block and unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     added = [name for name in _ENVIRONMENT if name not in os.environ]
     os.environ.update({name: _ENVIRONMENT[name] for name in added})
@@ -157,15 +157,15 @@ def _as_workers_start() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, parent: int) -> None:
-    """Be a worker."""
+    """Receive and run tasks; this is the main function of a worker."""
     end_with(parent, signal.SIGKILL)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # nobody is there any more
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the main process is gone
         while True:
             pipe.send(attempt(*_received(pipe.recv_bytes())))
 
 
 def _received(given: bytes) -> tuple[Callable[[Any], Any], Any]:
-    """Return function and task; one that cannot be read raises its error when it is called."""
+    """Return function and task. If they cannot be unpickled, the function raises that error when called."""
     try:
         return pickle.loads(given)
     except Exception as error:  # noqa: BLE001 - the main process raises it
@@ -177,7 +177,7 @@ def _raise(error: Exception) -> None:
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Ask the kernel to send this process a signal when its parent dies, however that dies.
+    """Ask the kernel to send this process a signal when its parent dies, for whatever reason.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
 
 
 def attempt(function: Callable[[T], R], task: T) -> R | Exception:
-    """Return what ``function`` returns, or what it raises: that belongs to the caller, a worker has nothing to log."""
+    """Return the result of ``function``, or the exception that it raises, which the caller then handles."""
     try:
         return function(task)
     except Exception as error:  # noqa: BLE001 - the main process raises it
@@ -201,7 +201,7 @@ def attempt(function: Callable[[T], R], task: T) -> R | Exception:
         error.add_note(f"in a worker process:\n{where}")
         try:
             return pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001 - not every exception can travel
+        except Exception:  # noqa: BLE001 - not every exception can be pickled
             return RuntimeError(where)
 
 
@@ -212,26 +212,26 @@ _DIED = (
 
 
 class TaskRunner:
-    """Runs tasks; a context manager, because workers must be told to go.
+    """Runs tasks. It is a context manager, because workers must be ended.
 
     Parameters
     ----------
     jobs
-        Worker processes on this machine. 1: everything is done in this process. None: as many as there are
-        CPUs, which are started only for several tasks.
+        Number of worker processes on this machine. 1: run everything in this process. None: one per CPU; they are
+        started only for several tasks.
     scheduler
         Address of a running dask scheduler, whose workers are used instead. They need this package and the same
-        paths. Whoever reaches the scheduler can run code as its user and as this one; an address ``tls://…`` uses
-        the certificates that dask's own settings name.
+        paths. Anyone who reaches the scheduler can run code as its user and as this user. An address ``tls://…``
+        uses the certificates in dask's own settings.
 
     Raises
     ------
     UserError
-        If the scheduler does not answer, or a worker dies again and again.
+        If the scheduler does not answer, or a worker dies repeatedly.
 
     Notes
     -----
-    Workers are started by spawning: a script that uses them must guard its entry by
+    Workers are spawned, so a script that uses them must guard its entry with
     ``if __name__ == "__main__"``.
     """
 
@@ -256,13 +256,13 @@ class TaskRunner:
         Parameters
         ----------
         function
-            Defined at the top level of a module. Its argument and result travel between processes.
+            Function at the top level of a module. Its argument and result are sent between processes.
         tasks
-            What to call it with.
+            Arguments of the calls.
         weights
             Units of progress in each task; by default one.
         label, unit
-            Of the progress display.
+            Label and unit of the progress display.
         """
         if not tasks:
             return []
@@ -281,7 +281,7 @@ class TaskRunner:
                 yield number, function(task)
             return
         found = self._locally(function, tasks) if self.scheduler is None else self._remotely(function, tasks)
-        with contextlib.closing(found):  # at once: what still runs when a task fails is ended or cancelled
+        with contextlib.closing(found):  # if a task fails, the others are ended or cancelled at once
             for number, result in found:
                 if isinstance(result, Exception):
                     raise result

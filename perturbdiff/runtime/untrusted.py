@@ -1,8 +1,8 @@
-"""Texts from outside: YAML, TOML and JSON, read once in one way, whoever wrote them.
+"""Safe reading of YAML, TOML and JSON from untrusted sources.
 
-A small text can ask for much: nesting that exhausts the stack, an alias that stands for a billion values, a key of
-fifty thousand parts. So the size is looked at before the file is read, aliases are refused, nesting is bounded, and
-a key that is given twice is an error instead of a silent choice.
+A small text can cost much: nesting that exhausts the stack, an alias that stands for a billion values, a key of fifty
+thousand parts. The size is therefore checked before the file is read, aliases are refused and nesting is limited. A key
+that is given twice is an error instead of a silent choice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from perturbdiff.runtime.errors import UserError, one_line
 Form = Literal["YAML", "TOML", "JSON"]
 
 LARGEST: dict[Form, int] = {"YAML": 1 << 20, "TOML": 1 << 22, "JSON": 1 << 28}
-"""Bytes of a text: recipes are short, splits name many perturbations, vocabularies hold every label."""
+"""Maximum bytes of a text: recipes are short, splits name many perturbations, vocabularies hold every label."""
 DEEPEST = 32
-"""Levels of sections, lists or parts of a key within each other."""
-_SHOWN = 160  # characters of what a parser says
+"""Maximum depth of nested sections, lists or key parts."""
+_SHOWN = 160  # characters of a parser's message
 
 _TOML_TEXT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
@@ -47,32 +47,32 @@ def read_text(path: Path, form: Form, what: str = "") -> str:
 
 
 def read(path: Path, form: Form, what: str = "") -> Any:
-    """Return what a file says.
+    """Return the content of a file.
 
     Parameters
     ----------
     path
         The file.
     form
-        What it is written in.
+        Format of the file.
     what
-        What it is called in messages, before its name.
+        Description in messages, put before the file name.
 
     Raises
     ------
     UserError
-        In one line, if it is missing, too large, no text in UTF-8, or as `parse`.
+        If the file is missing, too large or not UTF-8 text, or as in `parse`. The message is one line.
     """
     return parse(read_text(path, form, what), form, f"{what} {path}".strip())
 
 
 class Loader(yaml.SafeLoader):
-    """Reads YAML without aliases, keys given twice or deep nesting; a subclass may add tags."""
+    """Reads YAML without aliases, duplicate keys or deep nesting. A subclass may add tags."""
 
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases and depth before anything is made of them."""
+        """Refuse aliases and deep nesting before anything is built from them."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             raise ComposerError(
@@ -99,21 +99,21 @@ class Loader(yaml.SafeLoader):
 
 
 def parse(text: str, form: Form, origin: str, *, loader: type[Loader] = Loader) -> Any:
-    """Return what a text says.
+    """Return the content of a text.
 
     Parameters
     ----------
     text, form
-        The text, and what it is written in.
+        The text and its format.
     origin
-        What it is called in messages.
+        Name of the text in messages.
     loader
-        For YAML with tags of its own.
+        Loader for YAML with its own tags.
 
     Raises
     ------
     UserError
-        In one line, if it is too long, not well formed, names a key twice or nests too deep.
+        If the text is too long, malformed, has a duplicate key or is nested too deeply. The message is one line.
     """
     if len(text) > LARGEST[form]:
         raise UserError(f"{origin}: is longer than {LARGEST[form] >> 20} MiB, which no such text is")
@@ -127,9 +127,7 @@ def parse(text: str, form: Form, origin: str, *, loader: type[Loader] = Loader) 
         raise UserError(
             f"{origin}: is nested more than {DEEPEST} levels deep, which no such file is"
         ) from None
-    except (
-        ValueError
-    ) as error:  # the errors of JSON and TOML are ValueErrors, and so are those of endless numbers
+    except ValueError as error:  # JSON, TOML and overlong numbers all raise ValueErrors
         raise UserError(f"{origin} is not valid {form}: {one_line(str(error))[:_SHOWN]}") from None
     return found
 
@@ -148,12 +146,12 @@ def _yaml(text: str, loader: type[Loader]) -> Any:
         LookupError,
         AttributeError,
         OverflowError,
-    ) as error:  # values that the library trips over
+    ) as error:  # raised by the library for some values
         raise ValueError(f"a value cannot be read ({type(error).__name__})") from None
 
 
 def _toml(text: str) -> Any:
-    bare = _TOML_TEXT.sub("s", text)  # so that what is counted is no text or comment
+    bare = _TOML_TEXT.sub("s", text)  # so that brackets in texts and comments are not counted
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", bare):
         depth += 1 if bracket in "[{" else -1
@@ -173,7 +171,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(found: Any) -> None:
-    """Refuse what is nested too deep, without recursion."""
+    """Refuse deep nesting, without recursion."""
     level = [found]
     for _ in range(DEEPEST):
         containers = [value for value in level if isinstance(value, dict | list)]

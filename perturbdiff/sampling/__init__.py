@@ -1,4 +1,4 @@
-"""Sampling: conditions and real control cells in, predicted cells out."""
+"""Sampling: predict cells of given conditions from real control cells."""
 
 from perturbdiff.sampling.condition_sampler import ConditionSampler
 from perturbdiff.sampling.sampling_stage import read_requests, sample

@@ -1,8 +1,8 @@
-"""Drawing the cells of requested conditions.
+"""Sample the cells of requested conditions.
 
-Each condition is predicted in sets of m cells, each set from m control cells of the same cell type and batch. All
-chance of a condition comes from the seed and its labels, and sets are computed in the same batches whatever the
-number of shards, so that shards together hold the very cells of a single run.
+Each condition is predicted in sets of m cells, each set from m control cells of the same cell type and batch. The
+random numbers of a condition depend only on the seed and its labels, and sets are computed in the same batches for any
+number of shards. All shards together therefore contain exactly the cells of a single run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_depth(bundle: Bundle, store: Store) -> float:
-    """Return the largest log1p value a cell of the store's depth can have.
+    """Return the largest log1p value that a cell with the store's depth can have.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     Raises
     ------
     UserError
-        If the model cannot know a perturbation or cell type that it is told.
+        If the model is given a perturbation or cell type that it cannot know.
     """
     words, used = bundle.vocabulary, bundle.config.model.covariates
     if bundle.config.train.zero_control:
@@ -80,12 +80,12 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
 
 
 def input_layer(bundle: Bundle, store: Store) -> int:
-    """Return the place of the store among the model's data sets, whose input layers it uses.
+    """Return the number of the model's data set whose input layers fit this store.
 
     Raises
     ------
     UserError
-        If the model has several and none is this store's.
+        If the model has several data sets and none of them is this store.
     """
     names, name = bundle.vocabulary.datasets, dataset_of(store.path)
     if len(names) > 1 and name not in names:
@@ -101,7 +101,7 @@ def _state(words: tuple[int, ...]) -> int:
 
 
 def _guidance(wanted: pd.DataFrame, settings: SampleConfig) -> Tensor | None:
-    """Return w of each request [n, 1, 1], or None if all have the settings'."""
+    """Return w of each request [n, 1, 1], or None if all use the value in the settings."""
     if "guidance" not in wanted:
         return None
     each = wanted["guidance"].fillna(settings.guidance).to_numpy(np.float32)
@@ -109,7 +109,7 @@ def _guidance(wanted: pd.DataFrame, settings: SampleConfig) -> Tensor | None:
 
 
 class SetToDraw(NamedTuple):
-    """One set to sample: its row among the requests, its number there and how many of its cells are kept."""
+    """One set to sample: the row of its request, its number in that request and how many of its cells are kept."""
 
     request: int
     number: int
@@ -121,22 +121,22 @@ Cells = tuple[np.ndarray, pd.DataFrame]
 
 
 class ConditionSampler:
-    """Draws the cells of requested conditions.
+    """Samples the cells of requested conditions.
 
     Parameters
     ----------
     bundle
-        The model, on the device where it is to run.
+        The model, on the device where it runs.
     store
-        Where the controls are.
+        The store with the control cells.
     wanted
-        ``cell_type, batch, perturbation, n_cells`` and optionally ``guidance``, where it differs from the settings'.
+        ``cell_type, batch, perturbation, n_cells`` and optionally ``guidance``, which overrides the settings.
     settings
         The reverse process.
     seed
-        Seed of noise and control cells.
+        Seed of the noise and of the choice of control cells.
     memory_share
-        How much of the free memory the store may take; else control cells are read from disk.
+        Share of the free memory that the store may take. If it is larger, control cells are read from disk.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class ConditionSampler:
         self.device = bundle.model.unit.device
 
     def _blocks(self) -> list[list[int]]:
-        """Return whole conditions in blocks of at least a batch of sets; a block is never cut by a shard."""
+        """Return whole conditions in blocks of at least one batch of sets. Shards never split a block."""
         blocks: list[list[int]] = [[]]
         sets = 0
         for request, cells in enumerate(self.wanted["n_cells"]):
@@ -201,7 +201,7 @@ class ConditionSampler:
         return blocks
 
     def shard(self, index: int, number: int) -> np.ndarray:
-        """Return the requests of a shard, int [n]: successive blocks, evenly by their sets."""
+        """Return the requests of a shard, int [n]: consecutive blocks, with about equally many sets per shard."""
         blocks = self._blocks()
         sizes = np.array(
             [sum(-(-int(self.wanted["n_cells"].iloc[r]) // self.size) for r in b) for b in blocks]
@@ -215,7 +215,7 @@ class ConditionSampler:
         return np.array([r for block in mine for r in block], dtype=int)
 
     def batches(self, mine: np.ndarray) -> list[list[SetToDraw]]:
-        """Return the sets of a shard as they are computed together; a batch never holds sets of two blocks."""
+        """Return the sets of a shard in the batches that are computed together. A batch has sets of one block only."""
         chosen, most = set(map(int, mine)), self.settings.sets_per_batch
         found: list[list[SetToDraw]] = []
         for block in self._blocks():
@@ -233,7 +233,7 @@ class ConditionSampler:
 
     @torch.inference_mode()
     def draw(self, sets: list[SetToDraw]) -> Cells:
-        """Return the cells of a batch, those of each set in order."""
+        """Return the cells of a batch, set by set in order."""
         model, device = self.bundle.model, self.device
         control = model.encode(self._controls([(s.request, s.number) for s in sets]).to(device))
         if self.bundle.config.train.zero_control:
@@ -242,7 +242,7 @@ class ConditionSampler:
         covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
         dataset = torch.full((len(sets),), self._dataset, device=device)
         mixed = torch.autocast(device.type, torch.bfloat16, enabled=self.settings.precision == "bf16-mixed")
-        # Noise is drawn on the CPU: the same on every machine.
+        # Noise is drawn on the CPU, so that it is the same on every machine.
         noise = [
             torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
             for one in sets

@@ -1,4 +1,4 @@
-"""`merge`: the parts of one sampling in, the predictions file of a single run out."""
+"""The command `merge` for sampling: join the parts of one run into the predictions file of a single run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from perturbdiff.runtime import job_shards, provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
-_ROWS = 1024  # cells that are held at once
+_ROWS = 1024  # cells held in memory at once
 
 
 def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     """Join the parts that `sample` wrote with ``shard=(I, N)``.
 
-    The file and its manifest are those of a single run, to the last byte. Cells pass through in pieces.
+    The file and its manifest equal those of a single run to the last byte. Cells are copied in pieces.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     Raises
     ------
     UserError
-        If a file is no part, is damaged, parts are missing or given twice, or they are not of the same run.
+        If a file is not a part or is damaged, or if parts are missing, given twice or from different runs.
     """
     out = Path(out)
     folder = format_of(out) == ".zarr"
@@ -91,7 +91,7 @@ def _write(path: Path, parts: Sequence[Path], predicted: Sequence[int]) -> None:
 
 
 def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the whole file says of itself, and its genes."""
+    """Return the metadata of the joined file, and its genes."""
     facts, genes = [], []
     for part in parts:
         with _Cells(part) as cells:
@@ -110,7 +110,7 @@ def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
 
 
 class _Cells:
-    """A predictions file, read in pieces; a context."""
+    """A predictions file that is read in pieces; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,7 +137,7 @@ class _Cells:
             ) from None
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[sparse.csr_matrix, pd.DataFrame]]:
-        """Yield the cells from ``start`` to ``stop``: values and labels."""
+        """Yield the values and labels of the cells from ``start`` to ``stop``."""
         for first in range(start, stop, _ROWS):
             with self._readable():
                 found = self._rows(first, min(first + _ROWS, stop))

@@ -1,4 +1,4 @@
-"""The stage ``sample``: a bundle and a store in, a predictions file out."""
+"""The stage ``sample``: reads a bundle and a store, and writes a predictions file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 
 _DIGITS = 16
-_MEMORY_SHARE = 0.5  # of what is free, for the stores of all processes
+_MEMORY_SHARE = 0.5  # share of the free memory for the stores of all processes
 
 
 def reinitialise(bundle: Bundle, seed: int) -> None:
@@ -37,9 +37,9 @@ def reinitialise(bundle: Bundle, seed: int) -> None:
     Parameters
     ----------
     bundle
-        Is changed; its network stays on its device.
+        The bundle to change; its network stays on its device.
     seed
-        Of the weights. The global generator is left as it was.
+        Seed of the weights. The global generator is not changed.
     """
     old = bundle.model
     weights = old.state_dict()
@@ -54,29 +54,30 @@ def reinitialise(bundle: Bundle, seed: int) -> None:
             num_doses=num_doses,
         )
     model.load_state_dict(dict(old.named_buffers()), strict=False)
-    model.zero_level.zero_()  # it tells of the trained weights
+    model.zero_level.zero_()  # it was measured with the trained weights
     bundle.model = model.to(old.unit.device).eval()
 
 
 def recipe_facts(bundle: Path, name: str, settings: SampleConfig, *, random_init: bool) -> dict[str, Any]:
-    """Return the name of a model's recipe, a key of all that determines its predictions but seeds, and its seed.
+    """Return a model's recipe name, a key of everything except seeds that determines its predictions, and its seed.
 
     Parameters
     ----------
     bundle
-        The trained model. Its manifest tells how it was trained, on what; without one the key is of its recipe.
+        The trained model. Its manifest says how and on what it was trained. Without a manifest, only its recipe
+        enters the key.
     name
         The recipe's name.
     settings
         The reverse process.
     random_init
-        Whether the weights are fresh ones.
+        Whether the weights are untrained.
 
     Returns
     -------
     dict
-        ``recipe``, ``recipe_key`` (hexadecimal) and, if known, ``train_seed``. A model finetuned from another
-        has the key of models finetuned from the very same one.
+        ``recipe``, ``recipe_key`` (hexadecimal) and, if known, ``train_seed``. Finetuned models share a key only
+        if they started from the same model.
     """
     manifest = provenance.read_manifest(bundle) or {}
     inputs = {
@@ -98,21 +99,21 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     Parameters
     ----------
     path
-        CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` and ``guidance``; a column of labels
-        may be left out if the store's one label is 'all'.
+        CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` and ``guidance``. A column of labels
+        may be left out if 'all' is the only label in the store.
     store
-        Tells how many cells it has of each condition.
+        The store, which knows the number of cells in each condition.
 
     Returns
     -------
     pd.DataFrame
-        The labels (str), ``n_cells`` (float; nan: neither told nor in the store) and, if the table has it,
-        ``guidance`` (float; nan: the recipe's).
+        The labels (str), ``n_cells`` (float; nan: neither given nor in the store) and, if the table has it,
+        ``guidance`` (float; nan: as in the recipe).
 
     Raises
     ------
     UserError
-        If it cannot be read, lacks a column, or a number is not what it must be.
+        If the table cannot be read, lacks a column or has an invalid number.
     """
     table = tabular.read_csv(
         path, "give a CSV of cell_type, batch, perturbation", dtype=str, keep_default_na=False
@@ -146,7 +147,7 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
 def _numbers(
     path: Path, table: pd.DataFrame, name: str, wanted: str, fits: Callable[[pd.Series], pd.Series]
 ) -> pd.Series:
-    """Return a column as floats, nan where a cell is empty or the column is not there."""
+    """Return a column as floats, with nan where a cell is empty or the column is missing."""
     if name not in table:
         return pd.Series(float("nan"), index=table.index)
     text = table[name].str.strip()
@@ -179,15 +180,15 @@ def sample(
     Parameters
     ----------
     store
-        Gives the control cells; its genes are matched to the model's by name.
+        The store with the control cells. Its genes are matched to the model's genes by name.
     out
-        Predictions, .h5ad or .zarr: predicted cells, then the real controls; log1p.
+        Predictions, .h5ad or .zarr: predicted cells, followed by the real controls, in log1p units.
     split, part
-        Predict the perturbed conditions of this part, as many cells as there are real ones.
+        Predict the perturbed conditions of this part, with as many cells as there are real ones.
     conditions
         Instead of a split: CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` (default: the
-        number of the store's cells of that condition, or a set) and ``guidance`` (w, default: the recipe's). A
-        column whose one label is 'all' may be left out.
+        number of cells of that condition in the store, or one set) and ``guidance`` (w, default: as in the recipe).
+        A column whose only label is 'all' may be left out.
     config
         The reverse process; default: the bundle's.
     seed
@@ -240,7 +241,7 @@ def sample(
 
 @dataclass(frozen=True)
 class Job:
-    """What each process that samples has to know."""
+    """What each sampling process needs to know."""
 
     bundle: Path
     store: Path
@@ -250,10 +251,10 @@ class Job:
     embeddings: Mapping[SemanticKind, Path]
     random_init: bool
     processes: int = 1
-    """How many share this machine's memory."""
+    """Number of processes that share this machine's memory."""
 
     def open(self, device: str) -> ConditionSampler:
-        """Return the sampler, its model on ``device``."""
+        """Return the sampler with its model on ``device``."""
         model = Bundle.load(self.bundle, device)
         add_tables(model, read_tables(self.embeddings))
         if self.random_init:
@@ -277,7 +278,7 @@ def _wanted(asked: dict[str, Path], store: Store, part: str) -> pd.DataFrame:
 
 
 def _asked(split: Path | None, conditions: Path | None, shard: tuple[int, int]) -> dict[str, Path]:
-    """Return the file that says what to predict, by its role."""
+    """Return the file that lists what to predict, by its role."""
     if not 0 <= shard[0] < shard[1]:
         raise UserError(f"sample: shard {shard[0]}/{shard[1]} does not exist; shards count from 0/N to N-1/N")
     given = {role: path for role, path in (("split", split), ("conditions", conditions)) if path is not None}
@@ -309,7 +310,7 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, de
 
 
 def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
-    """Return what the predictions file tells of how its cells were made."""
+    """Return the facts that the predictions file records about how its cells were made."""
     settings, name = sampler.settings, sampler.bundle.config.name
     return {
         **recipe_facts(job.bundle, name, settings, random_init=job.random_init),
@@ -324,7 +325,7 @@ def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
 
 
 def _seen(job: Job, sampler: ConditionSampler, mine: np.ndarray) -> dict[str, Any]:
-    """Return how many of the conditions the model was trained on, and the first of them; nothing if unknown."""
+    """Return how many of the conditions were in the training data, and the first of them; nothing if unknown."""
     seen = sampler.bundle.seen
     if job.random_init or not len(seen):
         return {}

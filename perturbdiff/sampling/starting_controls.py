@@ -19,30 +19,30 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-_HELD = 64  # requests whose rows are held
-_SURPLUS = 1 << 31  # in the place of a turn
+_HELD = 64  # number of requests whose rows are held in memory
+_SURPLUS = 1 << 31  # used in place of the turn number in the seed
 
 
 class ControlSets:
-    """Sets of control cells for the requests, the same for a request whatever else is asked for.
+    """Sets of control cells for the requests. The sets of a request do not depend on other requests.
 
     Parameters
     ----------
     store
-        Where the controls are.
+        The store with the control cells.
     wanted
-        ``cell_type, batch, perturbation, n_cells`` of the requests.
+        The requests: ``cell_type, batch, perturbation, n_cells``.
     gene_map
-        Puts the store's genes in the model's order.
+        Brings the store's genes into the model's order.
     size
         Cells per set, m.
     seed
-        Of the choice of a condition's controls, and of their order.
+        Seed of the choice of a condition's controls, and of their order.
     memory_share
-        How much of the free memory the store may take; else it is read from disk.
+        Share of the free memory that the store may take. If it is larger, it is read from disk.
     choice
-        ``shuffled``: a condition's sets share out its control cells in random order and begin anew when all are
-        used. ``balanced``: as `BalancedControls`.
+        ``shuffled``: the control cells are distributed over a condition's sets in random order, and reused in a
+        new order when all are used. ``balanced``: as in `BalancedControls`.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ControlSets:
     def _store(self) -> Any:
         return resident(
             self._source, self._memory_share
-        )  # when the first set is drawn: who only plans needs no values
+        )  # loaded with the first set, because planning needs no values
 
     @cached_property
     def _choose(self) -> BalancedControls:
@@ -89,8 +89,8 @@ class ControlSets:
     def __call__(self, sets: list[tuple[int, int]]) -> Tensor:
         """Return the control cells [B, S, G] of (request, number) pairs, log1p.
 
-        Cells are used again only when all are used: drawn twice, they would make the predicted population narrower
-        than the controls are.
+        A cell is used again only when all cells are used. Repeated cells would make the predicted population
+        narrower than the controls.
         """
         find = self._balanced if self.choice == "balanced" else self._shuffled
         rows = np.concatenate([find(request, number) for request, number in sets])
@@ -112,7 +112,7 @@ class ControlSets:
         return self._balanced_rows(request)[number * self.size : (number + 1) * self.size]
 
     def _balance(self, request: int) -> np.ndarray:
-        """Return the store rows of all sets of a request; the last set's surplus is drawn at random."""
+        """Return the store rows of all sets of a request. Surplus cells of the last set are drawn at random."""
         pool, condition, cells = self._pools[request], self._conditions[request], int(self._cells[request])
         rows = self._choose.take(pool, condition, cells)
         rng = generator(*words(self.seed, condition, 0), _SURPLUS)

@@ -1,4 +1,4 @@
-"""Several processes that sample: each computes every n-th batch, and the batches come back in order."""
+"""Sampling with several processes. Each computes every n-th batch, and the batches are returned in order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling.condition_sampler import Cells, ConditionSampler, SetToDraw
 
 Open = Callable[[str], ConditionSampler]
-"""Device → sampler. Must be picklable: it is called in each process."""
+"""Function from a device to a sampler. It must be picklable, because each process calls it."""
 
-_AHEAD = 2  # batches a process may be ahead of the file, besides the one it computes
+_AHEAD = 2  # batches that a process may be ahead of the file, in addition to the one it computes
 
 
 def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[str]) -> Iterator[Cells]:
@@ -28,16 +28,16 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
     Parameters
     ----------
     opened
-        Makes the sampler on a device.
+        Creates the sampler on a device.
     batches
         `ConditionSampler.batches`.
     devices
-        One process each.
+        Devices, one for each process.
 
     Raises
     ------
     UserError
-        What a process found wrong.
+        If a process raises it.
     RuntimeError
         If a process ended for another reason.
     """
@@ -49,10 +49,10 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
             mine, theirs = context.Pipe(duplex=False)
             share = batches[worker :: len(devices)]
             arguments = (theirs, opened, share, device, threads)
-            # Daemons end with this process, whatever ends it.
+            # Daemons end with this process, however it ends.
             process = context.Process(target=_process, args=arguments, daemon=True, name=f"sample-{worker}")
             process.start()
-            theirs.close()  # so that reading ends when the process does
+            theirs.close()  # so that reading ends when the process ends
             processes.append(process)
             connections.append(mine)
         yield from _in_order(connections, len(batches), devices)
@@ -67,13 +67,13 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
 
 
 def _in_order(connections: list[Connection], number: int, devices: Sequence[str]) -> Iterator[Cells]:
-    """Yield batch 0, 1, …, of which process k sends those with number k modulo their count."""
+    """Yield batches 0, 1, … in order. Process k of n sends the batches whose number is k modulo n."""
     ready: list[deque[Cells]] = [deque() for _ in connections]
     owed = [len(range(worker, number, len(connections))) for worker in range(len(connections))]
     for batch in range(number):
         worker = batch % len(connections)
         while not ready[worker]:
-            # One that owes nothing has ended, and its closed end is no news.
+            # A process that owes no batch has ended, so its closed pipe must not be read.
             hungry = [
                 c for c, o, cells in zip(connections, owed, ready, strict=True) if o and len(cells) < _AHEAD
             ]
@@ -101,15 +101,15 @@ def _received(connection: Connection, device: str) -> Cells:
 def _process(
     connection: Connection, opened: Open, batches: Sequence[list[SetToDraw]], device: str, threads: int
 ) -> None:
-    """Be a process that computes batches and sends them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process hears it too, and ends this one
+    """Compute batches and send them; this runs in a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process gets it too, and ends this one
     torch.set_num_threads(threads)
-    logging.disable(logging.WARNING)  # the main process has said it
+    logging.disable(logging.WARNING)  # the main process has logged it already
     _work(connection, opened, batches, device)
 
 
 def _work(connection: Connection, opened: Open, batches: Sequence[list[SetToDraw]], device: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+    with contextlib.suppress(BrokenPipeError):  # the main process no longer reads
         try:
             sampler = opened(device)
             for batch in batches:
@@ -118,5 +118,5 @@ def _work(connection: Connection, opened: Open, batches: Sequence[list[SetToDraw
             connection.send(("user", str(error)))
         except BrokenPipeError:
             raise
-        except Exception:  # noqa: BLE001 - whatever it is, the main process tells it
+        except Exception:  # noqa: BLE001 - the main process reports it
             connection.send(("failure", traceback.format_exc()))

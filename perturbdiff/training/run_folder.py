@@ -1,9 +1,10 @@
-"""The folder of a run's checkpoints: one trainer at a time, whole files only, the last good one and the one before.
+"""The checkpoint folder of a run. It has one trainer at a time, and keeps the last two complete checkpoints.
 
-``last.ckpt`` is written beside and renamed; the former one becomes ``previous.ckpt``. Weights that are kept on the way
-(the best so far, the end of the first epoch, bundles of single steps) lie there too, and a checkpoint knows which of
-them it needs and their SHA-256. Storage that cannot be written, e.g. a full disk, does not end a training: the old
-checkpoint stays, kept weights wait in memory, and both are tried again when the next checkpoint is due.
+``last.ckpt`` is written under another name and then renamed; the checkpoint before it becomes ``previous.ckpt``.
+Weights kept during training (the best so far, the end of the first epoch, bundles of single steps) are stored here
+too. A checkpoint records which of them it needs, with their SHA-256. If the storage cannot be written, e.g. because
+the disk is full, training continues. The old checkpoint stays, kept weights wait in memory, and both are tried again
+when the next checkpoint is due.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 KEY = "perturbdiff"
 LOGS = "logs"
-"""Folder of the checkpoints, and later of the bundle, that holds the loggers' files."""
+"""Subfolder for the loggers' files, first in the checkpoint folder and later in the bundle."""
 FIRST_EPOCH = "first-epoch.safetensors"
 """Name under which the weights at the end of the first epoch are kept."""
 _AFRESH = "start afresh with --resume never, or give another --checkpoints folder"
@@ -49,7 +50,7 @@ _BEST = "best-*.safetensors"
 
 @dataclass(frozen=True)
 class Unwritten:
-    """Weights that found no room: a copy of the network and what writes it."""
+    """Weights that could not be written: a copy of the network and the function that writes it."""
 
     model: Denoiser
     write: Callable[[Denoiser, Path], None]
@@ -57,7 +58,7 @@ class Unwritten:
 
 
 class Start(NamedTuple):
-    """Where a training begins: a checkpoint and its step, or nothing and 0."""
+    """Where training starts: a checkpoint and its step, or None and 0."""
 
     checkpoint: Path | None
     step: int
@@ -71,16 +72,16 @@ class CheckpointFolder:
     path
         The folder.
     fingerprint
-        What determines the run: resolved configuration and hashes of the inputs. It is stored in each checkpoint.
+        Resolved configuration and hashes of the inputs, which determine the run. It is stored in each checkpoint.
 
     Attributes
     ----------
     saved_step
-        Step of the checkpoint from which an interruption would continue; 0 if there is none.
+        Step of the checkpoint from which an interrupted run would continue; 0 if there is none.
     trouble
         Why the last attempt to save failed, or None.
     unwritten
-        Weights that wait for room, by name.
+        Weights that wait for free space, by name.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -90,13 +91,13 @@ class CheckpointFolder:
         self.unwritten: dict[str, Unwritten] = {}
         self._lock: locks.Lock | None = None
         self._last_is_good = False
-        self._needed: dict[str, str] = {}  # names and hashes of what the next checkpoint refers to
+        self._needed: dict[str, str] = {}  # names and hashes of the files that the next checkpoint needs
         self._of_last: set[str] = set()
         self._of_previous: set[str] = set()
 
     @property
     def key(self) -> str:
-        """What tells this run from others, a few letters."""
+        """A short hash that distinguishes this run from others."""
         return hashlib.sha256(self._fingerprint().encode()).hexdigest()[:16]
 
     @property
@@ -106,31 +107,31 @@ class CheckpointFolder:
 
     @property
     def previous(self) -> Path:
-        """The one before it, for the case that the last is damaged."""
+        """The checkpoint before the last one, in case the last one is damaged."""
         return self.path / "previous.ckpt"
 
     @contextmanager
     def locked(self, stop: Callable[[], str | None] = lambda: None) -> Iterator[None]:
-        """Hold the folder for this process alone; see `locks.locked`.
+        """Lock the folder for this process; see `locks.locked`.
 
         Raises
         ------
         UserError
             If another process trains there, or the folder cannot be written.
         StoppedEarly
-            If ``stop`` ended the waiting for it.
+            If ``stop`` ended the waiting.
         """
         with locks.locked(self.path, "another training", stop=stop) as self._lock:
             yield
 
     @property
     def held(self) -> bool:
-        """Whether this process holds the folder or did so."""
+        """Whether this process holds the folder, or held it before."""
         return self._lock is not None
 
     @property
     def lost(self) -> str | None:
-        """That the folder is no longer ours and to whom, as far as is known without asking the storage."""
+        """Message naming who took over the folder, or None. Does not access the storage."""
         other = None if self._lock is None else self._lock.other
         return f"{self.path} was taken over by {other}" if other else None
 
@@ -147,7 +148,7 @@ class CheckpointFolder:
         """
         if resume == "never":
             self.clear()
-        for left in self.path.glob("**/.*.partial"):  # of a trainer that was killed
+        for left in self.path.glob("**/.*.partial"):  # left by a trainer that was killed
             files.remove(left)
         bad: list[str] = []
         for path in (self.last, self.previous):
@@ -155,7 +156,7 @@ class CheckpointFolder:
                 continue
             try:
                 kept = self._read(path)
-            except Exception as error:  # noqa: BLE001 - torch and zip raise many kinds for a file that is not whole
+            except Exception as error:  # noqa: BLE001 - torch and zip raise many kinds of errors for incomplete files
                 bad.append(f"{path}: this checkpoint cannot be read ({type(error).__name__}: {error})")
                 continue
             self._check(path, kept)
@@ -172,8 +173,8 @@ class CheckpointFolder:
         return None, 0
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """Return a checkpoint if every part of it and every file that it needs is as it was written."""
-        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the checksums
+        """Return a checkpoint after verifying all of its parts and all files that it needs."""
+        with zipfile.ZipFile(path) as archive:  # torch itself does not verify the checksums
             if part := archive.testzip():
                 raise ValueError(f"{part} is damaged")
         kept = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
@@ -194,19 +195,19 @@ class CheckpointFolder:
         return json.dumps(self.fingerprint, sort_keys=True, default=str)
 
     def clear(self) -> None:
-        """Delete the checkpoints, kept weights and logs that are there."""
+        """Delete all checkpoints, kept weights and logs."""
         kept = ("*.ckpt", ".*.partial", _BEST, FIRST_EPOCH, "steps", LOGS)
         for pattern in kept:
             for path in self.path.glob(pattern):
                 files.remove(path)
 
     def tidy(self) -> None:
-        """Remove the folder if nothing was kept in it, as after inputs that were refused."""
+        """Remove the folder if nothing was kept in it, for example after the inputs were refused."""
         if self._is_ours() and self.path.is_dir() and all(p.name == locks.LOCK for p in self.path.iterdir()):
             files.discard(self.path)
 
     def discard(self) -> None:
-        """Remove the folder when its training is done; what others put there stays, and the folder with it."""
+        """Remove the folder after training. If it contains other files, these and the folder stay."""
         self.clear()
         if left := [path.name for path in self.path.iterdir() if path.name != locks.LOCK]:
             logger.info("%s: stays, for it holds %s", self.path, listing(sorted(left)))
@@ -214,18 +215,18 @@ class CheckpointFolder:
             files.discard(self.path)
 
     def mark(self) -> dict[str, Any]:
-        """Return what a checkpoint says about the run that it belongs to."""
+        """Return what a checkpoint records about its run."""
         return {"fingerprint": self._fingerprint(), "needs": dict(self._needed)}
 
     def save(self, trainer: pl.Trainer) -> None:
-        """Write the trainer's state, on every rank; `trouble` says if it could not be done.
+        """Write the trainer's state; call it on every rank. If this fails, `trouble` gives the reason.
 
-        The trainer must write through `Writer`. No rank returns before the file is whole.
+        The trainer must write through `Writer`. No rank returns before the file is complete.
         """
         trainer.save_checkpoint(self.last)
 
     def write(self, state: dict[str, Any]) -> None:
-        """Make a checkpoint of ``state`` unless the folder is no longer ours; `trouble` says what went wrong."""
+        """Write a checkpoint of ``state``, unless the folder is no longer ours. On failure, `trouble` says why."""
         if not self._is_ours():
             return
         try:
@@ -252,7 +253,7 @@ class CheckpointFolder:
         partial = files.temporary_name(self.last)
         _write_whole(state, partial)
         if self._last_is_good and self.last.exists():
-            self.last.replace(self.previous)  # a kill here leaves the former one under this name
+            self.last.replace(self.previous)  # after a kill here, the former checkpoint has this name
             self._of_previous = self._of_last
         partial.replace(self.last)
         files.sync(self.path)
@@ -265,7 +266,7 @@ class CheckpointFolder:
                 files.remove(best)
 
     def _gives_room(self, error: OSError) -> bool:
-        """Return whether there is room without the last but one, while the last is a good one."""
+        """Return whether deleting the previous checkpoint makes enough room, given that the last one is good."""
         if not files.is_full(error) or not (
             self._last_is_good and self.last.exists() and self.previous.exists()
         ):
@@ -280,7 +281,7 @@ class CheckpointFolder:
         return f"{'no space left' if files.is_full(error) else error.strerror or error}{free}"
 
     def best(self, step: int) -> str:
-        """Return the name under which the weights of a step that validated best are kept."""
+        """Return the file name for the weights of the best step so far."""
         return f"best-{step:09d}.safetensors"
 
     def keep(
@@ -292,18 +293,18 @@ class CheckpointFolder:
         folder: bool = False,
         instead_of: str | None = None,
     ) -> None:
-        """Keep weights beside the checkpoints, or in memory until there is room.
+        """Keep weights next to the checkpoints, or in memory until there is room.
 
         Parameters
         ----------
         name
-            Below the folder.
+            Path below the folder.
         model, write
-            What to keep, and what writes it to a path.
+            The model to keep, and the function that writes it to a path.
         folder
-            Whether it is a folder.
+            Whether ``write`` creates a folder.
         instead_of
-            Name of weights that are no longer needed; checkpoints on the disk may still need them, so they stay.
+            Name of weights that are no longer needed. They stay while checkpoints on the disk still need them.
         """
         if not self._is_ours():
             return
@@ -338,7 +339,7 @@ class CheckpointFolder:
         Raises
         ------
         UserError
-            If they are gone or damaged.
+            If they are missing or damaged.
         """
         if name in self.unwritten:
             return self.unwritten[name].model.state_dict()
@@ -350,7 +351,7 @@ class CheckpointFolder:
 
 
 def _write_whole(state: dict[str, Any], path: Path) -> None:
-    """Write a checkpoint to the disk, not only to the system's memory; nothing is left of a part."""
+    """Write a checkpoint and force it to the disk. After a failure, nothing is left behind."""
     try:
         with path.open("wb") as handle:
             torch.save(state, handle)
@@ -359,5 +360,5 @@ def _write_whole(state: dict[str, Any], path: Path) -> None:
     except BaseException as error:
         files.remove(path)
         if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
-            raise error.__context__ from None  # torch's own words hide the system's
+            raise error.__context__ from None  # torch's message hides that of the system
         raise

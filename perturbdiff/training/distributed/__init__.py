@@ -1,1 +1,1 @@
-"""Training on several processes: how they are started, meet and end."""
+"""Training with several processes: how they start, connect and end."""

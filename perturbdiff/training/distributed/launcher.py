@@ -1,8 +1,8 @@
-"""Start the processes of a training on this node and end as they do (``python -m``).
+"""Start the training processes on this node and end with their exit code (``python -m``).
 
-What torchrun does, but the exit code is the processes' own (75: stopped early; 2: the user can mend it; 128 + n:
-killed by signal n) where torchrun ends with 1 whatever happened, a signal reaches the processes and leaves them the
-time for a checkpoint, and on several nodes a failure on one ends the others. Runs on each node, inside the container.
+It differs from torchrun in three ways. The exit code is that of the processes (75: stopped early; 2: the user can fix
+it; 128 + n: killed by signal n), where torchrun always ends with 1. Signals reach the processes and leave them time for
+a checkpoint. On several nodes, a failure on one node ends the others. Run it on each node, inside the container.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 GRACE = 15.0
-"""Seconds that processes have to end themselves when another one has failed."""
+"""Seconds that processes have to end by themselves after another one has failed."""
 
 _PAUSE = 0.1
-_SETTLE = 2.0  # seconds: who lost another process may be seen to end before that one
+_SETTLE = 2.0  # seconds: a process that lost its peer may be seen to end before that peer
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LINES = 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where this node's processes stand in the run.
+    """The place of this node's processes in the run.
 
     Attributes
     ----------
     processes
-        On each node.
+        Number of processes on each node.
     nodes, node
-        How many, and the number of this one.
+        Number of nodes, and the index of this one.
     address, port
-        Where the first node's launcher listens; port 0 is any free one.
+        Where the first node's launcher listens; port 0 means any free port.
     """
 
     processes: int
@@ -64,14 +64,14 @@ class Place:
 
 
 def threads(env: Mapping[str, str], processes: int) -> int:
-    """Return the threads of each process, so that together they use the task's CPUs."""
+    """Return the number of threads per process, so that together they use the task's CPUs."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     given = env.get("OMP_NUM_THREADS", "")
     return max((int(given) if given.isdigit() else allowed) // processes, 1)
 
 
 def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process, as torchrun's with the threads shared out."""
+    """Return the environment of a process: that of torchrun, with the threads divided among processes."""
     each = str(threads(env, place.processes))
     own = {
         "RANK": place.node * place.processes + local,
@@ -87,21 +87,21 @@ def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> d
     }
     given = {**env, **dict.fromkeys(THREADS, each)}
     if place.nodes == 1 and sys.platform == "linux":
-        for backend in ("GLOO", "NCCL"):  # whatever the host's name resolves to; nobody from outside gets in
+        for backend in ("GLOO", "NCCL"):  # independent of host name resolution, and closed to other machines
             given.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
-    given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else advice about DDP that does not apply
+    given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides advice about DDP that does not apply
     return given | {name: str(value) for name, value in own.items()}
 
 
 class Ranks:
-    """The processes of this node. The first of all speaks for the run; the output of the others goes to files.
+    """The processes of this node. Rank 0 writes to the console, the other ranks write to files.
 
     Parameters
     ----------
     place, run
-        Where they stand, and the run's name.
+        The place of the processes in the run, and the run's name.
     command
-        What each runs.
+        The command that each process runs.
     """
 
     def __init__(self, place: Place, run: str, command: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ class Ranks:
             output: IO[bytes] | None = None
             if rank:
                 output = self._log(rank, env.pop("PD_LOG", ""))
-            # A session of its own: Ctrl-C reaches it once, through the launcher.
+            # A session of its own, so that Ctrl-C reaches it only once, through the launcher.
             self._processes[rank] = subprocess.Popen(
                 command, env=env, stdout=output, stderr=output, start_new_session=True
             )
@@ -125,8 +125,8 @@ class Ranks:
                 output.close()
 
     def _meeting(self) -> str:
-        """Return the path of a file by which the processes find each other."""
-        if hasattr(os, "memfd_create"):  # without a name: nothing of it stays, and only this user can open it
+        """Return the path of a file through which the processes find each other."""
+        if hasattr(os, "memfd_create"):  # nameless: nothing is left behind, and only this user can open it
             self._handle = os.memfd_create("perturbdiff-meeting")
             return f"/proc/{os.getpid()}/fd/{self._handle}"
         return str(self._folder() / "meeting")
@@ -136,7 +136,7 @@ class Ranks:
         return self._temporary
 
     def _log(self, rank: int, log: str) -> IO[bytes]:
-        """Open the file of a process: beside the run's log, else in a temporary folder."""
+        """Open the log file of a process, next to the run's log or else in a temporary folder."""
         if log:
             path = Path(log).with_suffix(f".rank{rank}.log")
             with suppress(OSError):
@@ -148,27 +148,27 @@ class Ranks:
         return path.open("wb")
 
     def ended(self) -> dict[int, int]:
-        """Return the exit codes of the processes that have ended, those killed by signal n as -n."""
+        """Return the exit codes of the processes that have ended; -n means killed by signal n."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
     def all_ended(self) -> bool:
-        """Return whether none runs any more."""
+        """Return whether all processes have ended."""
         return len(self.ended()) == len(self._processes)
 
     def signal(self, number: int) -> None:
-        """Send a signal to those that run."""
+        """Send a signal to the running processes."""
         for process in self._processes.values():
             process.send_signal(number)
 
     def wait(self, seconds: float) -> None:
-        """Wait until all have ended, but not longer."""
+        """Wait until all processes have ended, for at most this many seconds."""
         end = time.monotonic() + seconds
         while not self.all_ended() and time.monotonic() < end:
             time.sleep(_PAUSE)
 
     def end(self, *, ask: bool) -> None:
-        """End those that run: with ``ask`` by SIGTERM first; who has not ended after some seconds is killed."""
+        """End the running processes: SIGTERM first if ``ask``, then SIGKILL after `GRACE`."""
         if ask:
             self.signal(signal.SIGTERM)
         self.wait(GRACE)
@@ -177,7 +177,7 @@ class Ranks:
             process.wait()
 
     def last_lines(self, rank: int) -> tuple[Path, list[str]]:
-        """Return the file of a process's output and the end of what it said."""
+        """Return the output file of a process and its last lines."""
         path, start = self._logs[rank]
         with path.open("rb") as handle:
             handle.seek(start)
@@ -192,21 +192,21 @@ class Ranks:
 
 
 class Nodes:
-    """What the launchers of the nodes tell each other; on one node nothing.
+    """Messages between the launchers of the nodes. On one node there are none.
 
     Parameters
     ----------
     store
-        Of the first node's launcher; None on one node.
+        Store on the first node's launcher; None on one node.
     place
-        Of this one.
+        The place of this node.
     """
 
     def __init__(self, store: Store | None, place: Place) -> None:
         self._store, self._place = store, place
 
     def name(self) -> str:
-        """Return the run's name, made by the first node."""
+        """Return the run's name, which the first node makes up."""
         run = uuid.uuid4().hex
         if self._store is None:
             return run
@@ -215,13 +215,13 @@ class Nodes:
         return self._store.get("run").decode()
 
     def failed(self) -> None:
-        """Tell that a process of this node failed."""
+        """Tell the other nodes that a process of this node failed."""
         if self._store is not None:
             with suppress(RuntimeError):
                 self._store.set("failed", "1")
 
     def other_failed(self) -> bool:
-        """Return whether another node told so, or the first one is gone."""
+        """Return whether another node reported a failure, or the first node is gone."""
         if self._store is None:
             return False
         try:
@@ -230,7 +230,7 @@ class Nodes:
             return True
 
     def gather(self, codes: dict[int, int]) -> dict[int, int]:
-        """Return the exit codes of all nodes' processes; a node that does not answer was killed."""
+        """Return the exit codes of all nodes' processes. A node that does not answer counts as killed."""
         if self._store is None:
             return codes
         names = [f"codes {node}" for node in range(self._place.nodes)]
@@ -250,7 +250,7 @@ class Nodes:
         return found
 
     def _leave(self, store: Store) -> None:
-        """Let the first node, which holds what is told, leave last: nearly together, as srun kills who is left."""
+        """Exit on node 0 last, because it hosts the store. Nodes exit close together, because srun kills stragglers."""
         left, end = store.add("left", 1), time.monotonic() + GRACE
         while self._place.node == 0 and left < self._place.nodes and time.monotonic() < end:
             time.sleep(_PAUSE / 10)
@@ -258,9 +258,9 @@ class Nodes:
 
 
 def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
-    """Return the run's exit code and the process it is due to.
+    """Return the run's exit code and the process that caused it.
 
-    A killed process comes first: that others lost it is why they failed. Code 1 comes last.
+    A killed process takes precedence, because the others fail after losing it. Code 1 comes last.
     """
 
     def weight(item: tuple[int, int]) -> tuple[int, int]:
@@ -293,7 +293,7 @@ def run(place: Place, command: Sequence[str]) -> int:
         ranks.wait(_SETTLE)
         codes = ranks.ended()
         if not ranks.all_ended():
-            stopped = set(codes.values()) == {EXIT_STOPPED_EARLY}  # then the others stop as well
+            stopped = set(codes.values()) == {EXIT_STOPPED_EARLY}  # the others are about to stop as well
             ranks.end(ask=not stopped)
             if stopped:
                 codes = ranks.ended()
@@ -307,7 +307,7 @@ def run(place: Place, command: Sequence[str]) -> int:
 
 @contextmanager
 def _heard() -> Iterator[list[int]]:
-    """Collect signals while the block runs, for the processes."""
+    """Collect signals while the block runs, so that they can be passed on to the processes."""
     heard: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
@@ -322,7 +322,7 @@ def _heard() -> Iterator[list[int]]:
 
 
 def _store(place: Place) -> tuple[Store | None, Place]:
-    """Return what launchers and processes of several nodes meet by, and the place with its port."""
+    """Return the store that connects several nodes, and the place with the port in use."""
     if place.nodes == 1:
         return None, place
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -339,7 +339,7 @@ def _store(place: Place) -> tuple[Store | None, Place]:
 
 
 def _report(ranks: Ranks, rank: int, code: int) -> None:
-    """Say why the run failed, if the first process has not said it."""
+    """Print why the run failed, unless the first process has done so."""
     where = f"process {rank} on {os.environ.get('SLURMD_NODENAME') or platform.node()}"
     if code < 0:
         name = signal.Signals(-code).name
@@ -357,7 +357,7 @@ def _report(ranks: Ranks, rank: int, code: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Read the command line and run."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(prog="perturbdiff.training.distributed.launcher", description=__doc__)
     parser.add_argument("--processes", type=int, required=True, help="on each node")
     parser.add_argument("--nodes", type=int, default=1)
@@ -373,4 +373,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # at once: the launchers of all nodes end together
+    os._exit(code)  # without clean-up, so that the launchers of all nodes end together

@@ -1,4 +1,4 @@
-"""Who computes: one process, or several started by `perturbdiff.training.distributed.launcher`, torchrun or srun."""
+"""The processes of a training run: one, or several started by our `launcher`, torchrun or srun."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAUNCHER = "PD_LAUNCHER"
-"""Variable with the number of the process that started this one and must not be outlived."""
+"""Environment variable with the id of the launcher process. This process must end when the launcher ends."""
 
 MEETING = "PD_MEETING"
-"""Variable with the file by which one node's processes find each other: nobody listens, only we can open it."""
+"""Environment variable with the file through which one node's processes find each other. Only we can open it."""
 
 TOKEN = "PD_TOKEN"
-"""Variable with a word that the processes of several nodes share; it begins every name by which they meet."""
+"""Environment variable with a secret that the processes of several nodes share. It is part of every store name."""
 
 START_SECONDS = 1800.0
 """Seconds to wait until the processes of all nodes have started."""
 
 _PAUSE = 0.05
-_COUNT = itertools.count()  # of what was agreed on: the same in all processes
+_COUNT = itertools.count()  # numbers the agreements, and is the same in all processes
 
 
 @dataclass(frozen=True)
 class Processes:
-    """One process among those of a run.
+    """One process of a run.
 
     Attributes
     ----------
     rank, world_size
-        Number of this process, and how many there are.
+        Index of this process, and the number of processes.
     per_node
-        Processes on each node.
+        Number of processes on each node.
     launcher
-        Who started them.
+        The program that started them.
     local_rank
-        Number of this process on its node.
+        Index of this process on its node.
     run
-        What tells this run from others on the node.
+        Text that distinguishes this run from others on the node.
     """
 
     rank: int = 0
@@ -69,7 +69,7 @@ class Processes:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] = os.environ) -> Processes:
-        """Read what torchrun or srun set; an allocation of several tasks without srun is one process."""
+        """Read the variables of torchrun or srun. Without srun, an allocation of several tasks is one process."""
         if "TORCHELASTIC_RUN_ID" in env and int(env.get("WORLD_SIZE", "1")) > 1:
             names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
             run = " ".join(env.get(k, "") for k in names)
@@ -85,13 +85,13 @@ class Processes:
         return cls()
 
     def node(self) -> Node | None:
-        """Return what the processes of this node share memory by, None if there is one or the system cannot."""
+        """Return the group that shares memory on this node, or None for one process or an unsupported system."""
         if self.per_node < 2 or not Node.supported():
             return None
         return Node(self.run, self.local_rank, self.per_node)
 
     def environment(self) -> ClusterEnvironment:
-        """Return Lightning's view, which must neither guess nor requeue jobs by itself."""
+        """Return Lightning's environment, chosen so that Lightning neither guesses nor requeues jobs."""
         # Imported here: sampling needs this module but not Lightning, which takes seconds to load.
         from lightning.fabric.plugins.environments.lightning import LightningEnvironment
         from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -102,8 +102,8 @@ class Processes:
         return SLURMEnvironment(auto_requeue=False) if self.launcher == "srun" else LightningEnvironment()
 
     def trainer_options(self, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
-        """Return the Trainer's arguments that say where it runs."""
-        # The layers of a data set, or of a kind of label, have no gradient on a rank whose sets are of another.
+        """Return the arguments of the Trainer for devices and nodes."""
+        # Layers of one data set or kind of label get no gradient on a rank whose sets come from another.
         strategy = "ddp_find_unused_parameters_true" if self.world_size > 1 else "auto"
         return {
             "accelerator": "gpu" if device == "cuda" else "cpu",
@@ -114,12 +114,12 @@ class Processes:
         }
 
     def meet(self, device: Literal["cpu", "cuda"]) -> None:
-        """Wait until all processes have started, check that they can work together, and make their group.
+        """Wait until all processes have started, check that they fit together, and create their group.
 
         Raises
         ------
         UserError
-            If one has no GPU of its own or computes elsewhere than the others, or if some do not come.
+            If a process has no GPU of its own, uses another device than the others, or does not start.
         """
         if self.world_size == 1:
             return
@@ -139,7 +139,7 @@ class Processes:
         self._join(device)
 
     def _join(self, device: Literal["cpu", "cuda"]) -> None:
-        """Make PyTorch's group of all processes; Lightning would meet by a port that anybody can speak to."""
+        """Create PyTorch's group of all processes. Lightning itself would use a port that is open to anyone."""
         import torch.distributed as torch_group
         from torch.distributed.distributed_c10d import PrefixStore
 
@@ -153,14 +153,14 @@ class Processes:
             atexit.register(_leave_group)
 
     def first(self, name: str, work: Callable[[], Any]) -> Any:
-        """Return what ``work`` returns in the first process, which alone does it; the others wait, however long.
+        """Run ``work`` in the first process and return its result in all. The others wait for any length of time.
 
         Parameters
         ----------
         name
-            Of this piece of work.
+            Name of this piece of work.
         work
-            Returns something that JSON can tell.
+            Its result must be serialisable as JSON.
 
         Raises
         ------
@@ -192,7 +192,7 @@ class Processes:
         return result
 
     def _store(self) -> Store:
-        """Return what the processes tell each other by, before there is a process group."""
+        """Return the store through which processes communicate before there is a process group."""
         from torch.distributed.distributed_c10d import PrefixStore
 
         if not self._met:
@@ -220,7 +220,7 @@ class Processes:
     def _get(self, key: str) -> bytes:
         store = self._store()
         try:
-            while not store.check([key]):  # who died is the launcher's matter
+            while not store.check([key]):  # the launcher handles processes that died
                 time.sleep(_PAUSE)
             return store.get(key)
         except RuntimeError:
@@ -229,7 +229,7 @@ class Processes:
 
 
 def meeting_name(what: str) -> str:
-    """Return the name by which processes meet for ``what``: who does not know the secret does not guess it."""
+    """Return the store name for ``what``, which includes the secret so that outsiders cannot guess it."""
     return f"{what} {os.environ.get(TOKEN, '')}"
 
 
@@ -242,7 +242,7 @@ def _leave_group() -> None:
 
 
 def lost(error: BaseException) -> bool:
-    """Return whether an error only says that another process is gone."""
+    """Return whether an error only means that another process is gone."""
     from torch.distributed import DistError
 
     text = str(error)
@@ -269,6 +269,6 @@ def _check_gpus(device: str, per_node: int) -> None:
 
 
 def _end_with_launcher() -> None:
-    """Ask the kernel for SIGTERM when the launcher dies: a training nobody waits for holds GPU and folder."""
+    """Ask the kernel for SIGTERM when the launcher dies, because an orphan would keep the GPU and the folder."""
     if launcher := os.environ.get(LAUNCHER):
         end_with(int(launcher), signal.SIGTERM)
