@@ -50,17 +50,23 @@ if TYPE_CHECKING:
     from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 
 _PLACES = {
-    "catalogue": ("METRICS", "chosen", "score"),
-    "columns": ("Columns",),
-    "definitions": ("DEFAULT", "DEFINITIONS", "Definition"),
-    "differential": ("Controls", "Differential", "benjamini_hochberg", "fold_change"),
-    "distances": ("energy_distance", "mmd", "wasserstein"),
+    "evaluation_stage": ("ceiling", "evaluate"),
     "in_memory": ("compare", "tabulate"),
-    "intervals": ("bootstrap_mean", "bootstrap_means"),
-    "metrics": ("Comparison", "Metric"),
-    "populations": ("condition_metrics",),
-    "reliability": ("spearman_brown",),
-    "run": ("ceiling", "evaluate"),
+    "metrics.bounds": ("spearman_brown",),
+    "metrics.catalogue": ("METRICS", "chosen", "score"),
+    "metrics.differential": (
+        "DEFAULT",
+        "DEFINITIONS",
+        "Controls",
+        "Definition",
+        "Differential",
+        "benjamini_hochberg",
+        "fold_change",
+    ),
+    "metrics.populations": ("condition_metrics", "energy_distance", "mmd", "wasserstein"),
+    "metrics.profile_metrics": ("Comparison", "Metric"),
+    "metrics.sorted_columns": ("Columns",),
+    "scoring.intervals": ("bootstrap_mean", "bootstrap_means"),
 }
 _HOMES = {name: module for module, names in _PLACES.items() for name in names}
 

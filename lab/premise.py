@@ -1,6 +1,6 @@
 """Do sampled sets vary as the true sets do? On simulated screens whose wells have a latent factor, or have none.
 
-    python benchmarks/premise.py --out FOLDER [--seeds 0 1 2] [--models paper recommended]
+    python lab/premise.py --out FOLDER [--seeds 0 1 2] [--models paper recommended]
 
 Half of the wells of every condition are held out. A model is trained on the other half, its sets drawn from one well
 each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
@@ -26,11 +26,11 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import set_variation as sv
 from scipy import sparse
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.evaluation.metrics import set_variation as sv
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample
 from perturbdiff.simulation.simulation_stage import simulate

@@ -1,6 +1,6 @@
 """Which recipe? Orders the arms of workflow runs by their scores on validation conditions, and on nothing else.
 
-    python benchmarks/choose.py results/variants --reference recommended --top 3
+    python lab/choose.py results/variants --reference recommended --top 3
 
 Reads `pipeline_info/design.csv`, and of `metrics/` only the runs that it calls part `valid`; scores of test
 conditions are not opened. Several output folders count as one, with the collections of each. The rule:
@@ -13,7 +13,7 @@ conditions are not opened. Several output folders count as one, with the collect
 
 It was fixed before any score was seen but for two things. The second part took the place of a ratio that distances
 around 0 decided alone. And the two targets of realism were a third part, which decided among equals only; they count
-like the others since an arm with 12 % too many non-zeros came first by 0.0025 of PDCorr (docs/choices.md).
+like the others since an arm with 12 % too many non-zeros came first by 0.0025 of PDCorr (lab/choices.md).
 
 An arm at each of its levels counts as one. Arms that lack a collection of the reference are listed apart. Means are
 over the data sets of a collection, then over seeds.

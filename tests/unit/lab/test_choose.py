@@ -13,13 +13,11 @@ import pytest
 
 from perturbdiff.runtime.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 HEADER = "dataset,method,part,collection,arm,level,seed,init\n"
 
 
 @pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+def choose() -> ModuleType:
     return importlib.import_module("choose")
 
 

@@ -1,6 +1,6 @@
 """Are perturbations without any training cell predicted through semantic vectors? On a simulated screen.
 
-    python benchmarks/unseen.py --out FOLDER
+    python lab/unseen.py --out FOLDER
 
 Some perturbations are held out in every cell type. Their vectors are the true effects, turned by a random matrix, with
 noise of several sizes; at the end, noise alone. The model is compared with the baselines that need no cell of the

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "premise.py"
+SCRIPT = Path(__file__).parents[3] / "lab" / "premise.py"
 TINY = (
     "simulate.cells=4000", "simulate.genes=30", "train.set_size=5", "train.sets_per_step=2", "model.width=16",
     "model.depth=1", "model.covariate_width=8", "sample.num_steps=2",

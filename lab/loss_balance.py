@@ -1,6 +1,6 @@
 """Which term of the paper's loss leads, for each literal reading of its squared norm.
 
-    python benchmarks/loss_balance.py STORE SPLIT [STORE SPLIT ...] [--steps 300] [--set-size 64]
+    python lab/loss_balance.py STORE SPLIT [STORE SPLIT ...] [--steps 300] [--set-size 64]
 
 The text adds an energy distance and a squared error, and says that the first dominates. A squared norm is a sum
 over genes; the released code takes the mean. A small network of the variant `paper` is trained with either, in

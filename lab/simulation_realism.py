@@ -3,7 +3,7 @@
 For each real file an experiment of the same number of cells, genes, contexts and perturbations is simulated
 with a preset's parameters, and both are measured by the same code. Prints one Markdown table per file.
 
-    python benchmarks/simulation_realism.py REAL.h5ad --preset simulated-papalexi --batch-key replicate
+    python lab/simulation_realism.py REAL.h5ad --preset simulated-papalexi --batch-key replicate
 """
 
 from __future__ import annotations
