@@ -1,5 +1,6 @@
 # make demo    environment, Nextflow, a simulated screen through the whole workflow, report.html
 # make test    linters and all tests that need no cluster
+# make test-matrix    the package's tests under Python 3.11 to 3.13, with the lowest and the newest libraries (needs uv)
 # make fuzz    damages 1,000 inputs and disturbs every command by 20 signals of each kind; prints what came of it
 # make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
 # make test-tools    installs CPA, STATE, CellFlow and Squidiff and trains each on a small store
@@ -7,7 +8,7 @@
 # make audit ADVISORIES=FILE    the locks against known weaknesses: a folder or zip of OSV records, as PyPI's are published
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test fuzz audit test-hpc test-tools sif lock lock-tools clean
+.PHONY: demo env env-dev nextflow lint test test-matrix fuzz audit test-hpc test-tools sif lock lock-tools clean
 
 VENV := .venv
 # Python keeps what it compiled: a start takes a third less
@@ -45,7 +46,16 @@ lint: env-dev
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
-	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile
+	@# in the order of the folders: the long tests come first, so that the processes end together
+	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile --no-loadscope-reorder
+
+MATRIX ?= 3.11:lowest-direct 3.12:highest 3.13:highest
+
+test-matrix:
+	@for pair in $(MATRIX); do folder=.cache/matrix/$$pair; echo "== Python $${pair%:*}, $${pair#*:} versions"; \
+	    uv venv -q --clear --python $${pair%:*} $$folder && \
+	    uv pip install -q -p $$folder/bin/python --resolution $${pair#*:} -e . --group dev && \
+	    PATH="$(CURDIR)/$$folder/bin:$$PATH" python -m pytest -q -n logical --dist loadfile tests/unit || exit 1; done
 
 fuzz: env-dev
 	$(RUN) PYTHONPATH=tests python -m security.fuzz --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) --kept < /dev/null
