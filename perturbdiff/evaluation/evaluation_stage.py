@@ -65,7 +65,7 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
         sources = (
             ("real", pairing.real, pairing.real.rows[condition]),
             ("predicted", pairing.predicted, pairing.predicted.rows[condition]),
-            ("control", pairing.real, pairing.controls.get(condition[:2], np.array([], np.int64))),
+            ("control", pairing.real, pairing.controls.get(condition.group, np.array([], np.int64))),
         )
         for source, side, rows in sources:
             drawn = rows if len(rows) <= cells else np.sort(rng.choice(rows, cells, replace=False))

@@ -61,7 +61,7 @@ def test_every_layout_and_way_gives_the_same_cells(tmp_path, monkeypatch, kind, 
     assert len(cells.rows) == 12
     assert len(cells.controls) == 4
     tolerance = 1e-3 if layout == "float16" else 0
-    for (t, b, p), rows in [*cells.rows.items(), *(((*g, "control"), r) for g, r in cells.controls.items())]:
+    for (p, t, b), rows in [*cells.rows.items(), *((("control", *g), r) for g, r in cells.controls.items())]:
         o = shuffled.obs
         mine = np.flatnonzero((o["cell_type"] == t) & (o["batch"] == b) & (o["perturbation"] == p))
         np.testing.assert_array_equal(rows, mine)
@@ -125,7 +125,7 @@ def test_a_million_labels_in_little_time_and_memory(tmp_path):
     assert len(labelled.rows) == 1001
     assert kept < 8.5 * n  # bytes
     assert peak < 24 * n
-    np.testing.assert_array_equal(labelled.rows["all", "all", "p7"], np.flatnonzero(codes == 8))
+    np.testing.assert_array_equal(labelled.rows["p7", "all", "all"], np.flatnonzero(codes == 8))
 
 
 def test_columns_by_option_for_both_sides_and_our_own_for_predictions(tmp_path):
@@ -140,9 +140,9 @@ def test_columns_by_option_for_both_sides_and_our_own_for_predictions(tmp_path):
     path = written(adata, tmp_path, "zarr3")
     theirs, truth = open_predictions(path, config), open_truth(path, config)
     assert ours.rows.keys() == theirs.rows.keys() == truth.rows.keys()
-    assert truth.contexts["B", "d1", "p1"] == "B"
+    assert truth.contexts["p1", "B", "d1"] == "B"
     without = open_truth(path, EvaluateConfig(perturbation_key="guide", batch_key=None))
-    assert set(without.rows) == {("all", "all", p) for p in ("p1", "p2", "p3")}
+    assert set(without.rows) == {(p, "all", "all") for p in ("p1", "p2", "p3")}
     assert without.covariates == frozenset()
     assert without.contexts == {}
     with pytest.raises(UserError, match="no obs column 'lan', did you mean 'lane'"):
@@ -155,8 +155,8 @@ def test_labels_may_be_texts_numbers_or_categories(tmp_path):
     adata.obs["perturbation"] = adata.obs["perturbation"].astype(str)
     adata.obs["batch"] = adata.obs["batch"].map({"d1": 1, "d2": 2}).astype(int)
     found = open_truth(written(adata, tmp_path, "zarr3"), CONFIG)
-    assert set(found.rows) == {(t, b[1:], p) for t, b, p in known.rows}
-    np.testing.assert_array_equal(found.rows["T", "2", "p2"], known.rows["T", "d2", "p2"])
+    assert set(found.rows) == {(p, t, b[1:]) for p, t, b in known.rows}
+    np.testing.assert_array_equal(found.rows["p2", "T", "2"], known.rows["p2", "T", "d2"])
 
 
 def test_contexts_are_cell_types_unless_said_and_constant_in_a_condition(tmp_path):
@@ -165,7 +165,7 @@ def test_contexts_are_cell_types_unless_said_and_constant_in_a_condition(tmp_pat
     adata.obs["lane"] = np.arange(len(adata)) % 2
     path = written(adata, tmp_path, "h5ad")
     assert set(open_truth(path, CONFIG).contexts.values()) == {"B", "T"}
-    assert open_truth(path, EvaluateConfig(context_column="donor")).contexts["T", "d2", "p1"] == "y"
+    assert open_truth(path, EvaluateConfig(context_column="donor")).contexts["p1", "T", "d2"] == "y"
     with pytest.raises(UserError, match="several contexts of 'lane'"):
         open_truth(path, EvaluateConfig(context_column="lane"))
 

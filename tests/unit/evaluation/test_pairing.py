@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from evaluation_pair import GENES, pair_side
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers import anndata_reader
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
@@ -76,7 +77,7 @@ def test_genes_are_matched_by_name_and_extra_ones_left_out(paired, caplog):
     assert pairing.facts["genes_reordered"] > 0
     assert "3 genes" in caplog.text
     assert "another order" in caplog.text
-    condition = ("T", "d1", "p2")
+    condition = Condition("p2", "T", "d1")
     rows = pairing.predicted.rows[condition]
     np.testing.assert_array_equal(
         pairing.predicted.cells(rows).toarray(), predicted.X[rows][:, :-3].toarray()
@@ -107,10 +108,10 @@ def test_a_covariate_of_one_side_only_is_pooled_over(paired, lacking):
     sides = {"pred": pair_side(1), "real": pair_side(0)}
     del sides[lacking].obs["batch"]
     pairing = paired(sides["pred"], sides["real"])
-    assert [c[:2] for c in pairing.conditions[:2]] == [("B", "all"), ("T", "all")]
+    assert [c.group for c in pairing.conditions[:2]] == [("B", "all"), ("T", "all")]
     assert all(len(pairing.real.rows[c]) == len(pairing.predicted.rows[c]) == 24 for c in pairing.conditions)
     assert {g: len(rows) for g, rows in pairing.controls.items()} == {("B", "all"): 30, ("T", "all"): 30}
-    assert pairing.contexts["T", "all", "p1"] == "T"
+    assert pairing.contexts["p1", "T", "all"] == "T"
     assert kinds(pairing) == ["covariates"]
     assert pairing.facts["control_groups_replaced"] == 0
 
@@ -177,7 +178,7 @@ def test_counts_become_log1p_of_the_truths_median_depth(paired, monkeypatch, hel
     pairing = paired(*sides)
     depth = np.median(np.asarray(sides[1].X.sum(axis=1)))
     for side, adata in zip((pairing.predicted, pairing.real), sides, strict=True):
-        rows = side.rows["T", "d2", "p1"]
+        rows = side.rows["p1", "T", "d2"]
         counts = adata.X[rows].toarray()
         expected = np.log1p(counts / counts.sum(axis=1, keepdims=True) * depth)
         np.testing.assert_allclose(side.cells(rows).toarray(), expected, rtol=2e-6)
@@ -189,7 +190,7 @@ def test_counts_against_log1p_take_the_declared_depth(paired):
     with pytest.raises(UserError, match="does not say to what depth"):
         paired(counts, pair_side(0))
     pairing = paired(counts, pair_side(0, declared={"target_sum": 50.0}))
-    rows = pairing.predicted.rows["B", "d1", "p1"]
+    rows = pairing.predicted.rows["p1", "B", "d1"]
     sums = np.expm1(pairing.predicted.cells(rows).toarray()).sum(axis=1)
     np.testing.assert_allclose(sums, 50, rtol=1e-5)
     assert pairing.real.depth is None

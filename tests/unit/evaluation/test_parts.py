@@ -196,16 +196,16 @@ def test_conditions_without_a_context_are_in_the_pool_only(tmp_path):
     assert written(merge(made, tmp_path / "out")) == written(whole)
 
 
-@pytest.mark.parametrize("where", ["tables.write_folder", "scoring._joined"])
+@pytest.mark.parametrize("where", ["score_tables.write_folder", "scoring.condition_pass._joined"])
 def test_a_killed_run_leaves_no_results_and_the_next_one_is_whole(files, one, tmp_path, where):
-    module, name = where.split(".")
+    module, _, name = where.rpartition(".")
     program = f"""
 import os, signal
 from pathlib import Path
-from perturbdiff.config import EvaluateConfig
-from perturbdiff.evaluation import {module}
+import perturbdiff.evaluation.{module}
+from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate
-{module}.{name} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+perturbdiff.evaluation.{module}.{name} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
 config = EvaluateConfig.model_validate_json('''{CONFIG.model_dump_json()}''')
 evaluate(Path({str(files[0])!r}), Path({str(files[1])!r}), Path({str(tmp_path / "out")!r}), config)
 """

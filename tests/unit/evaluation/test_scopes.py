@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.evaluation.scoring.condition_pass import Workers, _partners, usable
 from perturbdiff.evaluation.scoring.scopes import of_shard, sizes_of, units_of
 
 
 def pairing(conditions, contexts=None, controls=None, own=None) -> Any:
-    """Return what scopes need of a pairing; conditions by (cell type, batch, perturbation): number of cells."""
-    groups = {c[:2] for c in conditions}
+    """Return what scopes need of a pairing; conditions with their numbers of cells."""
+    groups = {c.group for c in conditions}
     rows = {c: np.arange(n) for c, n in conditions.items()}
     return SimpleNamespace(
-        conditions=sorted(conditions, key=lambda c: (c[2], c[0], c[1])),
-        contexts={c: c[0] for c in conditions} if contexts is None else contexts,
+        conditions=sorted(conditions),
+        contexts={c: c.cell_type for c in conditions} if contexts is None else contexts,
         controls={g: np.arange(5) for g in (groups if controls is None else controls)},
         predicted_controls=own,
         real=SimpleNamespace(rows=rows),
@@ -29,7 +30,10 @@ def pairing(conditions, contexts=None, controls=None, own=None) -> Any:
 
 
 SCREEN = {
-    (t, b, p): 10 * (i + 1) for i, t in enumerate("ABC") for b in ("x", "y") for p in ("p1", "p2", "p3")
+    Condition(p, t, b): 10 * (i + 1)
+    for i, t in enumerate("ABC")
+    for b in ("x", "y")
+    for p in ("p1", "p2", "p3")
 }
 
 
@@ -45,15 +49,15 @@ def test_the_pool_comes_first_and_every_condition_is_some_units_own():
 def test_a_context_without_controls_is_part_of_the_pool_only():
     some = pairing(SCREEN, controls=[("A", "x"), ("B", "y")])
     assert [u.scopes[0][1] for u in units_of(some)] == ["pooled", "A", "B"]
-    assert {c[0] for c in units_of(some)[0].own} == {"C"}
+    assert {c.cell_type for c in units_of(some)[0].own} == {"C"}
     bare = pairing(SCREEN, own={("A", "x"): np.arange(3)})
     assert [u.scopes[0][1] for u in units_of(bare)] == ["pooled", "A"]
 
 
 def test_the_only_context_is_the_pool_unless_it_lacks_a_condition():
-    one = {c: n for c, n in SCREEN.items() if c[0] == "A"}
+    one = {c: n for c, n in SCREEN.items() if c.cell_type == "A"}
     assert [u.scopes for u in units_of(pairing(one))] == [(("pooled", "pooled"), ("context", "A"))]
-    partly = pairing(one, contexts={c: "A" for c in one if c[1] == "x"})
+    partly = pairing(one, contexts={c: "A" for c in one if c.batch == "x"})
     assert [u.scopes for u in units_of(partly)] == [(("pooled", "pooled"),), (("context", "A"),)]
     assert [u.scopes for u in units_of(pairing(one, contexts={}))] == [(("pooled", "pooled"),)]
 
@@ -70,12 +74,13 @@ def test_parts_share_out_all_scopes_evenly(count):
 
 
 def test_chance_is_the_next_perturbation_of_the_group_else_of_the_context():
-    conditions = {("A", "x", p): 5 for p in ("p1", "p2", "p9")} | {("A", "y", "p1"): 5, ("B", "x", "p3"): 5}
+    others = [Condition("p1", "A", "y"), Condition("p3", "B", "x")]
+    conditions = {Condition(p, "A", "x"): 5 for p in ("p1", "p2", "p9")} | dict.fromkeys(others, 5)
     partners = _partners(pairing(conditions))
-    assert partners["A", "x", "p1"] == ("A", "x", "p2")
-    assert partners["A", "x", "p9"] == ("A", "x", "p1")
-    assert partners["A", "y", "p1"] == ("A", "x", "p2")
-    assert ("B", "x", "p3") not in partners
+    assert partners["p1", "A", "x"] == ("p2", "A", "x")
+    assert partners["p9", "A", "x"] == ("p1", "A", "x")
+    assert partners["p1", "A", "y"] == ("p2", "A", "x")
+    assert ("p3", "B", "x") not in partners
 
 
 def test_threads_do_all_work_and_hold_few_values_at_once():

@@ -122,6 +122,6 @@ def test_the_strongest_conditions_are_shown_each_perturbation_once():
             "effect": [3.0, 1.0, 2.0, np.nan],
         }
     )
-    assert choose(conditions, 2) == [("a", "x", "p"), ("a", "x", "q")]
-    assert choose(conditions, 9)[2] == ("b", "x", "p")
+    assert choose(conditions, 2) == [("p", "a", "x"), ("q", "a", "x")]
+    assert choose(conditions, 9)[2] == ("p", "b", "x")
     assert choose(conditions, 0) == []
