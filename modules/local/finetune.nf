@@ -1,4 +1,5 @@
-include { quoted } from '../plan/characters'
+include { embeddingOptions } from '../plan/options'
+include { quoted           } from '../plan/characters'
 
 process FINETUNE {
     tag   "${meta.id}"
@@ -7,8 +8,13 @@ process FINETUNE {
     label 'resumable'
 
     input:
-    // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(store), path(split), path(init, stageAs: 'pretrained/*'), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
+    // meta.checkpoints: a folder; as a path every checkpoint written would spoil -resume
+    tuple val(meta),
+        path(store),
+        path(split),
+        path(init, stageAs: 'pretrained/*'),
+        path(tables, stageAs: 'tables?/*'),
+        val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
@@ -16,13 +22,15 @@ process FINETUNE {
 
     script:
     def args = task.ext.args ?: ''
-    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
+    def semantic = embeddingOptions(meta.kinds, tables)
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     key=\$(pd-digest ${init} ${store} ${split} ${tables})
-    pd-launch finetune ${init} ${store} --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints ${quoted(checkpoints)}-\$key ${args}
+    pd-launch finetune ${init} ${store} \\
+        --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} \\
+        --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

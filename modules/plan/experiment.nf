@@ -128,13 +128,20 @@ def planOf(rows, folder, options) {
     def first  = units.collectEntries { unit -> [(unit.id): runs.find { run -> run.unit && run.unit.id == unit.id }] }
     def labels = units.collectEntries { unit -> [(unit.id): labelOf(unit, units)] }
     def groups = units.collectEntries { unit -> [(unit.id): collectionOf(unit, runs, nameOf(unit, units))] }
+    def models = runs.findAll { run -> isModel(run.mode) }
     def others = baselinesOf(runs, options.baselines, options.seed)
+    def pairs  = units.unique(false) { unit -> unit.split.id }.collect { unit -> [id: unit.split.id, store: unit.store.id] }
     return [
-        runs: runs, stores: stores, splits: units.collect { unit -> unit.split }.unique { split -> split.id },
-        pairs: units.unique(false) { unit -> unit.split.id }.collect { unit -> [id: unit.split.id, store: unit.store.id] },
-        simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }.unique { drawn -> drawn.id },
-        units: units.collect { unit -> [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id], evaluate: first[unit.id].evaluate] },
-        baselines: others.findAll { one -> one.kind == 'built-in' }, externals: others.findAll { one -> one.kind != 'built-in' },
-        expected: expectedOf(runs, others, labels), design: designOf(runs.findAll { run -> isModel(run.mode) }, others, labels, groups),
+        runs: runs, stores: stores, pairs: pairs, models: models,
+        splits: units.collect { unit -> unit.split }.unique { split -> split.id },
+        bare: stores.collect { store -> store.id } - pairs.collect { pair -> pair.store },   // stores without a split
+        simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }
+            .unique { drawn -> drawn.id },
+        units: units.collect { unit ->
+            [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id], evaluate: first[unit.id].evaluate]
+        },
+        baselines: others.findAll { one -> one.kind == 'built-in' },
+        externals: others.findAll { one -> one.kind != 'built-in' },
+        expected: expectedOf(runs, others, labels), design: designOf(models, others, labels, groups),
     ]
 }

@@ -5,13 +5,17 @@ include { shown } from './characters'
 
 // what this run publishes, below outdir
 def targetsOf(plan) {
-    def models = plan.runs.findAll { run -> run.mode in ['pretrain', 'train', 'finetune'] }.collect { run -> run.id }
-    def scored = plan.runs.findAll { run -> run.unit && run.mode in ['train', 'finetune', 'sample'] }.collect { run -> run.id } + (plan.baselines + plan.externals).collect { one -> one.id }
-    def bare   = plan.stores.collect { store -> store.id } - plan.pairs.collect { pair -> pair.store }
-    return plan.simulations.collect { one -> "simulated/${one.id}" } + plan.stores.collect { one -> "stores/${one.id}" } +
-        plan.splits.collect { one -> "splits/${one.id}.parquet" } + (plan.pairs.collect { one -> one.id } + bare).collect { id -> "statistics/${id}.stats" } +
-        models.collect { id -> "models/${id}" } + scored.collect { id -> "predictions/${id}.h5ad" } + scored.collect { id -> "metrics/${id}.metrics" } +
-        (plan.chosen.ceiling ? plan.units.collect { unit -> "metrics/${unit.id}.ceiling.metrics" } : []) + ['report.html']
+    def bundles = plan.runs.findAll { run -> run.mode in ['pretrain', 'train', 'finetune'] }.collect { run -> run.id }
+    def scored  = (plan.models + plan.baselines + plan.externals).collect { one -> one.id }
+    def stats   = plan.pairs.collect { one -> one.id } + plan.bare
+    return plan.simulations.collect { one -> "simulated/${one.id}" } +
+        plan.stores.collect { one -> "stores/${one.id}" } +
+        plan.splits.collect { one -> "splits/${one.id}.parquet" } +
+        stats.collect { id -> "statistics/${id}.stats" } +
+        bundles.collect { id -> "models/${id}" } +
+        scored.collect { id -> "predictions/${id}.h5ad" } +
+        scored.collect { id -> "metrics/${id}.metrics" } +
+        plan.ceilings.collect { one -> "metrics/${one.id}" } + ['report.html']
 }
 
 // names of results that would be one file, also where capitals do not count, and runs named as what tasks work with
