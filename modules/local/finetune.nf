@@ -1,5 +1,4 @@
-include { embeddingOptions } from '../plan/options'
-include { quoted           } from '../plan/characters'
+include { quoted } from '../plan/characters'
 
 process FINETUNE {
     tag   "${meta.id}"
@@ -21,8 +20,9 @@ process FINETUNE {
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
-    def semantic = embeddingOptions(meta.kinds, tables)
+    def args     = task.ext.args ?: ''
+    def semantic = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}

@@ -1,5 +1,4 @@
-include { embeddingOptions } from '../plan/options'
-include { quoted           } from '../plan/characters'
+include { quoted } from '../plan/characters'
 
 process PRETRAIN {
     tag   "${meta.id}"
@@ -21,9 +20,10 @@ process PRETRAIN {
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
-    def semantic = embeddingOptions(meta.kinds, tables)
-    def held = [[heldStores].flatten(), [heldSplits].flatten()].transpose()
+    def args     = task.ext.args ?: ''
+    def semantic = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
+    def held     = [[heldStores].flatten(), [heldSplits].flatten()].transpose()
         .collect { store, split -> "--downstream ${store}:${split}" }.join(' ')
     """
     cat > recipe.yaml <<'END'

@@ -16,6 +16,7 @@ from perturbdiff.config import recipes
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))
+SCRIPTS = [ROOT / "main.nf", *sorted(p for f in ("modules", "subworkflows") for p in (ROOT / f).rglob("*.nf"))]
 
 
 def options(command: Any) -> set[str]:
@@ -72,9 +73,15 @@ def test_parameters_are_those_of_the_schema():
     assert sorted(defaults) == sorted(described)
     assert [ref["$ref"].split("/")[-1] for ref in schema["allOf"]] == list(schema["$defs"])
     used = re.findall(
-        r"params\.(\w+)", "".join(p.read_text() for p in [ROOT / "main.nf", *(ROOT / "conf").iterdir()])
+        r"\b(?:params|given)\.(\w+)", "".join(p.read_text() for p in [*SCRIPTS, *(ROOT / "conf").iterdir()])
     )
     assert set(used) <= described
+
+
+def test_the_workflow_fits_a_screen():
+    assert len((ROOT / "main.nf").read_text().splitlines()) < 120
+    for path in (*SCRIPTS, ROOT / "nextflow.config", *(ROOT / "conf").iterdir()):
+        assert max(map(len, path.read_text().splitlines())) <= 120, path
 
 
 def literal(text: str):
