@@ -13,5 +13,5 @@ def spread(job, number) {
 
 // the order in which tasks end does not matter to -resume
 def byName(files) {
-    return files.sort { one, other -> one.name <=> other.name }
+    return files.toSorted { one, other -> one.name <=> other.name }
 }
