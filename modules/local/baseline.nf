@@ -13,7 +13,8 @@ process BASELINE {
 
     script:
     """
-    perturbdiff baseline ${meta.name} ${store} --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --seed ${meta.seed}
+    perturbdiff baseline ${meta.name} ${store} \\
+        --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

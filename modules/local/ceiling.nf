@@ -2,7 +2,8 @@ process CEILING {
     tag   "${meta.id}"
     label 'process_medium'
     label 'cpu'
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0   // see sample.nf
+    // see sample.nf
+    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
     tuple val(meta), path(store), path(split), val(recipe)
@@ -17,7 +18,9 @@ process CEILING {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff ceiling ${store} --split ${split} --part ${meta.part} --out ${meta.id} --config recipe.yaml --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
+    perturbdiff ceiling ${store} \\
+        --split ${split} --part ${meta.part} --out ${meta.id} --config recipe.yaml \\
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

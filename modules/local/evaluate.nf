@@ -4,7 +4,8 @@ process EVALUATE {
     label 'cpu'
     // equal predictions are known by their content: another number of sampling shards does not score again
     cache 'deep'
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0   // see sample.nf
+    // see sample.nf
+    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
     tuple val(meta), path(predictions), path(store), val(recipe)
@@ -14,12 +15,14 @@ process EVALUATE {
     path 'versions.yml',                 emit: versions
 
     script:
-    def part = meta.shard ? "--shard ${meta.shard}" : ''
+    def piece = meta.shard ? "--shard ${meta.shard}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff evaluate ${predictions} ${store} --out ${meta.id} --config recipe.yaml --method ${meta.method} --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${part}
+    perturbdiff evaluate ${predictions} ${store} \\
+        --out ${meta.id} --config recipe.yaml --method ${meta.method} \\
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -5,7 +5,7 @@ process EXTERNAL {
     tag   "${meta.id}"
     label 'process_external'
     label 'gpu'
-    container { meta.image }   // main.nf knows it; comes before the image of all other tasks in conf/apptainer.config
+    container { meta.image }   // comes before the image of all other tasks in conf/apptainer.config
 
     input:
     tuple val(meta), path(store), path(split), path(script, stageAs: 'script/*'), val(recipe)
@@ -23,7 +23,9 @@ process EXTERNAL {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff baseline ${meta.name} ${store} --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} --threads "\${OMP_NUM_THREADS:-1}" ${own} ${args}
+    perturbdiff baseline ${meta.name} ${store} \\
+        --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml \\
+        --seed ${meta.seed} --threads "\${OMP_NUM_THREADS:-1}" ${own} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -19,8 +19,15 @@ process MERGE {
     """
 
     stub:
+    def part     = [parts].flatten()[0]
+    def manifest = [records].flatten().find { record -> "${record}".endsWith('.manifest.json') }
     """
-    if [ -d ${[parts].flatten()[0]} ]; then cp -RL ${[parts].flatten()[0]} ${meta.id}; else cp ${[records].flatten().find { record -> "${record}".endsWith('.manifest.json') }} ${meta.id}.manifest.json; touch ${meta.id} ${meta.id}.run.json; fi
+    if [ -d ${part} ]; then
+        cp -RL ${part} ${meta.id}
+    else
+        cp ${manifest} ${meta.id}.manifest.json
+        touch ${meta.id} ${meta.id}.run.json
+    fi
     touch versions.yml
     """
 }

@@ -4,7 +4,7 @@ process PREPROCESS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes, stageAs: 'genes/*'), val(recipe), val(seed)
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: store
@@ -17,7 +17,7 @@ process PREPROCESS {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${training} ${chosen} --seed ${seed}
+    perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${training} ${chosen} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

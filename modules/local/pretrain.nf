@@ -7,23 +7,32 @@ process PRETRAIN {
     label 'resumable'
 
     input:
-    // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(stores), path(heldStores, stageAs: 'held?/*'), path(heldSplits, stageAs: 'held?/*'), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
+    // meta.checkpoints: a folder; as a path every checkpoint written would spoil -resume
+    tuple val(meta),
+        path(stores),
+        path(heldStores, stageAs: 'held?/*'),
+        path(heldSplits, stageAs: 'held?/*'),
+        path(tables, stageAs: 'tables?/*'),
+        val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
-    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
-    def held = [heldStores].flatten().withIndex().collect { store, i -> "--downstream ${store}:${[heldSplits].flatten()[i]}" }.join(' ')
+    def args     = task.ext.args ?: ''
+    def semantic = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
+    def held     = [[heldStores].flatten(), [heldSplits].flatten()].transpose()
+        .collect { store, split -> "--downstream ${store}:${split}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     key=\$(pd-digest ${stores} ${heldStores} ${heldSplits} ${tables})
-    pd-launch pretrain ${stores} --out ${meta.id} --config recipe.yaml ${semantic} ${held} --seed ${meta.seed} --checkpoints ${quoted(checkpoints)}-\$key ${args}
+    pd-launch pretrain ${stores} \\
+        --out ${meta.id} --config recipe.yaml ${semantic} ${held} \\
+        --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

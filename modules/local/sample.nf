@@ -2,7 +2,8 @@ process SAMPLE {
     tag   "${meta.id}"
     label 'process_sample'
     label 'gpu'
-    // the parts of a prediction as one job array; after -resume one by one, or what is left of an array would wait for another run's
+    // the parts of a prediction as one job array; after -resume one by one, or what is left of an array would wait for
+    // another run's
     array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
 
     input:
@@ -14,7 +15,7 @@ process SAMPLE {
     path 'versions.yml',                             emit: versions
 
     script:
-    def args = task.ext.args ?: ''
+    def args   = task.ext.args ?: ''
     def piece  = meta.shard ? "--shard ${meta.shard}" : ''
     def kept   = meta.step ? "${bundle}/steps/${"${meta.step}".padLeft(7, '0')}" : "${bundle}"
     def random = meta.step == 0 ? '--random-init' : ''   // before any training
@@ -22,7 +23,9 @@ process SAMPLE {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff sample ${kept} ${store} --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml --seed ${meta.seed} ${random} ${piece} ${args}
+    perturbdiff sample ${kept} ${store} \\
+        --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml \\
+        --seed ${meta.seed} ${random} ${piece} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

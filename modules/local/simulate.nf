@@ -4,20 +4,20 @@ process SIMULATE {
     label 'cpu'
 
     input:
-    tuple val(meta), val(recipe), val(seed)
+    tuple val(meta), val(recipe)
 
     output:
-    tuple val(meta), path("${meta.id}/counts.h5ad"),    emit: counts
+    tuple val(meta), path("${meta.id}/counts.h5ad"),     emit: counts
     tuple val(meta), path("${meta.id}/effects.parquet"), emit: truth
-    path "${meta.id}/*.json",                           emit: records
-    path 'versions.yml',                                emit: versions
+    path "${meta.id}/*.json",                            emit: records
+    path 'versions.yml',                                 emit: versions
 
     script:
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff simulate --out ${meta.id} --config recipe.yaml --seed ${seed}
+    perturbdiff simulate --out ${meta.id} --config recipe.yaml --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -4,7 +4,7 @@ process SPLIT {
     label 'cpu'
 
     input:
-    tuple val(meta), path(source, stageAs: 'source/*'), path(toml, stageAs: 'toml/*'), val(recipe), val(seed)
+    tuple val(meta), path(source, stageAs: 'source/*'), path(toml, stageAs: 'toml/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.parquet"), emit: split
@@ -17,7 +17,7 @@ process SPLIT {
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff split ${source} --out ${meta.id}.parquet --config recipe.yaml ${rule} --seed ${seed}
+    perturbdiff split ${source} --out ${meta.id}.parquet --config recipe.yaml ${rule} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -7,22 +7,25 @@ process TRAIN {
     label 'resumable'
 
     input:
-    // the checkpoint folder is a val: as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*'), val(recipe), val(checkpoints)
+    // meta.checkpoints: a folder; as a path every checkpoint written would spoil -resume
+    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
     path 'versions.yml',                 emit: versions
 
     script:
-    def args = task.ext.args ?: ''
-    def semantic = [tables].flatten().withIndex().collect { table, i -> "--embedding ${meta.kinds[i]}=${table}" }.join(' ')
+    def args     = task.ext.args ?: ''
+    def semantic = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     key=\$(pd-digest ${store} ${split} ${tables})
-    pd-launch train ${store} --split ${split} --out ${meta.id} --config recipe.yaml ${semantic} --seed ${meta.seed} --checkpoints ${quoted(checkpoints)}-\$key ${args}
+    pd-launch train ${store} \\
+        --split ${split} --out ${meta.id} --config recipe.yaml ${semantic} \\
+        --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """
 

@@ -7,7 +7,8 @@ def comparisonColumns() {
 
 def comparisonProblems(row) {
     if (row.mode != 'pretrain') { return [] }
-    return comparisonColumns().findAll { name -> row[name] }.collect { name -> "'${name}' is for rows that are scored, which a pretrain row is not" }
+    return comparisonColumns().findAll { name -> row[name] }
+        .collect { name -> "'${name}' is for rows that are scored, which a pretrain row is not" }
 }
 
 def compares(rows) {
@@ -16,8 +17,12 @@ def compares(rows) {
 
 // data sets that belong together: as a row says, else as `usual` calls the unit, name of a unit → name
 def collectionOf(unit, runs, usual) {
-    def said = runs.findAll { run -> run.unit && run.unit.id == unit.id && run.collection }.collect { run -> run.collection }.unique()
-    if (said.size() > 1) { error("samplesheet: ${usual} is in several collections: ${said.join(', ')}; all rows of a data set, split and part belong to one") }
+    def said = runs.findAll { run -> run.unit && run.unit.id == unit.id && run.collection }
+        .collect { run -> run.collection }.unique()
+    if (said.size() > 1) {
+        error("samplesheet: ${usual} is in several collections: ${said.join(', ')}; " +
+            "all rows of a data set, split and part belong to one")
+    }
     return said ? said[0] : usual
 }
 
@@ -28,5 +33,6 @@ def designOf(models, baselines, labels, collections) {
             .collect { value -> value == null ? '' : value }.join(',')
     }
     return ['dataset,method,part,collection,arm,level,seed,init'] +
-        models.collect { run -> line.call(run, run.id, run.arm) } + baselines.collect { one -> line.call(one, one.method, one.arm ?: one.name) }
+        models.collect { run -> line.call(run, run.id, run.arm) } +
+            baselines.collect { one -> line.call(one, one.method, one.arm ?: one.name) }
 }

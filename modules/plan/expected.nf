@@ -1,33 +1,39 @@
 // Everything that the sheet asks to be scored, so that the report can show what failed and why.
 
-include { logName } from './record'
-include { isModel } from './models'
+include { isFitted; isModel } from './models'
+include { logName           } from './record'
 
 // logs of the stages that a prediction needs, in their order: the first that did not end well tells why there is none
 def stagesOf(unit) {
     def drawn  = unit.store.simulation ? [['SIMULATE', unit.store.simulation.id]] : []
-    def stages = unit.split.store ? [['PREPROCESS', unit.store.id], ['SPLIT', unit.split.id]] : [['SPLIT_FIRST', unit.split.id], ['PREPROCESS', unit.store.id]]
+    def stages = unit.split.store ?
+        [['PREPROCESS', unit.store.id], ['SPLIT', unit.split.id]] :
+        [['SPLIT_FIRST', unit.split.id], ['PREPROCESS', unit.store.id]]
     return drawn + stages
 }
 
 def lineOf(unit, label, method, kind, stages) {
-    return [label, method, kind, (stagesOf(unit) + stages).collect { stage, id -> logName(stage, id) }.join(';')].join(',')
+    def logs = (stagesOf(unit) + stages).collect { stage, id -> logName(stage, id) }
+    return [label, method, kind, logs.join(';')].join(',')
 }
 
 // the trainings that a run's model comes from, the first one first
 def trainingsOf(run, runs) {
-    def init = run.mode in ['finetune', 'sample'] ? runs.find { other -> other.id == run.init && other.mode in ['pretrain', 'train', 'finetune'] } : null
+    def starts = run.mode in ['finetune', 'sample']
+    def init   = starts ? runs.find { other -> other.id == run.init && isFitted(other.mode) } : null
     return (init ? trainingsOf(init, runs) : []) + (run.mode == 'sample' ? [] : [[run.mode.toUpperCase(), run.id]])
 }
 
 def modelLine(run, label, runs) {
     return lineOf(run.unit, label, run.id, 'model', trainingsOf(run, runs) + [['SAMPLE', run.id],
-        ['MERGE_PREDICTIONS', "${run.id}.h5ad"], ['EVALUATE', "${run.id}.metrics"], ['MERGE_METRICS', "${run.id}.metrics"]])
+        ['MERGE_PREDICTIONS', "${run.id}.h5ad"],
+        ['EVALUATE', "${run.id}.metrics"], ['MERGE_METRICS', "${run.id}.metrics"]])
 }
 
 def baselineLine(one, label) {
     return lineOf(one.unit, label, one.method, one.kind,
-        [[one.kind == 'built-in' ? 'BASELINE' : 'EXTERNAL', one.id], ['EVALUATE', "${one.id}.metrics"], ['MERGE_METRICS', "${one.id}.metrics"]])
+        [[one.kind == 'built-in' ? 'BASELINE' : 'EXTERNAL', one.id],
+            ['EVALUATE', "${one.id}.metrics"], ['MERGE_METRICS', "${one.id}.metrics"]])
 }
 
 // CSV of dataset, method, kind and names of logs: no folders, or another outdir would make the report again

@@ -44,7 +44,8 @@ def unitOf(row, folder, seed) {
                       store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs]
     if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }
     def part = row.part ?: 'test'
-    return [id: part == 'test' ? split.id : "${split.id}.${part}".toString(), dataset: row.dataset, store: store, split: split, part: part]
+    def id   = part == 'test' ? split.id : "${split.id}.${part}".toString()
+    return [id: id, dataset: row.dataset, store: store, split: split, part: part]
 }
 
 def fitOf(row, unit, stores, folder, checkpoints) {
@@ -53,8 +54,12 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     // to it do not, so that they sample again without training again
     def variant  = parseOverrides(row.overrides).subMap(['variant'])
     def sampling = overlay(readPreset(presetOf(row), folder), expand(variant)).sample ?: [:]
-    def text     = recipe([name: presetOf(row)] + settings + [sample: sampling], ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
-    def parts    = [row.id, unit ? unit.split.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0, row.init ?: '', row.transfer ?: '', row.embeddings ?: '']
+    def text     = recipe([name: presetOf(row)] + settings + [sample: sampling],
+        ['name', 'model', 'schedule', 'loss', 'train', 'sample'])
+    def parts    = [
+        row.id, unit ? unit.split.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0,
+        row.init ?: '', row.transfer ?: '', row.embeddings ?: '',
+    ]
     // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
 }
@@ -65,10 +70,11 @@ def bundleSampling(row, folder) {
     return new groovy.json.JsonSlurper().parseText(locate("${within}/config.json", folder).text).config?.sample ?: [:]
 }
 
-// how a row samples where that is not in its own recipe: as the prior or the bundle was meant to be, with the row's changes
+// how a row samples where that is not in its own recipe: as the prior or the bundle was meant to be, with the
+// row's changes
 def borrowedSampling(row, rows, folder) {
     def source = sourceOf(row, rows)
-    def base   = source ? overlay(readPreset(presetOf(source), folder), expand(parseOverrides(source.overrides))).sample ?: [:] : bundleSampling(row, folder)
+    def base   = source ? settingsOf(source, '', folder).sample ?: [:] : bundleSampling(row, folder)
     return overlay(base, parseOverrides(row.overrides, row.dataset).sample ?: [:])
 }
 
@@ -77,30 +83,47 @@ def runOf(given, rows, folder, options) {
     def seed     = options.seed
     def pretrain = row.mode == 'pretrain'
     def unit     = pretrain ? null : unitOf(row, folder, seed)
-    def stores   = pretrain ? (0..<row.dataset.split(/\|/).size()).collect { i -> storeOf(row, i, folder, seed) } : [unit.store]
+    def count    = row.dataset.split(/\|/).size()
+    def stores   = pretrain ? (0..<count).collect { i -> storeOf(row, i, folder, seed) } : [unit.store]
     def settings = settingsOf(row, row.dataset, folder)
     def folderOf = row.init ? locate(row.init, folder) : null
-    def sampling = row.mode == 'sample' && !isBound(row, rows) ? [sample: borrowedSampling(row, rows, folder)] : settings
-    return [id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Long, unit: unit, stores: stores,
-            init: row.init ?: null, bundle: folderOf && folderOf.exists() && !rows.any { other -> other.id == row.init } ? folderOf : null, transfer: row.transfer ?: 'keep',
-            step: row.step ? row.step as Integer : null, arm: row.arm ?: '', level: row.level ?: '', collection: row.collection ?: '',
-            kinds: tablesOf(row).keySet() as List, tables: tablesOf(row).values().collect { name -> locate(name, folder) },
-            script: row.mode == 'script' ? locate(row.script, folder) : [], python: row.python ?: '', baseline: recipe(settings, ['baseline']),
-            usual: recipe(readPreset(presetOf(row), folder), ['baseline']),
-            sample: recipe(sampling, ['sample']), evaluate: recipe([evaluate: (settings.evaluate ?: [:]) + options.evaluation], ['evaluate'])] + fitOf(row, unit, stores, folder, options.checkpoints)
+    def borrows  = row.mode == 'sample' && !isBound(row, rows)
+    def sampling = borrows ? [sample: borrowedSampling(row, rows, folder)] : settings
+    def scoring  = [evaluate: (settings.evaluate ?: [:]) + options.evaluation]
+    def isFolder = folderOf && folderOf.exists() && !rows.any { other -> other.id == row.init }
+    def run      = [
+        id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Long, unit: unit, stores: stores,
+        init: row.init ?: null, bundle: isFolder ? folderOf : null, transfer: row.transfer ?: 'keep',
+        step: row.step ? row.step as Integer : null,
+        arm: row.arm ?: '', level: row.level ?: '', collection: row.collection ?: '',
+        kinds: tablesOf(row).keySet() as List,
+        tables: tablesOf(row).values().collect { name -> locate(name, folder) },
+        script: row.mode == 'script' ? locate(row.script, folder) : [], python: row.python ?: '',
+        baseline: recipe(settings, ['baseline']),
+        usual: recipe(readPreset(presetOf(row), folder), ['baseline']),
+        sample: recipe(sampling, ['sample']), evaluate: recipe(scoring, ['evaluate']),
+    ]
+    return run + fitOf(row, unit, stores, folder, options.checkpoints)
 }
 
 // baselines of every unit: those that rows ask for, and the parameter's where no row does; these are scored as the
 // unit's first run is, and have the settings of its recipe but not of its overrides
 def baselinesOf(runs, names, seed) {
     def asked = runs.findAll { run -> run.unit && !isModel(run.mode) }
-        .collect { run -> run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level']) + [name: run.mode, method: run.id, recipe: run.baseline] }
+        .collect { run ->
+            run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level']) +
+                [name: run.mode, method: run.id, recipe: run.baseline]
+        }
     def taken = asked.collect { one -> [one.unit.id, one.name] }
     def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
         names.findAll { name -> !([run.unit.id, name] in taken) }.collect { name ->
-            run.subMap(['unit', 'evaluate']) + [seed: seed, script: [], python: '', name: name, method: name, recipe: run.usual] }
+            run.subMap(['unit', 'evaluate']) +
+                [seed: seed, script: [], python: '', name: name, method: name, recipe: run.usual]
+        }
     }
-    return (asked + unasked).collect { one -> one + [id: "${one.unit.id}.${one.method}".toString(), kind: kindOf(one.name)] }
+    return (asked + unasked).collect { one ->
+        one + [id: "${one.unit.id}.${one.method}".toString(), kind: kindOf(one.name)]
+    }
 }
 
 // two splits or selections of one data set must not be taken for the same in the tables
@@ -128,13 +151,22 @@ def planOf(rows, folder, options) {
     def first  = units.collectEntries { unit -> [(unit.id): runs.find { run -> run.unit && run.unit.id == unit.id }] }
     def labels = units.collectEntries { unit -> [(unit.id): labelOf(unit, units)] }
     def groups = units.collectEntries { unit -> [(unit.id): collectionOf(unit, runs, nameOf(unit, units))] }
+    def models = runs.findAll { run -> isModel(run.mode) }
     def others = baselinesOf(runs, options.baselines, options.seed)
+    def pairs  = units.unique(false) { unit -> unit.split.id }
+        .collect { unit -> [id: unit.split.id, store: unit.store.id] }
     return [
-        runs: runs, stores: stores, splits: units.collect { unit -> unit.split }.unique { split -> split.id },
-        pairs: units.unique(false) { unit -> unit.split.id }.collect { unit -> [id: unit.split.id, store: unit.store.id] },
-        simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }.unique { drawn -> drawn.id },
-        units: units.collect { unit -> [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id], evaluate: first[unit.id].evaluate] },
-        baselines: others.findAll { one -> one.kind == 'built-in' }, externals: others.findAll { one -> one.kind != 'built-in' },
-        expected: expectedOf(runs, others, labels), design: designOf(runs.findAll { run -> isModel(run.mode) }, others, labels, groups),
+        runs: runs, stores: stores, pairs: pairs, models: models,
+        splits: units.collect { unit -> unit.split }.unique { split -> split.id },
+        bare: stores.collect { store -> store.id } - pairs.collect { pair -> pair.store },   // stores without a split
+        simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }
+            .unique { drawn -> drawn.id },
+        units: units.collect { unit ->
+            [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id],
+                evaluate: first[unit.id].evaluate]
+        },
+        baselines: others.findAll { one -> one.kind == 'built-in' },
+        externals: others.findAll { one -> one.kind != 'built-in' },
+        expected: expectedOf(runs, others, labels), design: designOf(models, others, labels, groups),
     ]
 }

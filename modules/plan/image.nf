@@ -19,8 +19,12 @@ def labelsOf(path) {
     def said   = outputOf(['apptainer', 'inspect', '--json', '--labels', path])
     def labels = said ? new groovy.json.JsonSlurper().parseText(said).data.attributes.labels ?: [:] : [:]
     def named  = { name -> labels[name] && labels[name] != 'unknown' ? labels[name] : null }
-    return [version: named.call('org.opencontainers.image.version'), commit: named.call('org.opencontainers.image.revision'),
-        dirty: named.call('org.perturbdiff.dirty')?.toBoolean(), lock_sha256: named.call('org.perturbdiff.lock.sha256')]
+    return [
+        version: named.call('org.opencontainers.image.version'),
+        commit: named.call('org.opencontainers.image.revision'),
+        dirty: named.call('org.perturbdiff.dirty')?.toBoolean(),
+        lock_sha256: named.call('org.perturbdiff.lock.sha256'),
+    ]
 }
 
 // container: absolute path of an image file, or a name in a registry, or null → Map or null.
@@ -28,15 +32,20 @@ def labelsOf(path) {
 def imageRecord(container) {
     if (!container) { return null }
     def name = "${container}".toString()
-    if (name.contains('://')) { return [path: name, id: name.contains('@sha256:') ? name.substring(name.indexOf('@') + 1) : null] }
+    if (name.contains('://')) {
+        return [path: name, id: name.contains('@sha256:') ? name.substring(name.indexOf('@') + 1) : null]
+    }
     def image = new java.io.File(name)
     if (!image.file) { error("--container: there is no image ${name} (bin/build-image makes one)") }
     def tool = "${projectDir}/bin/image-digest".toString()
-    if (image.length() > (1 << 30) && !outputOf([tool, '--kept', name])) { log.info "perturbdiff: reading ${name} once for its digest" }
+    if (image.length() > (1 << 30) && !outputOf([tool, '--kept', name])) {
+        log.info "perturbdiff: reading ${name} once for its digest"
+    }
     def digest = outputOf([tool, name])?.trim()
     def record = [path: name, id: digest, bytes: image.length()] + labelsOf(name)
     if (record.version && record.version != workflow.manifest.version) {
-        log.warn "the image holds perturbdiff ${record.version} and this is the workflow of ${workflow.manifest.version}; make a new one with bin/build-image"
+        log.warn "the image holds perturbdiff ${record.version} and this is the workflow of " +
+            "${workflow.manifest.version}; make a new one with bin/build-image"
     }
     return record
 }

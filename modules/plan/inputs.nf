@@ -20,11 +20,13 @@ def datasetProblems(text) {
     def name  = text - 'dataset:'
     if (!known[name]) {
         def close = known.keySet().closest(name)
-        return ["unknown data set '${name}'${close ? ", did you mean '${close[0]}'?" : ''}; data sets: ${known.keySet().join(', ')}"]
+        return ["unknown data set '${name}'${close ? ", did you mean '${close[0]}'?" : ''}; " +
+            "data sets: ${known.keySet().join(', ')}"]
     }
     def places = placesOf(known[name])
     return places.any { path -> path.exists() } ? [] :
-        ["data set '${name}': no ${known[name].file} in ${places.collect { path -> path.parent }.join(' or ')}; put it into a folder and name that in PERTURBDIFF_DATA"]
+        ["data set '${name}': no ${known[name].file} in ${places.collect { path -> path.parent }.join(' or ')}; " +
+            'put it into a folder and name that in PERTURBDIFF_DATA']
 }
 
 def locate(text, folder) {

@@ -1,6 +1,11 @@
 // Runs with a model, and rows of mode `sample`: predictions with the model of another row, or as it was at a kept step.
 // Without includes, as several scripts include it: the strict parser takes no others twice.
 
+// what makes a bundle
+def isFitted(mode) {
+    return mode in ['pretrain', 'train', 'finetune']
+}
+
 // what predicts with a bundle
 def isModel(mode) {
     return mode in ['train', 'finetune', 'sample']
@@ -8,11 +13,11 @@ def isModel(mode) {
 
 // the row whose model a row samples; null: a bundle folder's, or this is no such row
 def sourceOf(row, rows) {
-    return row.mode == 'sample' ? rows.find { other -> other.id == row.init && other.mode in ['train', 'finetune', 'pretrain'] } : null
+    return row.mode == 'sample' ? rows.find { other -> other.id == row.init && isFitted(other.mode) } : null
 }
 
-// a model is sampled on the data that it was fitted to, which its row describes; a prior, and a bundle from elsewhere, on
-// those that the sample row describes
+// a model is sampled on the data that it was fitted to, which its row describes; a prior, and a bundle from elsewhere,
+// on those that the sample row describes
 def isBound(row, rows) {
     return sourceOf(row, rows)?.mode in ['train', 'finetune']
 }
@@ -21,7 +26,8 @@ def isBound(row, rows) {
 def inherit(row, rows) {
     if (!isBound(row, rows)) { return row }
     def source = sourceOf(row, rows)
-    return row + source.subMap(['preset', 'split', 'genes']) + [overrides: [source.overrides, row.overrides].findAll().join(';')]
+    return row + source.subMap(['preset', 'split', 'genes']) +
+        [overrides: [source.overrides, row.overrides].findAll().join(';')]
 }
 
 def stepFolder(step) {

@@ -1,4 +1,5 @@
-// Parameters checked against nextflow_schema.json without a plugin: names, types, limits, characters; all errors at once.
+// Parameters checked against nextflow_schema.json without a plugin: names, types, limits, characters; all errors at
+// once.
 
 include { pathProblems; projectProblems; shown } from './characters'
 
@@ -19,15 +20,33 @@ def problemsOf(name, spec, value) {
     def lost = spec.type == 'string' && value == true ? "; a value that begins with -- is written --${name}='--…'" : ''
     if (!hasType(spec.type, value)) { return ["--${name}: expected ${spec.type}, got '${value}'${lost}"] }
     def problems = []
-    if (spec['enum'] && !(value in spec['enum'])) { problems << "--${name}: must be one of ${spec['enum'].join(', ')}, got '${value}'" }
-    if (spec.minimum != null && value < spec.minimum) { problems << "--${name}: must be at least ${spec.minimum}, got ${value}" }
-    if (spec.exclusiveMinimum != null && value <= spec.exclusiveMinimum) { problems << "--${name}: must be above ${spec.exclusiveMinimum}, got ${value}" }
-    if (spec.exclusiveMaximum != null && value >= spec.exclusiveMaximum) { problems << "--${name}: must be below ${spec.exclusiveMaximum}, got ${value}" }
+    if (spec['enum'] && !(value in spec['enum'])) {
+        problems << "--${name}: must be one of ${spec['enum'].join(', ')}, got '${value}'"
+    }
+    if (spec.minimum != null && value < spec.minimum) {
+        problems << "--${name}: must be at least ${spec.minimum}, got ${value}"
+    }
+    if (spec.exclusiveMinimum != null && value <= spec.exclusiveMinimum) {
+        problems << "--${name}: must be above ${spec.exclusiveMinimum}, got ${value}"
+    }
+    if (spec.exclusiveMaximum != null && value >= spec.exclusiveMaximum) {
+        problems << "--${name}: must be below ${spec.exclusiveMaximum}, got ${value}"
+    }
     if (spec.format in ['file-path', 'directory-path']) { problems += pathProblems("--${name}", value) }
-    else if (value instanceof CharSequence && value =~ /\p{Cntrl}/) { problems << "--${name}: '${value}' has a line break or another control character: take it out" }
-    else if (spec.pattern && value && !(value ==~ spec.pattern)) { problems << "--${name}: '${value}' ${spec['x-allowed'] ? "holds other signs than ${spec['x-allowed']}" : "does not fit ${spec.pattern}"}" }
-    if (spec.maximum != null && value > spec.maximum) { problems << "--${name}: must be at most ${spec.maximum}, got ${value}" }
-    if (spec.format == 'file-path' && spec.exists && value && !problems && !file(value, glob: false).exists()) { problems << "--${name}: no such file '${value}'" }
+    else if (value instanceof CharSequence && value =~ /\p{Cntrl}/) {
+        problems << "--${name}: '${value}' has a line break or another control character: take it out"
+    }
+    else if (spec.pattern && value && !(value ==~ spec.pattern)) {
+        def wrong = spec['x-allowed'] ? "holds other signs than ${spec['x-allowed']}" : "does not fit ${spec.pattern}"
+        problems << "--${name}: '${value}' ${wrong}"
+    }
+    if (spec.maximum != null && value > spec.maximum) {
+        problems << "--${name}: must be at most ${spec.maximum}, got ${value}"
+    }
+    def isRead = spec.format == 'file-path' && spec.exists
+    if (isRead && value && !problems && !file(value, glob: false).exists()) {
+        problems << "--${name}: no such file '${value}'"
+    }
     return problems
 }
 
@@ -50,12 +69,20 @@ def checkParameters(given, schemaFile, metadata) {
     def known  = groups.inject([:]) { all, group -> all + group.properties }
     // --foo-bar also appears as fooBar: reported once, under the name that was given
     def twins  = given.keySet().findAll { name -> name.contains('-') }.collect { name -> camelCase(name) }
-    def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) }.collect { name -> unknownName(name, known.keySet()) }
+    def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) }
+        .collect { name -> unknownName(name, known.keySet()) }
     errors += sourceProblems(given) + groups.collectMany { group -> group.required ?: [] }
-        .findAll { name -> given[name] == null || given[name] == '' || given[name] == true && known[name].type == 'string' }
+        .findAll { name ->
+            given[name] == null || given[name] == '' || given[name] == true && known[name].type == 'string'
+        }
         .collect { name -> "--${name} is required".toString() }
     errors += known.findAll { name, _spec -> given[name] != null && !(given[name] == '') }
         .collectMany { name, spec -> problemsOf(name, spec, given[name]) }
-    errors += pathProblems('-work-dir', metadata.workDir) + pathProblems('the folder that Nextflow was started in,', metadata.launchDir) + projectProblems(metadata.projectDir)
-    if (errors) { error("the parameters do not fit (see docs/workflow.md):\n  " + errors.collect { problem -> shown(problem) }.unique().join('\n  ')) }
+    errors += pathProblems('-work-dir', metadata.workDir) +
+        pathProblems('the folder that Nextflow was started in,', metadata.launchDir) +
+        projectProblems(metadata.projectDir)
+    if (errors) {
+        error("the parameters do not fit (see docs/workflow.md):\n  " +
+            errors.collect { problem -> shown(problem) }.unique().join('\n  '))
+    }
 }

@@ -18,10 +18,17 @@ def parseYaml(text) {
     return new groovy.yaml.YamlSlurper().parseText(text.replaceAll(/!(paper|released|ours)\b\s*/, '')) ?: [:]
 }
 
+def namesIn(folder) {
+    return file("${projectDir}/perturbdiff/config/${folder}").list().findAll { entry -> entry.endsWith('.yaml') }
+        .collect { entry -> entry - '.yaml' }.sort()
+}
+
 // what perturbdiff/config/variants and perturbdiff/config/sizes hold under a name
 def named(kind, name) {
-    def known = file("${projectDir}/perturbdiff/config/${kind}s").list().findAll { entry -> entry.endsWith('.yaml') }.collect { entry -> entry - '.yaml' }.sort()
-    if (!(name in known)) { throw new IllegalArgumentException("unknown ${kind} '${name}'; ${kind}s: ${known.join(', ')}") }
+    def known = namesIn("${kind}s")
+    if (!(name in known)) {
+        throw new IllegalArgumentException("unknown ${kind} '${name}'; ${kind}s: ${known.join(', ')}")
+    }
     return parseYaml(file("${projectDir}/perturbdiff/config/${kind}s/${name}.yaml").text)
 }
 
@@ -49,12 +56,14 @@ def presetOf(row) {
 }
 
 def presetNames() {
-    return file("${projectDir}/perturbdiff/config/presets").list().findAll { name -> name.endsWith('.yaml') }.collect { name -> name - '.yaml' }.sort()
+    return namesIn('presets')
 }
 
 def readPreset(name, folder, seen = []) {
     def source = presetFile(name, folder)
-    if (!source.isFile()) { throw new IllegalArgumentException("no preset or file '${name}'; presets: ${presetNames().join(', ')}") }
+    if (!source.isFile()) {
+        throw new IllegalArgumentException("no preset or file '${name}'; presets: ${presetNames().join(', ')}")
+    }
     def tree
     try {
         tree = parseYaml(source.text)
@@ -74,11 +83,13 @@ def parseOverride(part, dataset) {
     if (shorthand) { return [(shorthand[0][1]): shorthand[0][2]] }
     def match = part =~ /^(?:([\w.-]+):)?(\w+)\.(\w+)(?:\.(\w+))?\s*=(.*)$/
     if (!match || !(match[0][2] in sections())) {
-        throw new IllegalArgumentException("override '${part}': write section.key=value with a section of ${sections().join(', ')}")
+        throw new IllegalArgumentException("override '${part}': write section.key=value with a section of " +
+            sections().join(', '))
     }
     def (only, section, key, name, text) = match[0].drop(1)
     if (name && [section, key] != ['baseline', 'options']) {
-        throw new IllegalArgumentException("override '${part}': ${section}.${key} has no parts; only baseline.options.NAME=value has")
+        throw new IllegalArgumentException("override '${part}': ${section}.${key} has no parts; " +
+            'only baseline.options.NAME=value has')
     }
     if (only && only != dataset) { return [:] }
     def value = new groovy.yaml.YamlSlurper().parseText("value: ${text.trim()}").value

@@ -1,11 +1,12 @@
 // The samplesheet: rows read and checked before any task starts; all errors in one message.
 
-include { pathProblems; shown                         } from './characters'
-include { comparisonProblems                          } from './comparison'
+include { comparisonProblems                                        } from './comparison'
 include { datasetProblems; isDataset; isSimulated; locate; tablesOf } from './inputs'
-include { expand; overlay; parseOverrides; readPreset } from './recipes'
-include { sampleProblems                              } from './sampling'
-include { optionProblems                              } from './tools'
+include { expand; overlay; parseOverrides; readPreset               } from './recipes'
+include { isFitted                                                  } from './models'
+include { optionProblems                                            } from './tools'
+include { pathProblems; shown                                       } from './characters'
+include { sampleProblems                                            } from './sampling'
 
 def missingFile(text, folder, what) {
     if (what == 'input' && isDataset(text)) { return datasetProblems(text) }
@@ -16,37 +17,59 @@ def formProblems(row, schema) {
     def rules = schema.items
     def problems = rules.required.findAll { name -> !row[name] }.collect { name -> "'${name}' is empty" }
     rules.properties.findAll { name, _rule -> row[name] }.each { name, rule ->
-        if (rule['enum'] && !(row[name] in rule['enum'])) { problems << "unknown ${name} '${row[name]}'; one of ${rule['enum'].join(', ')}" }
-        if (rule.pattern && !(row[name] ==~ rule.pattern)) { problems << "${name} '${row[name]}' does not fit ${rule.pattern}" }
-        else if (rule['x-maximum'] && (row[name] as BigInteger) > rule['x-maximum']) { problems << "${name} ${row[name]} is too large; at most ${rule['x-maximum']}" }
+        if (rule['enum'] && !(row[name] in rule['enum'])) {
+            problems << "unknown ${name} '${row[name]}'; one of ${rule['enum'].join(', ')}"
+        }
+        if (rule.pattern && !(row[name] ==~ rule.pattern)) {
+            problems << "${name} '${row[name]}' does not fit ${rule.pattern}"
+        }
+        else if (rule['x-maximum'] && (row[name] as BigInteger) > rule['x-maximum']) {
+            problems << "${name} ${row[name]} is too large; at most ${rule['x-maximum']}"
+        }
     }
     return problems
 }
 
 // names that a task would not be given as they are; every cell that becomes one
 def nameProblems(row, contained) {
-    def inputNames = (row.input ?: '').split(/[|;]/).collect { name -> name.trim() }.findAll { name -> !isSimulated(name) && !isDataset(name) }
-    def cells = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'script'] }.collect { name, value -> [name, value] } +
-        inputNames.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
+    def inputs = (row.input ?: '').split(/[|;]/).collect { name -> name.trim() }
+        .findAll { name -> !isSimulated(name) && !isDataset(name) }
+    def cells  = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'script'] }
+        .collect { name, value -> [name, value] } +
+        inputs.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
     def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
-    return broken.collect { name -> "${name} '${row[name]}' has a line break or another control character: take it out" } +
-        cells.findAll { name, _value -> !(name in broken) }.collectMany { name, value -> pathProblems(name, value, contained) }
+    def marked = broken.collect { name ->
+        "${name} '${row[name]}' has a line break or another control character: take it out"
+    }
+    return marked +
+        cells.findAll { name, _value -> !(name in broken) }
+            .collectMany { name, value -> pathProblems(name, value, contained) }
 }
 
 def scriptProblems(row, folder) {
-    def problems = ['script', 'python'].findAll { name -> row[name] && row.mode != 'script' }.collect { name -> "'${name}' is for rows of mode script" }
-    if (row.mode == 'script' && !row.script) { problems << "'script' is empty: name the file that predicts (docs/adapters.md)" }
+    def problems = ['script', 'python'].findAll { name -> row[name] && row.mode != 'script' }
+        .collect { name -> "'${name}' is for rows of mode script" }
+    if (row.mode == 'script' && !row.script) {
+        problems << "'script' is empty: name the file that predicts (docs/adapters.md)"
+    }
     return problems + missingFile(row.script, folder, 'script')
 }
 
 def fileProblems(row, folder) {
-    def stores   = (row.input ?: '').split(/\|/).collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
+    def stores   = (row.input ?: '').split(/\|/)
+        .collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
     def problems = stores.flatten().collectMany { name -> missingFile(name, folder, 'input') }
     problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list')
     problems += tablesOf(row).values().collectMany { name -> missingFile(name, folder, 'semantic table') }
-    if (row.embeddings && !(row.mode in ['train', 'pretrain', 'finetune'])) { problems << "'embeddings' is for train, pretrain and finetune rows" }
-    if (stores.any { names -> names.size() > 1 && names.any { name -> isSimulated(name) } }) { problems << "'simulate:' cannot be joined with other inputs" }
-    if (stores.size() != (row.dataset ?: '').split(/\|/).size()) { problems << "'dataset' and 'input' name different numbers of data sets" }
+    if (row.embeddings && !isFitted(row.mode)) {
+        problems << "'embeddings' is for train, pretrain and finetune rows"
+    }
+    if (stores.any { names -> names.size() > 1 && names.any { name -> isSimulated(name) } }) {
+        problems << "'simulate:' cannot be joined with other inputs"
+    }
+    if (stores.size() != (row.dataset ?: '').split(/\|/).size()) {
+        problems << "'dataset' and 'input' name different numbers of data sets"
+    }
     if (stores.size() > 1 && row.mode != 'pretrain') { problems << "only a pretrain row can have several data sets" }
     return problems
 }
@@ -54,7 +77,9 @@ def fileProblems(row, folder) {
 // assets/recipe_keys.txt lists the keys of the configuration; a test keeps it so
 def unknownKeys(settings) {
     def known = file("${projectDir}/assets/recipe_keys.txt").readLines()
-    def used  = settings.collectMany { section, values -> values instanceof Map ? values.keySet().collect { key -> "${section}.${key}".toString() } : [section] }
+    def used  = settings.collectMany { section, values ->
+        values instanceof Map ? values.keySet().collect { key -> "${section}.${key}".toString() } : [section]
+    }
     return used.findAll { key -> !(key in known) }.collect { key ->
         def close = known.closest(key)
         "unknown recipe key '${key}'${close ? ", did you mean '${close[0]}'?" : ''}"
@@ -62,7 +87,8 @@ def unknownKeys(settings) {
 }
 
 def reasonOf(problem) {
-    return problem.cause ? reasonOf(problem.cause) : problem.message   // a call into another script wraps what it throws
+    // a call into another script wraps what it throws
+    return problem.cause ? reasonOf(problem.cause) : problem.message
 }
 
 def recipeProblems(row, folder) {
@@ -75,7 +101,8 @@ def recipeProblems(row, folder) {
     }
     problems += prefixProblems(row)
     try {
-        settings = (row.dataset ?: '').split(/\|/).inject(settings) { tree, dataset -> overlay(tree, expand(parseOverrides(row.overrides, dataset))) }
+        settings = (row.dataset ?: '').split(/\|/)
+            .inject(settings) { tree, dataset -> overlay(tree, expand(parseOverrides(row.overrides, dataset))) }
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }
@@ -83,7 +110,10 @@ def recipeProblems(row, folder) {
     if (settings.data?.hvg_cells == 'train') {
         if (row.mode == 'pretrain') { problems << "data.hvg_cells=train needs a split, which a pretrain row has not" }
         if ((row.input ?: '').contains(';')) { problems << "data.hvg_cells=train needs a single input file" }
-        if (settings.split?.choose == 'pca' && !row.split) { problems << "split.choose=pca needs the store before the split, data.hvg_cells=train the split before the store" }
+        if (settings.split?.choose == 'pca' && !row.split) {
+            problems << 'split.choose=pca needs the store before the split, ' +
+                'data.hvg_cells=train the split before the store'
+        }
     }
     return problems
 }
@@ -91,11 +121,13 @@ def recipeProblems(row, folder) {
 // an override with a data set's name before it: a name of the row, and a section of its data, not of the network
 def prefixProblems(row) {
     def known = (row.dataset ?: '').split(/\|/) as List
-    def found = (row.overrides ?: '').split(';').collect { part -> part.trim() =~ /^([\w.-]+):(\w+)\./ }.findAll { match -> match.find() }
+    def found = (row.overrides ?: '').split(';')
+        .collect { part -> part.trim() =~ /^([\w.-]+):(\w+)\./ }.findAll { match -> match.find() }
     return found.collectMany { match ->
         def (name, section) = match[0].drop(1)
         if (!(name in known)) { return ["override for the data set '${name}'; this row's: ${known.join(', ')}"] }
-        return section in ['model', 'schedule', 'loss', 'train'] ? ["override '${name}:${section}…': ${section} is of the network, not of a data set; leave '${name}:' out"] : []
+        if (!(section in ['model', 'schedule', 'loss', 'train'])) { return [] }
+        return ["override '${name}:${section}…': ${section} is of the network, not of a data set; leave '${name}:' out"]
     }
 }
 
@@ -114,17 +146,24 @@ def readRows(sheet, schemaFile, contained = false) {
     def rows   = sheet.splitCsv(header: true, strip: true, quote: '"')
     if (!rows) { error("samplesheet ${sheet.name}: no rows") }
     def columns = schema.items.properties.keySet()
-    def errors  = rows[0].keySet().findAll { name -> !(name in columns) }.collect { name -> "unknown column '${name}'; columns: ${columns.join(', ')}".toString() }
-    errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }.collect { name -> "column '${name}' is missing".toString() }
+    def errors  = rows[0].keySet().findAll { name -> !(name in columns) }
+        .collect { name -> "unknown column '${name}'; columns: ${columns.join(', ')}".toString() }
+    errors += schema.items.required.findAll { name -> !rows[0].containsKey(name) }
+        .collect { name -> "column '${name}' is missing".toString() }
     if (!errors) {
         rows.eachWithIndex { row, i ->
-            def problems = formProblems(row, schema) + nameProblems(row, contained) + fileProblems(row, sheet.parent) + scriptProblems(row, sheet.parent) + recipeProblems(row, sheet.parent) +
-                initProblems(row, rows, sheet.parent) + sampleProblems(row, rows, sheet.parent) + comparisonProblems(row)
+            def folder   = sheet.parent
+            def problems = formProblems(row, schema) + nameProblems(row, contained) + fileProblems(row, folder) +
+                scriptProblems(row, folder) + recipeProblems(row, folder) + initProblems(row, rows, folder) +
+                sampleProblems(row, rows, folder) + comparisonProblems(row)
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
-            if (row.id in schema.items.properties.mode['enum'] + ['ceiling', 'real'] && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
+            def names    = schema.items.properties.mode['enum'] + ['ceiling', 'real']
+            if (row.id in names && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }
             errors += problems.collect { problem -> "line ${i + 2} (${row.id ?: 'no id'}): ${problem}".toString() }
         }
     }
-    if (errors) { error("samplesheet ${shown(sheet.name)}:\n  " + errors.collect { problem -> shown(problem) }.join('\n  ')) }
+    if (errors) {
+        error("samplesheet ${shown(sheet.name)}:\n  " + errors.collect { problem -> shown(problem) }.join('\n  '))
+    }
     return rows
 }

@@ -16,9 +16,11 @@ def kindOf(name) {
 // options of the row's method that it does not have; a script's own are its own matter
 def optionProblems(name, options) {
     if (!(name in toolNames()) || !(options instanceof Map)) { return [] }
-    def known = (new groovy.yaml.YamlSlurper().parseText(toolFolder().resolve("${name}.yaml").text).settings ?: [:]).keySet()
+    def text  = toolFolder().resolve("${name}.yaml").text
+    def known = (new groovy.yaml.YamlSlurper().parseText(text).settings ?: [:]).keySet()
     return options.keySet().findAll { option -> !(option in known) }.collect { option ->
         def close = known.toList().closest("${option}".toString())
-        "${name} has no option '${option}'${close ? ", did you mean '${close[0]}'?" : ''}; perturbdiff baseline show ${name} lists them"
+        "${name} has no option '${option}'${close ? ", did you mean '${close[0]}'?" : ''}; " +
+            "perturbdiff baseline show ${name} lists them"
     }
 }

@@ -5,14 +5,17 @@ include { folderProblems; imageProblems; profileProblems; siteWarnings } from '.
 include { toolProblems } from './modules/plan/installed'
 
 def configOf(profile) {
-    return new nextflow.config.ConfigBuilder().setBaseDir(java.nio.file.Path.of(params.project)).setProfile(profile).buildConfigObject()
+    def folder = java.nio.file.Path.of(params.project)
+    return new nextflow.config.ConfigBuilder().setBaseDir(folder).setProfile(profile).buildConfigObject()
 }
 
 def jobsOf(config) {
     return processes().collectEntries { one ->
         def settings = settingsOf(config.process, one)
-        [(one.name): [head: headOf(settings, config.params, config.executor?.perCpuMemAllocation).lines, labels: one.labels,
-            gpu: valueOf(settings, 'containerOptions', config.params) ?: '', told: settings.ext?.args != null, published: settings.publishDir != null]]
+        def head = headOf(settings, config.params, config.executor?.perCpuMemAllocation).lines
+            def gpu  = valueOf(settings, 'containerOptions', config.params) ?: ''
+            [(one.name): [head: head, labels: one.labels, gpu: gpu, told: settings.ext?.args != null,
+                published: settings.publishDir != null]]
     }
 }
 
@@ -26,7 +29,10 @@ workflow {
     def cases = new groovy.json.JsonSlurper().parseText(file('cases.json').text)
     def found = [
         jobs: cases.profiles.collectEntries { profile -> [(profile): jobsOf(configOf(profile))] },
-        problems: cases.problems.collect { one -> profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) + folderProblems(params + one.given) },
+        problems: cases.problems.collect { one ->
+            profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) +
+                folderProblems(params + one.given)
+        },
         tools: cases.tools.collect { one -> toolProblems(one.names, one.given, new java.io.File(one.root)) },
         warnings: cases.warnings.collect { one -> siteWarnings(['slurm'], params + one, one.work ?: '/shared/work') },
         afterwards: cases.afterwards.collect { one -> afterwards(one[0] ?: Integer.MAX_VALUE, one[1], one[2]) },

@@ -16,6 +16,10 @@ from perturbdiff.config import recipes
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))
+SCRIPTS = [
+    ROOT / "main.nf",
+    *sorted(p for f in ("modules", "subworkflows") for p in (ROOT / f).rglob("*.nf")),
+]
 
 
 def options(command: Any) -> set[str]:
@@ -71,10 +75,16 @@ def test_parameters_are_those_of_the_schema():
     )
     assert sorted(defaults) == sorted(described)
     assert [ref["$ref"].split("/")[-1] for ref in schema["allOf"]] == list(schema["$defs"])
-    used = re.findall(
-        r"params\.(\w+)", "".join(p.read_text() for p in [ROOT / "main.nf", *(ROOT / "conf").iterdir()])
-    )
+    scripts = "".join(p.read_text() for p in [*SCRIPTS, *(ROOT / "conf").iterdir()])
+    used = re.findall(r"\b(?:params|given)\.(\w+)\b(?! ?[({])", scripts)  # not of methods
+    assert {"outdir", "evaluation_seed"} < set(used)
     assert set(used) <= described
+
+
+def test_the_workflow_fits_a_screen():
+    assert len((ROOT / "main.nf").read_text().splitlines()) < 120
+    for path in (*SCRIPTS, ROOT / "nextflow.config", *(ROOT / "conf").iterdir()):
+        assert max(map(len, path.read_text().splitlines())) <= 120, path
 
 
 def literal(text: str):

@@ -1,0 +1,75 @@
+// Bundles, baselines and methods of others → predictions.
+
+include { BASELINE                   } from '../../modules/local/baseline'
+include { EXTERNAL                   } from '../../modules/local/external'
+include { MERGE as MERGE_PREDICTIONS } from '../../modules/local/merge'
+include { SAMPLE                     } from '../../modules/local/sample'
+include { byName; spread             } from '../../modules/plan/parts'
+
+workflow PREDICT {
+    take:
+    plan
+    units    // id, store folder, split parquet
+    bundles  // meta, folder
+
+    main:
+    // with the bundle of a folder, which no run of this sheet makes
+    given = plan.models.findAll { run -> run.mode == 'sample' && run.bundle }
+    made  = plan.models.findAll { run -> !(run.mode == 'sample' && run.bundle) }
+
+    // a sampling may be spread over tasks, and their parts are merged
+    fitted = channel.fromList(made)
+        .map { run -> tuple(run.mode == 'sample' ? run.init : run.id, run) }
+        .combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
+        .map { _id, run, bundle -> tuple(run.unit.id, run, bundle) }
+    SAMPLE(
+        fitted.mix(channel.fromList(given).map { run -> tuple(run.unit.id, run, run.bundle) })
+            .combine(units, by: 0)
+            .map { _unit, run, bundle, store, split ->
+                def meta = [id: run.id, seed: run.seed, part: run.unit.part, step: run.step]
+                tuple(meta, bundle, store, split, run.sample)
+            }
+            .flatMap { job -> spread(job, plan.shards.sample) }
+    )
+    MERGE_PREDICTIONS(
+        SAMPLE.out.predictions.join(SAMPLE.out.records)
+            .filter { meta, _predictions, _records -> meta.shard }
+            .map { meta, predictions, records -> tuple(groupKey(meta.whole, plan.shards.sample), predictions, records) }
+            .groupTuple()
+            .map { key, parts, records ->
+                def meta = [id: "${key}.h5ad".toString(), run: "${key}".toString()]
+                tuple(meta, byName(parts), byName(records.flatten()))
+            }
+    )
+    merged  = MERGE_PREDICTIONS.out.whole.map { meta, predictions -> tuple([id: meta.run], predictions) }
+    sampled = SAMPLE.out.predictions.filter { meta, _predictions -> !meta.shard }
+
+    EXTERNAL(
+        channel.fromList(plan.externals)
+            .map { one -> tuple(one.unit.id, one) }
+            .combine(units, by: 0)
+            .map { _unit, one, store, split ->
+                def meta = one.subMap(['id', 'name', 'seed', 'python', 'image']) + [part: one.unit.part]
+                tuple(meta, store, split, one.script, one.recipe)
+            }
+    )
+    BASELINE(
+        channel.fromList(plan.baselines)
+            .map { one -> tuple(one.unit.id, one) }
+            .combine(units, by: 0)
+            .map { _unit, one, store, split ->
+                tuple(one.subMap(['id', 'name', 'seed']) + [part: one.unit.part], store, split)
+            }
+    )
+
+    predictions = sampled.mix(merged, BASELINE.out.predictions, EXTERNAL.out.predictions)
+    records     = SAMPLE.out.records.filter { meta, _files -> !meta.shard }.map { _meta, files -> files }
+        .mix(MERGE_PREDICTIONS.out.records, BASELINE.out.records, EXTERNAL.out.records)
+        .flatten()
+    versions = SAMPLE.out.versions.mix(MERGE_PREDICTIONS.out.versions, BASELINE.out.versions, EXTERNAL.out.versions)
+
+    emit:
+    predictions  // meta, h5ad
+    records      // JSON files: what made each prediction, and how long it took
+    versions
+}

@@ -1,0 +1,49 @@
+// Predictions → metrics, beside what replicates of the real cells reach.
+
+include { CEILING                } from '../../modules/local/ceiling'
+include { EVALUATE               } from '../../modules/local/evaluate'
+include { MERGE as MERGE_METRICS } from '../../modules/local/merge'
+include { byName; spread         } from '../../modules/plan/parts'
+
+workflow SCORE {
+    take:
+    plan
+    units        // id, store folder, split parquet
+    predictions  // meta, h5ad
+
+    main:
+    // an evaluation may be spread over tasks, and their parts are merged
+    EVALUATE(
+        predictions.map { meta, cells -> tuple(plan.scoring[meta.id].unit, plan.scoring[meta.id], cells) }
+            .combine(units, by: 0)
+            .map { _unit, one, cells, store, _split ->
+                tuple(one.subMap(['id', 'method', 'dataset', 'seed']), cells, store, one.recipe)
+            }
+            .flatMap { job -> spread(job, plan.shards.evaluation) }
+    )
+    CEILING(
+        channel.fromList(plan.ceilings)
+            .map { one -> tuple(one.unit, one) }
+            .combine(units, by: 0)
+            .map { _unit, one, store, split ->
+                tuple(one.subMap(['id', 'dataset', 'seed', 'part']), store, split, one.recipe)
+            }
+            .flatMap { job -> spread(job, plan.shards.evaluation) }
+    )
+    scored = EVALUATE.out.metrics.mix(CEILING.out.metrics)
+    MERGE_METRICS(
+        scored.filter { meta, _scores -> meta.shard }
+            .map { meta, scores -> tuple(groupKey(meta.whole, plan.shards.evaluation), scores) }
+            .groupTuple()
+            .map { key, parts -> tuple([id: "${key}".toString()], byName(parts), []) }
+    )
+
+    metrics = scored.filter { meta, _scores -> !meta.shard }
+        .mix(MERGE_METRICS.out.whole)
+        .map { _meta, scores -> scores }
+    versions = EVALUATE.out.versions.mix(CEILING.out.versions, MERGE_METRICS.out.versions)
+
+    emit:
+    metrics   // folder
+    versions
+}
