@@ -129,7 +129,11 @@ class ControlPools:
         self._own = {groups[i]: np.array([i]) for i in usable}
         self._of_type, self._of_batch = _members(cell_types, usable), _members(batches, usable)
         self.fallbacks = {"cell_type": 0, "batch": 0}
-        self._pool = {int(c): self.match(*groups[c]) for c in wanted}
+        told = conditions["control"].to_numpy(np.int64)  # pretraining tells other controls than a store does
+        self._pool = {
+            int(c): told[[c]] if told[c] >= 0 and rows.count[told[c]] > 0 else self.match(*groups[c])
+            for c in wanted
+        }
         if not quiet:
             self.warn_of_fallbacks(len(wanted))
 

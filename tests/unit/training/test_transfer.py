@@ -12,6 +12,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff import sampling
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.conditions.condition import conditions_of
 from perturbdiff.config import recipes
 from perturbdiff.predictions import read_predictions
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
@@ -104,7 +105,7 @@ def test_held_out_cells_are_left_out_by_name(trained, tmp_path):
 
 def test_a_store_wholly_held_out_is_refused(trained):
     store = Store(trained / "store")
-    every = {tuple(row) for row in store.conditions[LABELS].itertuples(index=False)}
+    every = set(conditions_of(store.conditions))
     with pytest.raises(UserError, match="every condition is held out"):
         HeldOut(conditions=every).leave_out(store)
 
