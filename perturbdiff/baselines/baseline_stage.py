@@ -18,6 +18,7 @@ from perturbdiff import predictions
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task, open_task, write
 from perturbdiff.baselines.simple import control_copy, linear, mean_of, nearest_context, resample
 from perturbdiff.conditions.condition import LABELS
+from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import read_split
@@ -97,13 +98,16 @@ def _write(
     with _measured(spent, "train"):
         task, wanted = open_task(store, split, part, seed)
         predictor = METHODS[name](task)
-    facts = {"method": name, "baseline": name, "baseline_kind": "built-in", "seed": seed}
-    if name in FROM_CONTROLS:
-        facts["controls"] = "balanced"
+    made_by = Method(
+        baseline=name,
+        baseline_kind="built-in",
+        seed=seed,
+        controls="balanced" if name in FROM_CONTROLS else None,
+    )
     learned = part == "train" and name != "control"
     with _measured(spent, "predict"):
         blocks = _cells(task, wanted, predictor)
-        stage.results |= write(stage.path, store, wanted, blocks, facts=facts, learned=learned)
+        stage.results |= write(stage.path, store, wanted, blocks, name, made_by, learned=learned)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     stage.notes["method_run"] = {**spent, "peak_memory_mib": round(peak, 1)}
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from scipy import sparse
 from perturbdiff import predictions
 from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator
+from perturbdiff.method import Method
 from perturbdiff.runtime.errors import listing
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts
@@ -167,7 +167,14 @@ def open_task(store: Store, split: pd.DataFrame, part: str, seed: int) -> tuple[
 
 
 def write(
-    path: Path, store: Store, wanted: pd.DataFrame, blocks: Blocks, *, facts: Mapping[str, Any], learned: bool
+    path: Path,
+    store: Store,
+    wanted: pd.DataFrame,
+    blocks: Blocks,
+    name: str,
+    made_by: Method,
+    *,
+    learned: bool,
 ) -> dict[str, int]:
     """Write a predictions file; return the numbers of cells in it.
 
@@ -179,8 +186,10 @@ def write(
         The store and the conditions predicted.
     blocks
         Their cells.
-    facts
-        ``method``, ``baseline``, ``baseline_kind`` and what else is to be known of who made them.
+    name
+        What the method is called in tables.
+    made_by
+        What made them.
     learned
         Whether the method was trained on the conditions that it predicts.
     """
@@ -189,13 +198,13 @@ def write(
     with predictions.PredictionWriter(
         path,
         store.genes,
-        method=str(facts["method"]),
+        method=name,
         control=store.control,
         target_sum=store.target_sum,
         dataset=store.path.resolve().name,
-        facts={**facts, **seen},
+        facts={**made_by.to_json(), **seen},
     ) as writer:
-        with track(f"baseline {facts['method']}", total) as progress:
+        with track(f"baseline {name}", total) as progress:
             for obs, values in blocks:
                 writer.append(values, obs)
                 progress.advance(len(obs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
+from perturbdiff.method import Method
 from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
@@ -58,7 +59,7 @@ def reinitialise(bundle: Bundle, seed: int) -> None:
     bundle.model = model.to(old.unit.device).eval()
 
 
-def recipe_facts(bundle: Path, name: str, settings: SampleConfig, *, random_init: bool) -> dict[str, Any]:
+def method_of(bundle: Path, name: str, settings: SampleConfig, *, random_init: bool) -> Method:
     """Return a model's recipe name, a key of everything except seeds that determines its predictions, and its seed.
 
     Parameters
@@ -75,8 +76,8 @@ def recipe_facts(bundle: Path, name: str, settings: SampleConfig, *, random_init
 
     Returns
     -------
-    dict
-        ``recipe``, ``recipe_key`` (hexadecimal) and, if known, ``train_seed``. Finetuned models share a key only
+    Method
+        With ``recipe``, ``recipe_key`` (hexadecimal) and, if known, ``train_seed``. Finetuned models share a key only
         if they started from the same model.
     """
     manifest = provenance.read_manifest(bundle) or {}
@@ -89,8 +90,8 @@ def recipe_facts(bundle: Path, name: str, settings: SampleConfig, *, random_init
     sampling = settings.model_dump(mode="json")
     made = {"stage": manifest.get("stage"), "config": recipe, "inputs": inputs, "sampling": sampling}
     digest = hashlib.sha256(provenance.as_json({**made, "random_init": random_init}).encode()).hexdigest()
-    facts: dict[str, Any] = {"recipe": name, "recipe_key": digest[:_DIGITS]}
-    return facts if manifest.get("seed") is None else {**facts, "train_seed": int(manifest["seed"])}
+    seed = manifest.get("seed")
+    return Method(recipe=name, recipe_key=digest[:_DIGITS], train_seed=None if seed is None else int(seed))
 
 
 def read_requests(path: Path, store: Store) -> pd.DataFrame:
@@ -312,13 +313,12 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, de
 def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
     """Return the facts that the predictions file records about how its cells were made."""
     settings, name = sampler.settings, sampler.bundle.config.name
+    made_by = method_of(job.bundle, name, settings, random_init=job.random_init)
     return {
-        **recipe_facts(job.bundle, name, settings, random_init=job.random_init),
+        **replace(made_by, seed=job.seed, controls=settings.controls).to_json(),
         "guidance": "per condition" if "guidance" in sampler.wanted else settings.guidance,
         "num_steps": settings.num_steps,
-        "controls": settings.controls,
         "start_level": settings.start_level or sampler.schedule.num_steps,
-        "seed": job.seed,
         "random_init": job.random_init,
         "zero_control": sampler.bundle.config.train.zero_control,
     }

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from perturbdiff.baselines import baseline_task
 from perturbdiff.baselines.external import adapter_process
 from perturbdiff.baselines.external.adapter_output import Answer
 from perturbdiff.baselines.external.adapter_process import OutputLog, explain
-from perturbdiff.baselines.external.methods import Method
+from perturbdiff.baselines.external.methods import ExternalMethod
 from perturbdiff.baselines.external.task_folder import (
     CONTRACT,
     FACTS,
@@ -44,7 +44,7 @@ MARGIN = 120.0
 
 
 def predict_external(
-    method: Method,
+    method: ExternalMethod,
     store: Path,
     split: Path,
     out: Path,
@@ -121,9 +121,9 @@ def predict_external(
     return out
 
 
-def _warn_of_time(method: Method, device: str) -> None:
+def _warn_of_time(method: ExternalMethod, device: str) -> None:
     """Say that what the authors recommend is not for a CPU."""
-    if device == "cpu" and str(method.facts["settings"]).startswith("recommended"):
+    if device == "cpu" and str(method.made_by.settings).startswith("recommended"):
         logger.warning(
             "%s: its recommended settings are for a GPU and may take hours or days here; for minutes: "
             "--set baseline.settings=quick",
@@ -158,7 +158,7 @@ def _threads() -> int:
 class _Run:
     """One run of a method in a task folder."""
 
-    method: Method
+    method: ExternalMethod
     store: Store
     folder: Path
     seed: int
@@ -244,13 +244,13 @@ class _Run:
         """Check the predictions and write the file; return what is known of them."""
         queries = written.queries
         names = self._controls(queries) if facts.get("from_control_row") else None
-        told = {**self.method.facts, "method": self.method.name, "seed": self.seed, "controls": "balanced"}
+        made_by = replace(self.method.made_by, seed=self.seed, controls="balanced")
         labels = queries.drop(columns="control_row")
         with Answer(
             self.folder / PREDICTIONS, self.method.name, self.store.genes, labels, written.maxima, names
         ) as answer:
             counts = baseline_task.write(
-                path, self.store, wanted, answer.cells(), facts=told, learned=learned
+                path, self.store, wanted, answer.cells(), self.method.name, made_by, learned=learned
             )
         values = max(len(queries) * self.store.n_genes, 1)
         if answer.negative:

@@ -14,6 +14,7 @@ from typing import Any
 
 from perturbdiff.baselines.external import known_tools, tool_environments
 from perturbdiff.config.settings import BaselineConfig
+from perturbdiff.method import Method
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
@@ -25,8 +26,8 @@ _VERSIONS = (
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method of others.
+class ExternalMethod:
+    """An external method.
 
     Attributes
     ----------
@@ -38,8 +39,8 @@ class Method:
         Its hyper-parameters, for task.json.
     determinants
         What beside settings and inputs determines the result, for the manifest.
-    facts
-        What a reader of the predictions is told of it.
+    made_by
+        What a reader of the predictions is told of it; each run adds its seed.
     inputs
         Files of the user that it is made of.
     """
@@ -48,13 +49,13 @@ class Method:
     command: tuple[str, ...]
     settings: Mapping[str, Any]
     determinants: Mapping[str, Any]
-    facts: Mapping[str, Any]
+    made_by: Method
     inputs: Mapping[str, Path] = field(default_factory=dict)
 
 
 def tool_method(
     tool: known_tools.Tool, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
-) -> Method:
+) -> ExternalMethod:
     """Return a tool as a method.
 
     Parameters
@@ -81,7 +82,7 @@ def tool_method(
     else:
         python, lock = _program(python), None
         of_python, version = _versions(python, tool)
-    return Method(
+    return ExternalMethod(
         name=name or tool.name,
         command=(str(python), str(tool.adapter)),
         settings=settings,
@@ -93,21 +94,21 @@ def tool_method(
             "python": of_python,
             "adapter_sha256": files.sha256(tool.adapter),
         },
-        facts={
-            "baseline": tool.name,
-            "baseline_kind": "tool",
-            "title": tool.title,
-            "version": version,
-            "licence": tool.licence,
-            "settings": _described(config),
-            **({"note": tool.note} if tool.note else {}),
-        },
+        made_by=Method(
+            baseline=tool.name,
+            baseline_kind="tool",
+            title=tool.title,
+            version=version,
+            licence=tool.licence,
+            settings=_described(config),
+            note=tool.note or None,
+        ),
     )
 
 
 def script_method(
     script: Path, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
-) -> Method:
+) -> ExternalMethod:
     """Return a user's script as a method; its settings are the options of ``config``.
 
     Parameters
@@ -135,17 +136,17 @@ def script_method(
             f"{script} is neither Python (.py) nor executable: make it so (chmod +x), or name with --python the "
             "program that runs it"
         )
-    return Method(
+    return ExternalMethod(
         name=name or "script",
         command=(*program, str(script)),
         settings=dict(config.options),
         determinants={"kind": "script", "interpreter": _interpreter(program)},
-        facts={
-            "baseline": "script",
-            "baseline_kind": "script",
-            "settings": _changes(config) or "its own",
-            "script": files.sha256(script)[:12],
-        },
+        made_by=Method(
+            baseline="script",
+            baseline_kind="script",
+            settings=_changes(config) or "its own",
+            script=files.sha256(script)[:12],
+        ),
         inputs={"script": script},
     )
 

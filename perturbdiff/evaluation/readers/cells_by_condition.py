@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.method import Method
 from perturbdiff.runtime.errors import UserError
 
 ALL = "all"
@@ -81,7 +82,7 @@ class Cells:
     trained_on
         Predicted conditions that the model was trained on: their number and the first ones; None: not said.
     made_by
-        What the file says of how its cells were made, see `inputs.MADE_BY`.
+        What the file says of how its cells were made.
     """
 
     reader: Reader
@@ -95,7 +96,7 @@ class Cells:
     complete: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     trained_on: tuple[int, tuple[str, ...]] | None = None
-    made_by: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    made_by: Method = field(default_factory=Method)
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
         """Return the same cells with the labels of the ``dropped`` covariates forgotten.

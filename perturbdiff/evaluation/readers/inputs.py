@@ -19,27 +19,12 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
 from perturbdiff.evaluation.readers.cells_by_condition import ALL, Cells, Sparse
 from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, row_ranges, small_dtype
+from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.files import existing
 
 _SOURCES = ("predicted", "control")
-MADE_BY = (
-    "baseline",  # name of the method in this package; models of ours have none
-    "baseline_kind",  # 'built-in', 'tool' or 'script'
-    "title",
-    "version",
-    "licence",
-    "settings",
-    "note",
-    "script",
-    "recipe",
-    "recipe_key",  # models: what determines the predictions but for seeds
-    "train_seed",
-    "seed",
-    "controls",  # how the control cells that cells were made from were chosen: 'shuffled' or 'balanced'
-)
-"""What a predictions file may say of how its cells were made; it goes to the summary as it is."""
 _SCALES = ("log1p", "counts")
 _COVARIATES = ("cell_type", "batch")
 
@@ -401,7 +386,7 @@ def _cells(
         scale,
         _number(reader.declared.get("target_sum")),
         trained_on=_trained_on(reader.declared),
-        made_by=_made_by(reader.declared),
+        made_by=Method.from_json(reader.declared),
         **more,
     )
 
@@ -445,10 +430,6 @@ def _trained_on(declared: dict[str, Any]) -> tuple[int, tuple[str, ...]] | None:
     """Return how many of the predicted conditions the model was trained on, and the first of them."""
     number = _number(declared.get("conditions_seen"))
     return None if number is None else (int(number), tuple(map(str, declared.get("first_seen", ()))))
-
-
-def _made_by(declared: dict[str, Any]) -> dict[str, str | int | float | bool]:
-    return {k: v for k in MADE_BY if isinstance(v := declared.get(k), str | int | float | bool)}
 
 
 def _number(value: Any) -> float | None:

@@ -213,7 +213,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
         replaced = _differing_controls(real, predicted, controls, predictions.controls, notes)
         facts = {"control_groups": len(controls), "control_groups_replaced": replaced}
     _note_seen(predictions, notes)
-    facts |= {"controls": config.controls, "made_by": dict(predictions.made_by), **notes.facts}
+    facts |= {"controls": config.controls, "made_by": predictions.made_by.to_json(), **notes.facts}
     contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)

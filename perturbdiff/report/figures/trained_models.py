@@ -208,12 +208,12 @@ _NOTE = (
 
 def _row(run: Run, cost: Cost, color: str) -> Row:
     made_by = run.made_by
-    version = str(made_by.get("version") or _version(run.manifest))
-    settings = str(made_by.get("settings") or made_by.get("recipe") or "")
+    version = str(made_by.version or _version(run.manifest))
+    settings = str(made_by.settings or made_by.recipe or "")
     texts = (Cell(run.dataset), Cell(run.kind_words), Cell(version), Cell(settings))
     seed = Cell(seed_of(run) or "n/a", "num")
-    licence = Cell(str(made_by.get("licence") or ""))
-    note = str(made_by.get("note") or "")
+    licence = Cell(str(made_by.licence or ""))
+    note = str(made_by.note or "")
     return Row(run.method, (*texts, seed, *_cells(cost), licence), run.kind, color, note)
 
 

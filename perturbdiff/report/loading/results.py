@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
+from perturbdiff.method import EXTERNAL_KINDS, Method
 from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -27,7 +28,6 @@ BASELINES = (
     "nearest-context",
     "resample",
 )
-_EXTERNAL = {"tool": "external method", "script": "own script"}
 _ALL = "*"  # the perturbation of a number for all perturbations (ES)
 _COLUMNS = (
     "method",
@@ -67,15 +67,14 @@ class Run:
     base: str = ""  # the method, before runs of it are told apart
 
     @property
-    def made_by(self) -> dict[str, Any]:
-        """Return what the predictions file said of how its cells were made, see `evaluation.inputs.MADE_BY`."""
-        found = self.summary.get("made_by")
-        return found if isinstance(found, dict) else {}
+    def made_by(self) -> Method:
+        """Return what the predictions file said of how its cells were made."""
+        return Method.from_json(self.summary.get("made_by"))
 
     @property
     def baseline(self) -> str | None:
         """Return the name of the baseline that this is, whatever the run is called; None for models and ceilings."""
-        return str(self.made_by.get("baseline") or self.base) if self.kind == "baseline" else None
+        return str(self.made_by.baseline or self.base) if self.kind == "baseline" else None
 
     @property
     def names(self) -> set[str]:
@@ -85,14 +84,12 @@ class Run:
     @property
     def external(self) -> bool:
         """Return whether this is a method of others, trained in an environment or by a script of its own."""
-        return self.kind == "baseline" and self.made_by.get("baseline_kind") in _EXTERNAL
+        return self.kind == "baseline" and self.made_by.external
 
     @property
     def kind_words(self) -> str:
         """Return what kind of method this is, for reading."""
-        return (
-            _EXTERNAL.get(str(self.made_by.get("baseline_kind")), self.kind) if self.external else self.kind
-        )
+        return EXTERNAL_KINDS[str(self.made_by.baseline_kind)] if self.external else self.kind
 
     @cached_property
     def definition(self) -> str:
@@ -288,9 +285,9 @@ def _kind(method: str, summary: dict[str, Any]) -> Kind:
     """Return what kind of run this is: the predictions file says it, else the method's name does."""
     if method == "ceiling" or summary.get("kind") == "ceiling" or summary.get("ceiling") is True:
         return "ceiling"
-    made_by = summary.get("made_by")
-    if isinstance(made_by, dict) and (made_by.get("baseline") or made_by.get("recipe")):
-        return "baseline" if made_by.get("baseline") else "model"
+    made_by = Method.from_json(summary.get("made_by"))
+    if made_by.baseline or made_by.recipe:
+        return "baseline" if made_by.baseline else "model"
     return "baseline" if method in BASELINES else "model"
 
 
@@ -348,7 +345,7 @@ def families(runs: Sequence[Run]) -> list[SeedGroup]:
 
 def seed_of(run: Run) -> str:
     """Return the seed of a run's predictions, of a model that was trained with another both; empty if unknown."""
-    seed, trained = (run.made_by.get(k) for k in ("seed", "train_seed"))
+    seed, trained = run.made_by.seed, run.made_by.train_seed
     if trained is None or trained == seed:
         return "" if seed is None else str(seed)
     return f"{trained}/{seed}"
@@ -361,10 +358,10 @@ def stem(name: str) -> str:
 
 def _identity(run: Run) -> tuple[Any, ...]:
     made_by = run.made_by
-    if run.kind == "model" and made_by.get("recipe_key"):
-        return ("recipe", made_by["recipe_key"])
-    if run.kind == "baseline" and made_by.get("baseline"):
-        return ("baseline", *(made_by.get(k) for k in ("baseline", "version", "settings", "script")))
+    if run.kind == "model" and made_by.recipe_key:
+        return ("recipe", made_by.recipe_key)
+    if run.kind == "baseline" and made_by.baseline:
+        return ("baseline", made_by.baseline, made_by.version, made_by.settings, made_by.script)
     return ("name", run.kind, run.base)
 
 
@@ -379,10 +376,10 @@ def _name(runs: Sequence[Run]) -> str:
     shared = _SEED.sub(
         "", first[: next((i for i, c in enumerate(first) if c != last[i : i + 1]), len(first))]
     )
-    return shared or str(runs[0].baseline or runs[0].made_by.get("recipe") or runs[0].base)
+    return shared or str(runs[0].baseline or runs[0].made_by.recipe or runs[0].base)
 
 
 def _fuller(family: SeedGroup) -> str:
     """Return a name that tells a family from another of the same name, if the settings do."""
-    settings = family.runs[0].made_by.get("settings")
+    settings = family.runs[0].made_by.settings
     return f"{family.name} ({settings})" if settings else family.name

@@ -71,9 +71,9 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     }
     if len(truths) > 1:
         found.append(f"{name}: the runs were scored against different truths.")
-    ways = {r.made_by.get("controls") for r in runs} - {None}
+    ways = {r.made_by.controls for r in runs} - {None}
     if len(ways) > 1:
-        balanced = [r.method for r in runs if r.made_by.get("controls") == "balanced"]
+        balanced = [r.method for r in runs if r.made_by.controls == "balanced"]
         found.append(
             f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not; their energy "
             "distances are too low beside the others' (docs/metrics.md)."

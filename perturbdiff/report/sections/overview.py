@@ -293,10 +293,8 @@ def _realism(about: ChapterData, columns: Sequence[Column]) -> Table:
 
 def _remarks(about: ChapterData) -> str:
     """Return what the reader must know of methods of others, each once."""
-    made = [r.made_by for r in about.ranked if r.made_by.get("note")]
-    return " ".join(
-        dict.fromkeys(f"{m.get('title') or m.get('baseline')}: {_sentence(m['note'])}" for m in made)
-    )
+    made = [r.made_by for r in about.ranked if r.made_by.note]
+    return " ".join(dict.fromkeys(f"{m.title or m.baseline}: {_sentence(str(m.note))}" for m in made))
 
 
 def _group(column: Column) -> str:

@@ -15,7 +15,7 @@ from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.predictions import read_predictions, requests
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.sampling.sampling_stage import recipe_facts
+from perturbdiff.sampling.sampling_stage import method_of
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 
@@ -211,7 +211,7 @@ def test_the_key_of_a_recipe_leaves_out_seed_and_versions(trained, tmp_path):
         bundle.mkdir()
         manifest = json.loads((trained / "bundle" / "manifest.json").read_text()) | changes
         (bundle / "manifest.json").write_text(json.dumps(manifest))
-        return recipe_facts(bundle, "tiny", SampleConfig(), random_init=False)["recipe_key"]
+        return method_of(bundle, "tiny", SampleConfig(), random_init=False).recipe_key
 
     same = key()
     assert key(seed=9, versions={}, results={}) == same

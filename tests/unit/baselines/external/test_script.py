@@ -204,7 +204,7 @@ def test_the_example_of_the_documentation(run, small, tmp_path):
 def test_recommended_settings_on_a_cpu_are_warned_of(small, tmp_path, caplog, monkeypatch, kind, warned):
     monkeypatch.setattr(logging.getLogger("perturbdiff"), "propagate", True)
     method = script_method(adapter(tmp_path, COPY + WRITE), BaselineConfig())
-    method = dataclasses.replace(method, facts={**method.facts, "settings": kind})
+    method = dataclasses.replace(method, made_by=dataclasses.replace(method.made_by, settings=kind))
     with caplog.at_level(logging.WARNING):
         predict_external(method, small.store, small.split, tmp_path / "out.h5ad", device="cpu")
     assert ("for a GPU" in caplog.text) == warned
