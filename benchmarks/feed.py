@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perturbdiff.loading.loader import dense_log1p
+from perturbdiff.loading.batches import dense_log1p
 
 TARGET_SUM, SCALE = 1e4, 10
 

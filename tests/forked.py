@@ -202,8 +202,8 @@ def _wait(child: int, began: float, limit: float, send: tuple[int, float] | None
 
 
 def _kill_group(group: int) -> bool:
-    """End what is left of a process group; return whether anything lived on for more than a moment."""
-    for _ in range(40):
+    """End what is left of a process group; return whether anything lived on for ten seconds."""
+    for _ in range(200):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:

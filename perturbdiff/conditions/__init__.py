@@ -1,7 +1,7 @@
-"""What a condition is: perturbation with its doses, cell type and batch; and which control cells belong to it.
+"""What a condition is: perturbation, cell type and batch; and which control cells belong to it.
 
-``condition_table`` defines the table that every store holds, ``doses`` reads labels of drugs, ``control_matching`` and
-``balanced_controls`` choose control cells, ``vocabulary`` gives labels and genes their numbers in a model.
+``condition`` is the type, ``condition_table`` the table that every store holds and the doses that labels name.
+``control_matching`` chooses control cells, ``vocabulary`` gives labels and genes their numbers in a model.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """From a store to what a training step computes with: sets of cells, drawn and made dense.
 
 Which cells make a set is a pure function of seed and position (``cell_sets``; ``windows`` for stores larger than
-memory; ``independent_pairs`` for losses between sets drawn apart). ``loader`` reads their rows into batches.
+memory). ``loader`` reads their rows into ``batches``.
 """
 
 from typing import TYPE_CHECKING
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from perturbdiff.runtime.lazy import attach
 
 if TYPE_CHECKING:
+    from perturbdiff.loading.batches import CellSetBatch
     from perturbdiff.loading.cell_sets import CellSet, CellSetSampler, MixtureSampler
-    from perturbdiff.loading.loader import CellSetBatch, SetLoader
+    from perturbdiff.loading.loader import SetLoader
     from perturbdiff.loading.windows import WindowedSampler
 
 __all__ = ["CellSet", "CellSetBatch", "CellSetSampler", "MixtureSampler", "SetLoader", "WindowedSampler"]
@@ -18,7 +19,8 @@ __getattr__, __dir__ = attach(
     __name__,
     {
         "cell_sets": ["CellSet", "CellSetSampler", "MixtureSampler"],
-        "loader": ["CellSetBatch", "SetLoader"],
+        "batches": ["CellSetBatch"],
+        "loader": ["SetLoader"],
         "windows": ["WindowedSampler"],
     },
 )

@@ -1,7 +1,7 @@
 """Splits: which conditions train, validate and test.
 
-``splits`` makes and reads them, ``split_rules`` holds the rules, ``few_shot`` leaves cells out of training, and
-``store_export`` copies the cells of a part into an AnnData file.
+``splits`` makes and reads them and leaves cells out of training, ``split_rules`` holds the rules, and ``store_export``
+copies the cells of a part into an AnnData file.
 """
 
 from typing import TYPE_CHECKING

@@ -70,7 +70,7 @@ def write_statistics(
     seed
         Of the choice of pairs and cells and of the bootstrap.
     jobs, scheduler
-        Who computes, as of `perturbdiff.runtime.task_runner.Crew`; they change no number.
+        Who computes, as of `perturbdiff.runtime.task_runner.TaskRunner`; they change no number.
     draw
         Called with the folder of finished tables, to add figures to it.
     force

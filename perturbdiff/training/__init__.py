@@ -1,8 +1,8 @@
 """Training: from stores and splits to a bundle. It can be interrupted anywhere, and the result is the same.
 
 ``training_stages`` holds the commands, ``setup`` puts together what a training needs, ``fit`` runs the loop,
-``module`` is one step. ``callbacks`` validate, log and save; ``checkpoints`` is the folder of a run; ``distributed``
-starts processes.
+``module`` is one step. ``run_folder`` keeps checkpoints; ``callbacks`` validate, log and save; ``distributed`` starts
+processes.
 """
 
 from typing import TYPE_CHECKING

@@ -224,11 +224,12 @@ def test_workers_go_when_they_are_not_needed():
 def test_workers_end_with_a_command_that_is_killed(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(
-        "import time\nfrom perturbdiff.runtime.task_runner import Crew\n"
-        "if __name__ == '__main__':\n    with Crew(2) as crew:\n        crew.run(time.sleep, [60, 60])\n"
+        "import time\nfrom perturbdiff.runtime.task_runner import TaskRunner\n"
+        "if __name__ == '__main__':\n    with TaskRunner(2) as tasks:\n        tasks.run(time.sleep, [60, 60])\n"
     )
     process = subprocess.Popen([sys.executable, script])
     while len(family(process.pid)) < 4:  # with the standard library's tracker
+        assert process.poll() is None
         time.sleep(0.05)
     workers = family(process.pid)[1:]
     threading.Timer(1, process.kill).start()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_data import tiny_counts
 
-from perturbdiff.conditions.condition_table import LABELS
+from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import columns as columns_module
 from perturbdiff.io.cell_labels import conditions_of, extra_column, read_labels
@@ -36,11 +36,11 @@ def test_conditions_and_codes_do_not_depend_on_the_pieces(tmp_path):
     with opened(adata, tmp_path) as inputs:
         labels = read_labels(inputs)
     obs = adata.obs.assign(batch=adata.obs["batch"].map({1.0: "1", 2.5: "2.5"})).astype(str)
-    own = labels.conditions.loc[labels.codes, list(LABELS)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(own, obs[list(LABELS)].reset_index(drop=True), check_names=False)
+    own = labels.conditions.loc[labels.codes, list(SORTED_BY)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(own, obs[list(SORTED_BY)].reset_index(drop=True), check_names=False)
     assert labels.codes.dtype == np.int32
     np.testing.assert_array_equal(labels.conditions["n_cells"], np.bincount(labels.codes))
-    order = list(zip(*(labels.conditions[c] for c in LABELS), strict=True))
+    order = list(zip(*(labels.conditions[c] for c in SORTED_BY), strict=True))
     controls_first = sorted(order, key=lambda key: (key[0], key[1], key[2] != "control", key[2]))
     assert order == controls_first
 
@@ -84,7 +84,7 @@ def test_doses_in_texts_and_numbers_are_one_label(tmp_path):
         labels = read_labels(inputs)
     assert labels.perturbations["perturbation"].tolist() == ["control", "p1@0.5", "p2@0.5", "p3@0.5"]
     assert labels.perturbations["agent"].tolist() == ["control", "p1", "p2", "p3"]
-    assert not labels.conditions.duplicated(list(LABELS)).any()
+    assert not labels.conditions.duplicated(list(SORTED_BY)).any()
     plain = [p if p == "control" else f"{p}@0.5" for p in adata.obs["perturbation"].astype(str)]
     assert labels.conditions.loc[labels.codes, "perturbation"].tolist() == plain
 
@@ -126,8 +126,8 @@ def test_extra_columns_take_few_bytes_and_keep_their_values(tmp_path):
     assert found["maybe"][5] == 5
     table = conditions_of([tmp_path / "x.h5ad"], DataConfig(extra_obs=("plate", "age")))
     expected = adata.obs.astype({"plate": object}).fillna({"plate": ""}).astype(str)
-    counts = expected.groupby([*LABELS, "plate", "age"]).size()
-    own = table.set_index([*LABELS, "plate", "age"])["n_cells"]
+    counts = expected.groupby([*SORTED_BY, "plate", "age"]).size()
+    own = table.set_index([*SORTED_BY, "plate", "age"])["n_cells"]
     assert own.to_dict() == counts.to_dict()
 
 

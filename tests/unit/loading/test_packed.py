@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
-from perturbdiff.loading.loader import dense_log1p
+from perturbdiff.loading.batches import dense_log1p
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int32", "float32"])
