@@ -254,6 +254,9 @@ def main() -> None:
         app()
     except SystemExit as stop:  # Typer ends this way, both on success and on usage errors
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if code == EXIT_INTERRUPTED:  # Ctrl-C while Typer read the command line
+            text = INTERRUPTED
+            typer.secho(text, err=True)
     except UserError as error:
         code, text = EXIT_USER_ERROR, f"error: {error}"
         typer.secho(text, fg=typer.colors.RED, err=True)

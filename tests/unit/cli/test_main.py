@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from perturbdiff.cli import main, options
-from perturbdiff.cli.options import Work
+from perturbdiff.cli.options import Program, Work
 from perturbdiff.runtime.errors import INTERRUPTED, StoppedEarly, UserError
 
 HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
@@ -77,6 +77,16 @@ def test_an_interrupt_gets_a_sentence_wherever_it_comes(run_cli, monkeypatch):
     assert outcome.code == 130
     assert outcome.err.splitlines()[-1] == INTERRUPTED
     assert "Traceback" not in outcome.err
+
+
+def test_an_interrupt_while_the_command_line_is_read_gets_a_sentence(run_cli, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Program, "make_context", interrupted)
+    outcome = run_cli("doctor")
+    assert outcome.code == 130
+    assert outcome.err == f"{INTERRUPTED}\n"
 
 
 def test_an_interrupt_while_the_command_line_is_imported_gets_a_sentence():
