@@ -1,19 +1,54 @@
-"""Where the command line begins: a Ctrl-C gets its sentence even while the first modules are being imported."""
+"""Where the command line begins: a Ctrl-C gets its sentence whenever it comes, and is never lost."""
 
+import os
+import signal
 import sys
+import threading
+from types import FrameType
 
 from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
+
+_AGAIN = 0.01  # seconds
+
+
+class _Interrupts:
+    """Knows of Ctrl-C, which Python drops with a traceback if it comes while a library's callback runs."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def handle(self, signum: int, frame: FrameType | None) -> None:
+        """Interrupt the main thread."""
+        self.came = True
+        raise KeyboardInterrupt
+
+    def unraisable(self, found: "sys.UnraisableHookArgs") -> None:
+        """Interrupt once more where the first time was dropped; what breaks in passing is not told."""
+        if not self.came:
+            sys.__unraisablehook__(found)
+        elif isinstance(found.exc_value, KeyboardInterrupt):
+            again = threading.Timer(_AGAIN, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
 
 
 def main() -> None:
     """Import the command line and run it."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as nohup asks
     try:
+        if ours:
+            interrupts = _Interrupts()
+            sys.unraisablehook = interrupts.unraisable
+            signal.signal(signal.SIGINT, interrupts.handle)
         from perturbdiff.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said
 
 
 if __name__ == "__main__":

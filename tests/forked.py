@@ -109,10 +109,15 @@ def command(
 
     def run() -> int:
         from perturbdiff.__main__ import main
+        from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
 
         sys.argv = ["perturbdiff", *map(str, arguments)]
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        except KeyboardInterrupt:  # before the command began
+            print(INTERRUPTED, file=sys.stderr)
+            return EXIT_INTERRUPTED
+        try:
             main()
         except SystemExit as stop:
             return int(stop.code or 0)

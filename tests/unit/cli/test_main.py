@@ -105,6 +105,29 @@ main()
     assert done.stderr == f"{INTERRUPTED}\n"
 
 
+def test_an_interrupt_within_a_library_s_callback_is_not_lost():
+    code = """
+import signal, sys, time
+import perturbdiff.doctor
+class Held:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+def slow(folders):
+    Held()
+    time.sleep(30)
+perturbdiff.doctor.diagnose = slow
+sys.argv = ["perturbdiff", "doctor"]
+from perturbdiff.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=25
+    )
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == INTERRUPTED
+    assert "Traceback" not in done.stderr
+
+
 def test_threads_that_wait_do_not_spin_unless_the_user_says_so(monkeypatch):
     code = "import os, perturbdiff; print(os.environ['OMP_WAIT_POLICY'])"
     for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
