@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from types import FrameType
 
 from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
@@ -18,8 +19,9 @@ class _Interrupts:
         self.came = False
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Interrupt the main thread."""
+        """Interrupt the main thread; that this leaves a library's tasks unfinished needs no warning."""
         self.came = True
+        warnings.simplefilter("ignore")
         raise KeyboardInterrupt
 
     def unraisable(self, found: "sys.UnraisableHookArgs") -> None:

@@ -128,6 +128,26 @@ main()
     assert "Traceback" not in done.stderr
 
 
+def test_an_interrupt_says_nothing_of_the_tasks_that_a_library_leaves_unfinished():
+    code = """
+import sys
+import perturbdiff.doctor
+async def task():
+    pass
+def interrupted(folders):
+    import signal
+    held = task()
+    signal.raise_signal(signal.SIGINT)
+perturbdiff.doctor.diagnose = interrupted
+sys.argv = ["perturbdiff", "doctor"]
+from perturbdiff.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == INTERRUPTED
+
+
 def test_threads_that_wait_do_not_spin_unless_the_user_says_so(monkeypatch):
     code = "import os, perturbdiff; print(os.environ['OMP_WAIT_POLICY'])"
     for given, found in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):

@@ -1,1 +1,0 @@
-"""What an experiment shows: arms over data sets and seeds, its tables and the paper's figures."""
