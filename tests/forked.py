@@ -38,7 +38,7 @@ HEAVY = (
     "perturbdiff.training.training_stages",
     "anndata",
     "h5py",
-    "lightning",
+    "perturbdiff.training.fit",
     "pyarrow.parquet",
     "scanpy",
     "sklearn.decomposition",

@@ -46,12 +46,12 @@ def dense_log1p(
         values = torch.log1p(values * factors[row])
     dense = values.new_zeros(cells * genes)
     # A place is written once: no order of writing changes anything, and the orderly way is slow on a GPU.
-    orderly = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    orderly = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
     try:
         dense.scatter_(0, row * genes + columns.long(), values)
     finally:
-        torch.use_deterministic_algorithms(orderly)
+        torch.set_deterministic_debug_mode(orderly)
     return dense.view(cells, genes)
 
 

@@ -53,7 +53,7 @@ _PURPOSE = ".purpose.json"
 _BUILD = "_build.json"
 """File that identifies the code; it is written into the package when an image is built."""
 
-_LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scipy", "torch", "zarr")
+_LIBRARIES = ("anndata", "numpy", "pandas", "scipy", "torch", "zarr")
 
 
 def versions() -> dict[str, str]:

@@ -1,32 +1,29 @@
-"""The training loop: Lightning with our callbacks, resumable at any step."""
+"""A whole training: the loop with what is done beside it, then the choice of the weights."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import pandas as pd
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.loading.loader import CellSetBatch, PackedCellSetBatch, SetLoader
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
+from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.callbacks.training_log import Curves, TrainingLog
-from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
+from perturbdiff.training.callbacks.training_log import TrainingLog
+from perturbdiff.training.callbacks.validation import Validation
 from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.loop import Observer, TrainingLoop
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe
 from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
@@ -78,20 +75,6 @@ def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class Writer(TorchCheckpointIO):
-    """Lets a trainer write into a checkpoint folder, straight to where it belongs."""
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self.folder = folder
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Write the trainer's state; called on the first rank alone."""
-        assert Path(path) == self.folder.last
-        self.folder.write(checkpoint)
-
-
 @dataclass
 class Fitted:
     """What a training ends with.
@@ -112,20 +95,6 @@ class Fitted:
     curve: pd.DataFrame
     facts: dict[str, Any]
     notes: dict[str, Any]
-
-
-class _Endless:
-    """A loader without a length, so that Lightning counts optimiser steps and not epochs.
-
-    It hands out a step's sets in ``passes`` equal batches.
-    """
-
-    def __init__(self, loader: SetLoader, passes: int) -> None:
-        self.loader, self.passes = loader, passes
-
-    def __iter__(self) -> Iterator[CellSetBatch | PackedCellSetBatch]:
-        for batch in self.loader:
-            yield from batch.split(self.passes)
 
 
 def fit(
@@ -155,61 +124,56 @@ def fit(
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )
-    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves), _averaging(material))
+    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves))
     validation = run.validation()
-    callbacks = run.callbacks(validation, stream.steps_per_epoch, allocation)
-    loader = material.loader(
+    kept = {"log": run.journal} if validation is None else {"log": run.journal, "validation": validation}
+    observers = run.observers(validation, stream.steps_per_epoch, allocation)
+    loop = TrainingLoop(module, device, processes, observers, kept)
+    if start.checkpoint is not None:
+        loop.load_state_dict(torch.load(start.checkpoint, map_location="cpu", weights_only=True))
+    batches = material.loader(
         stream,
         start_step=start.step, stop_step=config.train.max_steps,
         packed=device == "cuda", pin_memory=device == "cuda",
     )  # fmt: skip
-    batches: Any = _Endless(loader, config.train.accumulate)
-    with _quiet(), _concluding(run.journal, curves, config.train.max_steps):
-        trainer = _trainer(material, callbacks, checkpoints, device, processes)
+    with allocation.listening(), _concluding(run.journal, curves, config.train.max_steps):
+        run.journal.pace.start(start.step)
         try:
-            trainer.fit(module, batches, ckpt_path=start.checkpoint, weights_only=True)
+            loop.run(batches)
         except RuntimeError as error:
             if processes.world_size == 1 or not lost(error):
                 raise
             logger.error("another process of this training ended; see its message")
             raise SystemExit(EXIT_FAILURE) from None
-    chosen = averaged(run.averaging, module)
+    chosen = loop.averaged
     model = chosen.denoiser
-    facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
+    facts = {"steps": config.train.max_steps, "chosen_step": config.train.max_steps}
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
-            model.zero_level.copy_(zero_levels(chosen.to(device), material))
+            model.zero_level.copy_(zero_levels(chosen, material))
     return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
 
 
 @contextmanager
 def _concluding(journal: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
     """Say at the end, however it comes, how fast this attempt was."""
-    status = "failed"
+    success = False
     try:
         yield
-        status = "success"
+        success = True
     finally:
         journal.pace.conclude(last)
-        curves.close(status)
-
-
-def _averaging(material: TrainingSetup) -> Averaging | None:
-    train = material.config.train
-    if not train.ema_decay:
-        return None
-    return Averaging(train.ema_decay, train.ema_every)
+        curves.close(success=success)
 
 
 @dataclass
 class _Run:
-    """What the callbacks of a training share."""
+    """What the observers of a training share."""
 
     material: TrainingSetup
     checkpoints: CheckpointFolder
     journal: TrainingLog
-    averaging: Averaging | None
 
     def validation(self) -> Validation | None:
         """Return the callback that validates, or None if there is nothing to validate on."""
@@ -218,26 +182,23 @@ class _Run:
             logger.info("no condition is for validation")
             return None
         return Validation(
-            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal, averaging=self.averaging,
+            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal,
             sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
         )  # fmt: skip
 
-    def callbacks(
-        self, validation: Validation | None, epoch: int, allocation: TimeLimit
-    ) -> list[pl.Callback]:
-        """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
+    def observers(self, validation: Validation | None, epoch: int, allocation: TimeLimit) -> list[Observer]:
+        """Return the observers in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
         train = self.material.config.train
-        keeping = Snapshots(
-            self.checkpoints,
-            first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
-            bundle=self._bundle, averaging=self.averaging,
-        )  # fmt: skip
+        first_epoch = epoch if train.choose == "first-epoch" else None
+        snapshots = Snapshots(
+            self.checkpoints, first_epoch=first_epoch, every=train.keep_every, bundle=self._bundle
+        )
         saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (self.averaging, self.journal, validation, keeping, saving)
-        return [callback for callback in ordered if callback is not None]
+        ordered = (self.journal, validation, snapshots, saving)
+        return [observer for observer in ordered if observer is not None]
 
     def _bundle(self, module: TrainingModule, step: int) -> Bundle:
         model = module.denoiser
@@ -270,55 +231,3 @@ class _Run:
         }
         logger.info("weights of the last step, %d, chosen%s", train.max_steps, why.get(train.choose, ""))
         return {}
-
-
-def _trainer(
-    material: TrainingSetup,
-    callbacks: list[pl.Callback],
-    checkpoints: CheckpointFolder,
-    device: Literal["cpu", "cuda"],
-    processes: Processes,
-) -> pl.Trainer:
-    train, options = material.config.train, processes.trainer_options(device)
-    options["plugins"] = [*options["plugins"], Writer(checkpoints)]
-    return pl.Trainer(
-        **options,
-        max_steps=train.max_steps,
-        max_epochs=-1,
-        accumulate_grad_batches=train.accumulate,
-        precision=train.precision,
-        gradient_clip_val=train.clip_norm,
-        callbacks=callbacks,
-        logger=False,
-        deterministic=True,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=checkpoints.path,
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's remarks to itself while the block runs, and put torch's settings back."""
-    names = ("lightning.pytorch", "lightning.fabric", "lightning")
-    levels = {name: logging.getLogger(name).level for name in names}
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    memory: Any = torch.utils.deterministic
-    filling = memory.fill_uninitialized_memory
-    # With deterministic algorithms torch fills every new tensor before an operation does so: a tenth of a small step.
-    memory.fill_uninitialized_memory = False
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning.*")
-        warnings.filterwarnings("ignore", message=".*(lr_scheduler|pkg_resources|isinstance\\(treespec).*")
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(deterministic)
-            memory.fill_uninitialized_memory = filling
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)

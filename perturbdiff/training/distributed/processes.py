@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +21,6 @@ from perturbdiff.runtime.shared_memory import Node
 from perturbdiff.runtime.task_runner import end_with
 
 if TYPE_CHECKING:
-    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
@@ -90,29 +90,6 @@ class Processes:
             return None
         return Node(self.run, self.local_rank, self.per_node)
 
-    def environment(self) -> ClusterEnvironment:
-        """Return Lightning's environment, chosen so that Lightning neither guesses nor requeues jobs."""
-        # Imported here: sampling needs this module but not Lightning, which takes seconds to load.
-        from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-        from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-
-        if self.launcher == "torchrun":
-            return TorchElasticEnvironment()
-        return SLURMEnvironment(auto_requeue=False) if self.launcher == "srun" else LightningEnvironment()
-
-    def trainer_options(self, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
-        """Return the arguments of the Trainer for devices and nodes."""
-        # Layers of one data set or kind of label get no gradient on a rank whose sets come from another.
-        strategy = "ddp_find_unused_parameters_true" if self.world_size > 1 else "auto"
-        return {
-            "accelerator": "gpu" if device == "cuda" else "cpu",
-            "devices": self.per_node,
-            "num_nodes": self.world_size // self.per_node,
-            "strategy": strategy,
-            "plugins": [self.environment()],
-        }
-
     def meet(self, device: Literal["cpu", "cuda"]) -> None:
         """Wait until all processes have started, check that they fit together, and create their group.
 
@@ -139,7 +116,7 @@ class Processes:
         self._join(device)
 
     def _join(self, device: Literal["cpu", "cuda"]) -> None:
-        """Create PyTorch's group of all processes. Lightning itself would use a port that is open to anyone."""
+        """Create PyTorch's group of all processes. By itself PyTorch would open a port to anyone."""
         import torch.distributed as torch_group
         from torch.distributed.distributed_c10d import PrefixStore
 
@@ -205,15 +182,15 @@ class Processes:
 
         if MEETING in os.environ:
             return FileStore(os.environ[MEETING], -1)
-        where = self.environment()
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
+        address, port = first_node()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
         wait = timedelta(seconds=START_SECONDS)
         try:
             store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
         except DistError as error:
             raise UserError(
                 f"process {self.rank} on {platform.node()} does not reach the first one at "
-                f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
+                f"{address}, port {port}: {str(error).splitlines()[0]}"
             ) from None
         return store
 
@@ -226,6 +203,18 @@ class Processes:
         except RuntimeError:
             logger.info("the launcher or the first process ended")
             raise SystemExit(EXIT_FAILURE) from None
+
+
+def first_node(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return the address of the first node and the port at which the processes of several nodes meet.
+
+    torchrun gives both. Under srun the address is the first of the step's nodes, and the port follows from the job's
+    number, so that two jobs on a node seldom meet.
+    """
+    nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "localhost"))
+    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes).split(",")[0]  # node[01-03,07],other → node01
+    port = 15000 + int(env.get("SLURM_JOB_ID", "0")[-4:])
+    return env.get("MASTER_ADDR", first), int(env.get("MASTER_PORT", port))
 
 
 def meeting_name(what: str) -> str:

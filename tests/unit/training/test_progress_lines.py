@@ -12,7 +12,7 @@ from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
 from perturbdiff.training.callbacks import training_log, validation
 from perturbdiff.training.callbacks.training_log import Throughput, span
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.training_stages import train
 
 LINE = re.compile(r"step (\d+)/20: loss \S+ \(.*\), rate \S+, (\d+) cells/s, (.*) left")
@@ -74,15 +74,15 @@ def run(trained, out, *changes):
 
 def test_lines_of_a_training_and_its_continuation(trained, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "perturbdiff")
-    step = TrainingModule.training_step
+    step = TrainingLoop.advance
 
-    def interrupted(self, batch, index):
-        if self.trainer.global_step == 6:
+    def interrupted(self, *sets):
+        if self.step == 6:
             signal.raise_signal(signal.SIGTERM)
-        return step(self, batch, index)
+        return step(self, *sets)
 
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly):
-        patch.setattr(TrainingModule, "training_step", interrupted)
+        patch.setattr(TrainingLoop, "advance", interrupted)
         run(trained, tmp_path / "b")
     steps = [int(found[1]) for m in caplog.messages if (found := LINE.fullmatch(m))]
     assert steps == [1, 5]
