@@ -181,7 +181,7 @@ class CheckpointFolder:
         return kept
 
     def _check(self, path: Path, kept: Mapping[str, Any]) -> None:
-        if "weights" not in kept:
+        if "pytorch-lightning_version" in kept:
             raise UserError(f"{path}: an earlier version of perturbdiff wrote this checkpoint; {_AFRESH}")
         theirs, ours = json.loads(kept[KEY]["fingerprint"]), json.loads(self._fingerprint())
         if theirs != ours:

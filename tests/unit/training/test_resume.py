@@ -213,3 +213,11 @@ def test_signals_are_put_back():
         signal.raise_signal(signal.SIGINT)
     allocation.stop_listening()
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
+    folder = CheckpointFolder(tmp_path / "kept", {})
+    with folder.locked():
+        folder.save({"global_step": 3, "pytorch-lightning_version": "2.6.6", "state_dict": {}})
+    with pytest.raises(UserError, match=r"last.ckpt: an earlier version .* --resume never"):
+        CheckpointFolder(tmp_path / "kept", {}).find("auto")
