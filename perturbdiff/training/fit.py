@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.generation import depth_ceiling
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
@@ -49,12 +50,12 @@ def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
     together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
     found, real = [], []
     for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
-        noise = generator(device, ZEROS, module.config.seed, step)
+        noise = generator("cpu", ZEROS, module.config.seed, step)
         for part in loaded.split(train.sets_per_step // together):
             batch = part.to(device)
 
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
-                return torch.randn(shape, generator=noise, device=device)
+                return torch.randn(shape, generator=noise).to(device)
 
             found.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
@@ -120,7 +121,7 @@ def fit(
     config, first = material.config, processes.rank == 0
     for line in describe(material.model, config):
         logger.info("%s", line)
-    module = TrainingModule(material.model, config)
+    module = TrainingModule(material.model, config, ceiling=depth_ceiling(material.target_sum()))
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from perturbdiff.config.settings import Config, SampleConfig
 from perturbdiff.diffusion.losses import hybrid_loss
-from perturbdiff.diffusion.samplers import Draw, sample
+from perturbdiff.diffusion.samplers import Draw
 from perturbdiff.diffusion.schedule import NoiseSchedule
+from perturbdiff.generation import generate
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
@@ -57,11 +59,13 @@ class TrainingModule(nn.Module):
         The network, its units set.
     config
         The recipe; ``schedule``, ``loss``, ``train`` and ``seed`` are used.
+    ceiling
+        Largest log1p value that a sampled cell can have; see `perturbdiff.generation.depth_ceiling`.
     """
 
-    def __init__(self, denoiser: Denoiser, config: Config) -> None:
+    def __init__(self, denoiser: Denoiser, config: Config, *, ceiling: float = math.inf) -> None:
         super().__init__()
-        self.denoiser, self.config = denoiser, config
+        self.denoiser, self.config, self.ceiling = denoiser, config, ceiling
         denoiser.recompute = config.train.checkpoint_activations
         self._compiled: Callable[..., Tensor] | None = None
         self.schedule = NoiseSchedule(config.schedule.num_steps, config.schedule.kind)
@@ -140,15 +144,18 @@ class TrainingModule(nn.Module):
         return forward(x, t, control, covariates, dataset=batch.dataset, **options)
 
     def generate(self, batch: CellSetBatch, settings: SampleConfig, draw: Draw) -> Tensor:
-        """Return sampled cells [B, S, G] of the sets' conditions, log1p; ``draw`` gives the noise."""
-
-        def denoise(x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
-            t = torch.full((len(x),), level, device=x.device)
-            drop = None if conditional else torch.ones(len(x), dtype=torch.bool, device=x.device)
-            return self.estimate(x, t, batch, self_condition=previous, drop=drop)
-
-        cells = sample(denoise, draw, self.schedule, settings, clean=self.denoiser.clean)
-        return self.denoiser.decode(cells)
+        """Return cells [B, S, G] of the sets' conditions, log1p, drawn as `sample` does it; ``draw`` gives noise."""
+        control, covariates = self.context(batch)
+        return generate(
+            self.denoiser,
+            self.schedule,
+            settings,
+            control,
+            covariates,
+            batch.dataset,
+            draw,
+            ceiling=self.ceiling,
+        )
 
     def context(self, batch: CellSetBatch) -> tuple[Tensor, Covariates]:
         """Return the control cells in model units and the covariates.

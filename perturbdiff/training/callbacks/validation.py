@@ -188,9 +188,8 @@ class Validation:
         return Draws(t, noise, torch.zeros(len(positions), dtype=torch.bool, device=module.device), False)
 
     def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, call: int) -> Tensor:
-        device, seed = module.device, module.config.seed
-        own = (generator(device, VALIDATION, seed, p, call) for p in positions)
-        return torch.stack([torch.randn(shape, generator=g, device=device) for g in own])
+        chance = (generator("cpu", VALIDATION, module.config.seed, p, call) for p in positions)
+        return torch.stack([torch.randn(shape, generator=one) for one in chance]).to(module.device)
 
     def _cells(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Tensor:
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""
