@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
-from perturbdiff.baselines.external import installer
-from perturbdiff.baselines.external.installer import clean_environment
+from perturbdiff.baselines.external.installer import Installation, clean_environment
 from perturbdiff.baselines.external.known_tools import Tool
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
@@ -133,7 +132,6 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
         logger.info("%s %s is installed in %s", tool.name, tool.version, found.folder)
         return found
     _check_platform(tool)
-    interpreter = installer.find(tool.pythons, tool.name, given=python)
     folder = folder_of(tool)
     with locked(folder, f"another installation of {tool.name}") as lock:
         if lock.waited and (found := installed(tool)):
@@ -141,7 +139,7 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
         (folder / _RECORD).unlink(missing_ok=True)
         files.remove(folder / _ENVIRONMENT)
         _check_room(tool, folder)
-        return _install(tool, interpreter, folder, lock)
+        return _install(tool, python, folder, lock)
 
 
 def remove(tool: Tool) -> list[Path]:
@@ -154,34 +152,26 @@ def remove(tool: Tool) -> list[Path]:
     return found
 
 
-def _install(tool: Tool, python: installer.Python, folder: Path, lock: Lock) -> Installed:
-    """Fill a folder that is ours; what a failure leaves is its log."""
-    logger.info(
-        "installing %s %s with Python %s into %s (%.1f GB)",
-        tool.name,
-        tool.version,
-        python.version,
-        folder,
-        tool.size_gb,
-    )
+def _install(tool: Tool, python: Path | None, folder: Path, lock: Lock) -> Installed:
+    """Fill a folder that is ours. A failure leaves its log alone."""
+    logger.info("installing %s %s into %s (%.1f GB)", tool.name, tool.version, folder, tool.size_gb)
     began = time.monotonic()
-    steps = installer.Steps(tool.name, folder / _LOG, PLACE)
-    steps.log.unlink(missing_ok=True)
+    installation = Installation(tool.name, tool.pythons, folder / _LOG)
+    installation.log.unlink(missing_ok=True)
     environment = folder / _ENVIRONMENT
     try:
         with files.explain_os_errors(folder):
-            by = installer.make(environment, python, tool.lock, steps)
-            _probe(tool, environment / "bin" / "python", steps)
-            size = _size(environment)
+            made = installation.make(environment, tool.lock, python)
+            _probe(tool, environment / "bin" / "python", installation)
             record = {
                 "tool": tool.name,
                 "package": tool.package,
                 "version": tool.version,
                 "lock_sha256": tool.lock_sha256,
-                "python": python.version,
-                "installer": by,
+                "python": made["version_info"],
+                "installer": f"uv {made['uv']}",
                 "seconds": round(time.monotonic() - began, 1),
-                "size_gb": round(size / _GB, 2),
+                "size_gb": round(_size(environment) / _GB, 2),
                 "installed_at": time.strftime("%Y-%m-%d %H:%M:%S"),
                 "perturbdiff": __version__,
             }
@@ -194,11 +184,11 @@ def _install(tool: Tool, python: installer.Python, folder: Path, lock: Lock) -> 
     return Installed(folder, record)
 
 
-def _probe(tool: Tool, python: Path, steps: installer.Steps) -> None:
+def _probe(tool: Tool, python: Path, installation: Installation) -> None:
     """Try the tool and our side of the contract in its environment, which also compiles what is imported."""
     environment = clean_environment() | {"PYTHONPATH": str(tool.adapter.parent)}
     code = f"{tool.probe}\nimport perturbdiff_adapter"
-    steps.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)
+    installation.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)
 
 
 def _check_platform(tool: Tool) -> None:
