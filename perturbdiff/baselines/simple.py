@@ -6,7 +6,9 @@ The linear model is that of Ahlmann-Eltze, Huber and Anders: change = gene embed
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -256,3 +258,69 @@ def nearest_context(task: Task) -> Predictor:
         return Recipe(rows=rows, shift=mean.value)
 
     return predict
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A built-in baseline. With equal seeds, its predictions are equal bit for bit.
+
+    Attributes
+    ----------
+    learn
+        Learns from a task and returns the predictor.
+    cell
+        What a predicted cell is.
+    unseen
+        What it is for a perturbation that does not occur in training.
+    from_controls
+        Whether predicted cells are made from matched control cells.
+    trained
+        Whether it uses the training cells. If so, predictions of training conditions count as seen.
+    """
+
+    learn: Callable[[Task], Predictor]
+    cell: str
+    unseen: str
+    from_controls: bool = False
+    trained: bool = True
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "control": Baseline(
+        control_copy,
+        "a matched control cell, without any change",
+        "the same",
+        from_controls=True,
+        trained=False,
+    ),
+    "mean-perturbation": Baseline(
+        partial(mean_of, column="perturbation"),
+        "the mean of all training cells with this perturbation",
+        "mean of all training cells",
+    ),
+    "mean-celltype": Baseline(
+        partial(mean_of, column="cell_type"), "the mean of all training cells of this cell type", "–"
+    ),
+    "mean-batch": Baseline(
+        partial(mean_of, column="batch"), "the mean of all training cells of this batch", "–"
+    ),
+    "mean-overall": Baseline(partial(mean_of, column=None), "the mean of all training cells", "–"),
+    "linear": Baseline(
+        linear,
+        "a matched control cell plus the change of a linear model, clipped at 0",
+        "the model's change if perturbations are described by genes and this one is a measured gene (below); "
+        "otherwise the mean change of all conditions",
+        from_controls=True,
+    ),
+    "nearest-context": Baseline(
+        nearest_context,
+        "a matched control cell plus the mean change in the nearest training contexts, clipped at 0",
+        "mean change of all conditions",
+        from_controls=True,
+    ),
+    "resample": Baseline(resample, "a real training cell with this perturbation", "a matched control cell"),
+}
+"""The built-in baselines by name. The command line, the report and the documentation read this table; a test compares
+the workflow's lists with it."""
+
+NAMES = tuple(BASELINES)

@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,13 @@ def noisy(small, tmp_path_factory):
 
 def predicted(adata):
     return adata[adata.obs["source"] == "predicted"]
+
+
+def test_baselines_are_documented_as_they_are():
+    page = (Path(__file__).parents[3] / "docs" / "baselines.md").read_text()
+    table = page.partition("## Methods of the package")[2].partition("## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{name}` | {one.cell} | {one.unseen} |" for name, one in simple.BASELINES.items()]
 
 
 @pytest.mark.parametrize("name", NAMES)

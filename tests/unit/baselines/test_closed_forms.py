@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.baselines import simple
-from perturbdiff.baselines.baseline_stage import METHODS, NAMES, make_cells
+from perturbdiff.baselines import NAMES, simple
+from perturbdiff.baselines.baseline_stage import make_cells
 from perturbdiff.baselines.baseline_task import Task
+from perturbdiff.baselines.simple import BASELINES
 from perturbdiff.store.pseudobulk import ROWS_PER_READ
 
 GENES = ["a", "b", "c"]
@@ -65,7 +66,7 @@ class Cells:
 def learned(name, cells):
     """Return for each condition to predict its labels and its recipe."""
     task = cells.task()
-    predict = METHODS[name](task)
+    predict = BASELINES[name].learn(task)
     table = cells.conditions
     labels = [tuple(table.iloc[c][["cell_type", "batch", "perturbation"]]) for c in task.wanted]
     return {
@@ -299,7 +300,7 @@ def peak_of_learning(name, size):
     cells = Endless(rows, [f"g{i}" for i in range(20)])
     task = cells.task()
     tracemalloc.start()
-    METHODS[name](task)
+    BASELINES[name].learn(task)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak, max((int(a[0]) for a in cells.asked), default=0)
