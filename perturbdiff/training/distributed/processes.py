@@ -126,14 +126,14 @@ class Processes:
         _end_with_launcher()
         _check_gpus(device, self.per_node)
         store = self._store()
-        mine = {"device": device, "host": platform.node()}
+        ours = {"device": device, "host": platform.node()}
         name = f"hello {next(_COUNT)} of"
-        store.set(f"{name} {self.rank}", json.dumps(mine))
+        store.set(f"{name} {self.rank}", json.dumps(ours))
         for other in range(self.world_size):
             theirs = json.loads(self._get(f"{name} {other}"))
             if theirs["device"] != device:
                 raise UserError(
-                    f"process {self.rank} on {mine['host']} computes on {device}, process {other} on "
+                    f"process {self.rank} on {ours['host']} computes on {device}, process {other} on "
                     f"{theirs['host']} on {theirs['device']}; leave that node out or give --device cpu"
                 )
         self._join(device)
@@ -173,12 +173,12 @@ class Processes:
             return work()
         store, name = self._store(), f"{name} {next(_COUNT)}"
         if self.rank:
-            found = json.loads(self._get(name))
-            if found["error"] is None:
-                return found["result"]
+            answer = json.loads(self._get(name))
+            if answer["error"] is None:
+                return answer["result"]
             for kind in (UserError, StoppedEarly):
-                if found["error"] == kind.__name__:
-                    raise kind(found["result"])
+                if answer["error"] == kind.__name__:
+                    raise kind(answer["result"])
             logger.info("the first process stopped; see its messages")
             raise SystemExit(EXIT_FAILURE)
         error, result = None, None
@@ -205,15 +205,15 @@ class Processes:
 
         if MEETING in os.environ:
             return FileStore(os.environ[MEETING], -1)
-        where = self.environment()
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
+        address, port = self.environment().main_address, self.environment().main_port
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
         wait = timedelta(seconds=START_SECONDS)
         try:
             store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
         except DistError as error:
             raise UserError(
                 f"process {self.rank} on {platform.node()} does not reach the first one at "
-                f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
+                f"{address}, port {port}: {str(error).splitlines()[0]}"
             ) from None
         return store
 
@@ -245,8 +245,7 @@ def lost(error: BaseException) -> bool:
     """Return whether an error only means that another process is gone."""
     from torch.distributed import DistError
 
-    text = str(error)
-    broken = (
+    texts = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
@@ -254,7 +253,7 @@ def lost(error: BaseException) -> bool:
         "NCCL",
     )
     return isinstance(error, DistError) or (
-        isinstance(error, RuntimeError) and any(words in text for words in broken)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     )
 
 
