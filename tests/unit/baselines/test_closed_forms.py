@@ -99,11 +99,13 @@ MEANS = {
     "mean-perturbation": {"p": np.array([4, 4, 16]) / 3, "q": np.array([3, 15, 0]) / 3, "r": TOTAL},
     "mean-celltype": {"B": np.array([10, 15, 2]) / 7, "T": np.array([0, 6, 26]) / 5},
     "mean-batch": {"y": np.array([1, 0, 8]) / 2},
+    "mean-overall": dict.fromkeys("BT", TOTAL),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [("mean-perturbation", 2), ("mean-celltype", 0), ("mean-batch", 1)]
+    ("name", "place"),
+    [("mean-perturbation", 2), ("mean-celltype", 0), ("mean-batch", 1), ("mean-overall", 0)],
 )
 def test_means_by_hand_with_controls_included(screen, name, place):
     found = learned(name, screen)
@@ -111,11 +113,6 @@ def test_means_by_hand_with_controls_included(screen, name, place):
     for labels, recipe in found.items():
         np.testing.assert_allclose(recipe.profile, MEANS[name][labels[place]], rtol=1e-12)
         assert recipe.rows is None
-
-
-def test_overall_mean_by_hand(screen):
-    for recipe in learned("mean-overall", screen).values():
-        np.testing.assert_allclose(recipe.profile, TOTAL, rtol=1e-12)
 
 
 def test_nearest_context_by_hand(screen):

@@ -144,10 +144,14 @@ def test_another_lock_is_another_environment(tool, made, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("error", [UserError("no"), KeyboardInterrupt()])
 def test_an_interrupted_installation_leaves_its_log_alone(tool, place, made, monkeypatch, error):
-    def probe(*_):
-        raise error
+    run = Installation.run
 
-    monkeypatch.setattr(tool_environments, "_probe", probe)
+    def fail(self, doing, *arguments):
+        run(self, doing, *arguments)
+        if doing.startswith("trying"):
+            raise error
+
+    monkeypatch.setattr(Installation, "run", fail)
     with pytest.raises(type(error)):
         tool_environments.install(tool, HERE)
     assert tool_environments.installed(tool) is None
