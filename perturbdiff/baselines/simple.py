@@ -177,10 +177,12 @@ def linear(task: Task) -> Predictor:
     genes = task.store.genes
     weights, mean = solve(changes, counts, embedding, perturbation_embedding(seen, genes, embedding, seen))
     wanted = sorted(set(perturbation[task.wanted]))
-    asked = perturbation_embedding(wanted, genes, embedding, seen)
-    known = {label for label, row in zip(wanted, asked, strict=True) if row.any()}
+    embeddings = perturbation_embedding(wanted, genes, embedding, seen)
+    known = {label for label, row in zip(wanted, embeddings, strict=True) if row.any()}
     task.report_unseen("linear", known, "perturbation", "the mean change is used")
-    change = {label: embedding @ (weights @ row) + mean for label, row in zip(wanted, asked, strict=True)}
+    change = {
+        label: embedding @ (weights @ row) + mean for label, row in zip(wanted, embeddings, strict=True)
+    }
 
     def predict(condition: int, size: int) -> Recipe:
         rows = task.matched(condition, size)
@@ -194,15 +196,15 @@ def control_means(task: Task, conditions: np.ndarray) -> dict[int, np.ndarray]:
     groups = np.where(task.is_control, np.cumsum(task.is_control) - 1, -1)
     means, cells = group_means(task.store, groups, int(task.is_control.sum()), label="control means")
     known: dict[tuple[int, ...], np.ndarray] = {}
-    found = {}
+    means_of = {}
     for condition in map(int, conditions):
         pool = task.controls.pool(condition)
         key = tuple(map(int, pool))
         if key not in known:
             weight = cells[groups[pool]]
             known[key] = weight @ means[groups[pool]] / weight.sum()
-        found[condition] = known[key]
-    return found
+        means_of[condition] = known[key]
+    return means_of
 
 
 class _Mean:
@@ -233,13 +235,13 @@ def nearest_context(task: Task) -> Predictor:
     by_type: dict[tuple[str, str], _Mean] = {}
     by_perturbation: dict[str, _Mean] = {}
     overall = _Mean(task.store.n_genes)
-    asked = {p for _, p in wanted}
+    perturbations = {p for _, p in wanted}
     for condition, mean in condition_means(task.store, task.perturbed, label="training changes"):
         label = str(perturbation[condition])
         kind = (str(cell_type[condition]), label)
         change = mean - base[condition]
         overall.add(change)
-        if label in asked:
+        if label in perturbations:
             by_perturbation.setdefault(label, _Mean(len(change))).add(change)
         if kind in wanted:
             by_type.setdefault(kind, _Mean(len(change))).add(change)

@@ -50,7 +50,7 @@ def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
     train = material.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
     together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
-    found, real = [], []
+    predicted, real = [], []
     for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
         noise = generator(device, ZEROS, module.config.seed, step)
         for part in loaded.split(train.sets_per_step // together):
@@ -59,9 +59,9 @@ def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
                 return torch.randn(shape, generator=noise, device=device)
 
-            found.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
+            predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
-    cells, positive = torch.cat(found), torch.stack(real).sum(0)
+    cells, positive = torch.cat(predicted), torch.stack(real).sum(0)
     levels = _levels(cells, positive)
     above = int(((cells > 0).sum(0) > positive).sum())
     logger.info("zeros: %d of %d genes are predicted above zero more often than they are", above, len(levels))

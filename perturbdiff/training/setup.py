@@ -178,8 +178,8 @@ class TrainingSetup:
     ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
         if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
-            own = np.arange(len(conditions))
-            conditions = conditions.assign(is_control=False, control=own)
+            every = np.arange(len(conditions))
+            conditions = conditions.assign(is_control=False, control=every)
         sampler = WindowedSampler if self.windowed else CellSetSampler
         return sampler(
             conditions, use,
@@ -207,9 +207,9 @@ class TrainingSetup:
 
     def target_sum(self) -> float | None:
         """Return the depth that counts were scaled to, None if unknown or different between the stores."""
-        found = {float(s.store.target_sum) for s in self.sources}
-        one = found.pop() if len(found) == 1 else float("nan")
-        return one if np.isfinite(one) else None
+        depths = {float(s.store.target_sum) for s in self.sources}
+        depth = depths.pop() if len(depths) == 1 else float("nan")
+        return depth if np.isfinite(depth) else None
 
     def bundle(self, model: Denoiser, facts: dict[str, Any], curve: pd.DataFrame) -> Bundle:
         """Return the bundle of a trained network, with facts of its training and the loss terms by step."""
@@ -265,9 +265,9 @@ def for_finetuning(
     genes = list(source.store.genes) if mode == "new-genes" else old.genes
     if mode != "new-genes":
         logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
-    found = inherited.semantics(config.model, genes, vocabulary)
-    model = new_model(config, genes, vocabulary, found)
-    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, found.doses))
+    vectors = inherited.semantics(config.model, genes, vocabulary)
+    model = new_model(config, genes, vocabulary, vectors)
+    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, vectors.doses))
     for line in report:
         logger.info("transfer: %s", line)
     material = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)

@@ -71,11 +71,11 @@ def train(
     StoppedEarly
         With a checkpoint, if the allocation ends or a signal says so.
     """
-    given = embeddings or {}
-    inputs = {"store": store, "split": split, **_roles(given)}
+    files = embeddings or {}
+    inputs = {"store": store, "split": split, **_roles(files)}
 
     def build() -> TrainingSetup:
-        return from_scratch(store, split, config, read_tables(given))
+        return from_scratch(store, split, config, read_tables(files))
 
     return _stage(
         "train",
@@ -109,11 +109,11 @@ def finetune(
     ``transfer`` is what becomes of the input and output layers: ``keep`` (pretrained genes and weights),
     ``reinit`` (pretrained genes, new weights) or ``new-genes`` (this store's genes, new weights).
     """
-    given = embeddings or {}
-    inputs = {"bundle": bundle, "store": store, "split": split, **_roles(given)}
+    files = embeddings or {}
+    inputs = {"bundle": bundle, "store": store, "split": split, **_roles(files)}
 
     def build() -> TrainingSetup:
-        return for_finetuning(bundle, store, split, config, transfer, read_tables(given))
+        return for_finetuning(bundle, store, split, config, transfer, read_tables(files))
 
     return _stage(
         "finetune", out, config, inputs, build,
@@ -155,11 +155,11 @@ def pretrain(
     inputs |= {f"downstream.{i}.store": pair[0] for i, pair in enumerate(downstream)}
     inputs |= {f"downstream.{i}.split": pair[1] for i, pair in enumerate(downstream)}
     inputs |= {"genes": genes} if genes else {}
-    given = embeddings or {}
-    inputs |= _roles(given)
+    files = embeddings or {}
+    inputs |= _roles(files)
 
     def build() -> TrainingSetup:
-        return for_pretraining(stores, config, downstream, names, read_tables(given))
+        return for_pretraining(stores, config, downstream, names, read_tables(files))
 
     return _stage(
         "pretrain",
@@ -219,10 +219,10 @@ def _stage(
             return {"checkpoint": checkpoint and str(checkpoint), "step": step}
 
         processes.meet(where)
-        found = processes.first("begin", begin)
-        if found is not None:
-            place = found["checkpoint"]
-            start = Start(None if place is None else Path(place), found["step"])
+        beginning = processes.first("begin", begin)
+        if beginning is not None:
+            checkpoint = beginning["checkpoint"]
+            start = Start(None if checkpoint is None else Path(checkpoint), beginning["step"])
             _train(out, folder, base, inputs, build, start, allocation, processes, where, force=force)
         if checkpoints is None and folder.held:
             folder.discard()
@@ -277,5 +277,5 @@ def _train(
 
 def _fingerprint(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return what determines a run apart from versions and the names of its inputs."""
-    hashes = {role: {"sha256": found["sha256"]} for role, found in base["inputs"].items()}
+    hashes = {role: {"sha256": facts["sha256"]} for role, facts in base["inputs"].items()}
     return {"stage": base["stage"], **base["config"], "seed": base["seed"], "inputs": hashes}

@@ -78,14 +78,14 @@ class OutputLog:
 
     def error(self) -> str:
         """Return the line that most likely tells why the method failed: of its last error, else its last one."""
-        said = [line.strip() for line in self._kept if line.strip()]
-        errors = [line for line in said if _ERROR.match(line)]
-        return [*said, *errors][-1] if said else "it said nothing"
+        lines = [line.strip() for line in self._kept if line.strip()]
+        errors = [line for line in lines if _ERROR.match(line)]
+        return [*lines, *errors][-1] if lines else "it said nothing"
 
     def refusal(self) -> str:
         """Return the reason that the method gave for not doing what it was asked."""
-        said = [line for line in self._kept if line.startswith(_REFUSED)]
-        return said[-1].removeprefix(_REFUSED) if said else [*self.last(1), "it gave no reason"][0]
+        refusals = [line for line in self._kept if line.startswith(_REFUSED)]
+        return refusals[-1].removeprefix(_REFUSED) if refusals else [*self.last(1), "it gave no reason"][0]
 
     def __enter__(self) -> OutputLog:
         return self
@@ -133,16 +133,16 @@ class Steps:
 
     def take(self, line: str) -> bool:
         """Return whether a line is about progress, and perhaps say it."""
-        found = _PROGRESS.fullmatch(line)
-        if not found:
+        match = _PROGRESS.fullmatch(line)
+        if not match:
             return False
-        done, total, now = int(found[1]), int(found[2]), time.monotonic()
+        done, total, now = int(match[1]), int(match[2]), time.monotonic()
         if total != self._total or done < self._done:  # another part of the work
             self._total, self._first, self._since = total, done, now
         self._done = done
         if now - self._spoken >= LOG_EVERY_SECONDS:
             self._spoken = now
-            text = f"{found[3] or 'step'}: {done}/{total}"
+            text = f"{match[3] or 'step'}: {done}/{total}"
             if done > self._first:
                 left = (total - done) * (now - self._since) / (done - self._first)
                 text += f", {max(left, 0):.0f} s left"
@@ -265,14 +265,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _facts(report: IO[bytes]) -> dict[str, Any]:
     """Return what the guard wrote; a guard that wrote nothing was killed, and the method with it."""
     try:
-        found = json.loads(report.read())
+        written = json.loads(report.read())
     except ValueError:
-        found = {}
-    code = found.get("code")
+        written = {}
+    code = written.get("code")
     return {
         "code": -int(signal.SIGKILL) if code is None else code,
-        "cpu_seconds": found.get("cpu_seconds", 0.0),
-        "peak_memory_mib": found.get("peak_memory_mib", 0),
+        "cpu_seconds": written.get("cpu_seconds", 0.0),
+        "peak_memory_mib": written.get("peak_memory_mib", 0),
     }
 
 

@@ -150,8 +150,8 @@ def _task_folder(stage: provenance.Stage, keep: Path | None) -> Iterator[Path]:
 
 
 def _threads() -> int:
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return max(int(given), 1) if given.isdigit() else len(os.sched_getaffinity(0))
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return max(int(setting), 1) if setting.isdigit() else len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -214,12 +214,12 @@ class _Run:
         """Return what the adapter wrote of its run."""
         path = self.folder / FACTS
         try:
-            found = json.loads(path.read_text()) if path.is_file() else {}
+            facts = json.loads(path.read_text()) if path.is_file() else {}
         except ValueError:
-            found = {}
-        if not isinstance(found, dict):
-            found = {}
-        return found
+            facts = {}
+        if not isinstance(facts, dict):
+            facts = {}
+        return facts
 
     def _record(self, ended: adapter_process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
         return {

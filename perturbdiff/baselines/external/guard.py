@@ -95,7 +95,7 @@ class Guard:
 
 def _children() -> list[int]:
     """Return the processes whose parent is this one (Linux; elsewhere none are known)."""
-    own, found = str(os.getpid()), []
+    this_process, children = str(os.getpid()), []
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - pathlib is slow to load
     except OSError:
@@ -106,9 +106,9 @@ def _children() -> list[int]:
                 parent = handle.read().rpartition(")")[2].split()[1]
         except OSError:  # ended meanwhile
             continue
-        if parent == own:
-            found.append(int(name))
-    return found
+        if parent == this_process:
+            children.append(int(name))
+    return children
 
 
 def _send(how: Callable[[int, int], None], target: int, number: int) -> None:

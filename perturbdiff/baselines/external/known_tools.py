@@ -140,7 +140,7 @@ class Tool(BaseModel):
     @property
     def pythons(self) -> tuple[tuple[int, int], ...]:
         """The minor versions of Python that it runs on, the one it was tried on first."""
-        first, *last = (tuple(map(int, found)) for found in re.findall(r"(\d+)\.(\d+)", self.python))
+        first, *last = (tuple(map(int, version)) for version in re.findall(r"(\d+)\.(\d+)", self.python))
         return tuple((first[0], minor) for minor in range(first[1], last[0][1] if last else first[1] + 1))
 
     def resolve(
@@ -209,8 +209,8 @@ def _load(folder: Path, name: str) -> Tool:
 
 def _version(lock: str, package: str) -> str:
     """Return the version of a package in a lock, whose names are normalised."""
-    plain = re.sub(r"[-_.]+", "-", package).lower()
-    found = re.search(rf"^{re.escape(plain)}==([^\s;\\]+)", lock, re.MULTILINE)
-    if not found:
+    normalised = re.sub(r"[-_.]+", "-", package).lower()
+    match = re.search(rf"^{re.escape(normalised)}==([^\s;\\]+)", lock, re.MULTILINE)
+    if not match:
         raise ValueError(f"the lock has no {package}")
-    return found[1]
+    return match[1]

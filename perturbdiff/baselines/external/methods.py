@@ -160,12 +160,12 @@ def _changes(config: BaselineConfig) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(config.options.items()))
 
 
-def _program(given: Path) -> Path:
+def _program(name_or_path: Path) -> Path:
     """Return the absolute path of a program given by path or name."""
-    found = shutil.which(str(given))
-    if found is None:
-        raise UserError(f"--python {given}: there is no such program")
-    return Path(found).absolute()  # not resolved: a link in an environment's bin leads to its packages
+    path = shutil.which(str(name_or_path))
+    if path is None:
+        raise UserError(f"--python {name_or_path}: there is no such program")
+    return Path(path).absolute()  # not resolved: a link in an environment's bin leads to its packages
 
 
 def _versions(python: Path, tool: known_tools.Tool) -> tuple[str, str]:
@@ -187,10 +187,10 @@ def _interpreter(program: tuple[str, ...]) -> str | None:
 
 
 def _ask(command: list[str]) -> subprocess.CompletedProcess[str]:
-    own = tool_environments.clean_environment()
+    environment = tool_environments.clean_environment()
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=_START_SECONDS, env=own, check=False
+            command, capture_output=True, text=True, timeout=_START_SECONDS, env=environment, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"--python {command[0]}: cannot be run ({error})") from None

@@ -69,8 +69,8 @@ class Installed:
 
 def root() -> Path:
     """Return where the environments lie."""
-    if given := os.environ.get(PLACE):
-        return Path(given).absolute()
+    if folder := os.environ.get(PLACE):
+        return Path(folder).absolute()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "perturbdiff" / "baselines"
 
@@ -98,17 +98,17 @@ def python_of(tool: Tool) -> Path:
     UserError
         If the tool is not installed, or the Python that its environment was made from is gone.
     """
-    found = installed(tool)
-    if found is None:
+    environment = installed(tool)
+    if environment is None:
         raise UserError(
             f"{tool.name} is not installed in {root()}: run 'perturbdiff baseline install {tool.name}'"
         )
-    if not found.python.exists():
+    if not environment.python.exists():
         raise UserError(
-            f"{found.folder}: the Python of this environment is gone: "
+            f"{environment.folder}: the Python of this environment is gone: "
             f"run 'perturbdiff baseline install {tool.name} --force'"
         )
-    return found.python
+    return environment.python
 
 
 def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> Installed:
@@ -128,14 +128,14 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
     UserError
         If the platform, the Python, the room on disk, the network or another installation stands against it.
     """
-    if not force and (found := installed(tool)) and found.python.exists():
-        logger.info("%s %s is installed in %s", tool.name, tool.version, found.folder)
-        return found
+    if not force and (environment := installed(tool)) and environment.python.exists():
+        logger.info("%s %s is installed in %s", tool.name, tool.version, environment.folder)
+        return environment
     _check_platform(tool)
     folder = folder_of(tool)
     with locked(folder, f"another installation of {tool.name}") as lock:
-        if lock.waited and (found := installed(tool)):
-            return found
+        if lock.waited and (environment := installed(tool)):
+            return environment
         (folder / _RECORD).unlink(missing_ok=True)
         files.remove(folder / _ENVIRONMENT)
         _check_room(tool, folder)
@@ -144,12 +144,12 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
 
 def remove(tool: Tool) -> list[Path]:
     """Remove a tool's environments, those of earlier locks too; return their folders."""
-    found = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
-    for folder in found:
+    folders = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
+    for folder in folders:
         with locked(folder, f"an installation of {tool.name}"):
             (folder / _RECORD).unlink(missing_ok=True)
             files.remove(folder)
-    return found
+    return folders
 
 
 def _install(tool: Tool, python: Path | None, folder: Path, lock: Lock) -> Installed:

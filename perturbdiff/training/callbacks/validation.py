@@ -73,18 +73,18 @@ class Averaging(EMAWeightAveraging):
             modules = (self._average_model.module, current)
             tensors = [[t.detach() for t in (*m.parameters(), *m.buffers())] for m in modules]
             kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-            for own, new in zip(*tensors, strict=True):
-                pair = kinds.setdefault((own.device, own.dtype), ([], []))
-                pair[0].append(own)
+            for average, new in zip(*tensors, strict=True):
+                pair = kinds.setdefault((average.device, average.dtype), ([], []))
+                pair[0].append(average)
                 pair[1].append(new)
             self._pairs = list(kinds.values())
-        for own, new in self._pairs:
+        for average, new in self._pairs:
             if self._average_model.n_averaged == 0:
-                torch._foreach_copy_(own, new)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_copy_(average, new)  # pyright: ignore[reportPrivateImportUsage]
             else:
                 share = torch._foreach_mul(new, 1 - self.decay)  # pyright: ignore[reportPrivateImportUsage]
-                torch._foreach_mul_(own, self.decay)  # pyright: ignore[reportPrivateImportUsage]
-                torch._foreach_add_(own, share)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_mul_(average, self.decay)  # pyright: ignore[reportPrivateImportUsage]
+                torch._foreach_add_(average, share)  # pyright: ignore[reportPrivateImportUsage]
         self._average_model.n_averaged += 1
 
     def averaged(self, current: TrainingModule) -> TrainingModule:
@@ -240,8 +240,8 @@ class Validation(pl.Callback):
             cells = self._cells(module, positions, batch).cpu()
             contexts = zip(batch.cell_type.tolist(), batch.batch.tolist(), strict=True)
             for b, (condition, context) in enumerate(zip(batch.condition.tolist(), contexts, strict=True)):
-                own = populations.setdefault(condition, Population(context))
-                own.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
+                population = populations.setdefault(condition, Population(context))
+                population.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
         loss = {name: value / self.num_sets for name, value in totals.items()}
         return {**loss, **compare(populations)}
 
@@ -260,8 +260,8 @@ class Validation(pl.Callback):
 
     def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, call: int) -> Tensor:
         device, seed = module.device, module.config.seed
-        own = (generator(device, VALIDATION, seed, p, call) for p in positions)
-        return torch.stack([torch.randn(shape, generator=g, device=device) for g in own])
+        generators = (generator(device, VALIDATION, seed, p, call) for p in positions)
+        return torch.stack([torch.randn(shape, generator=g, device=device) for g in generators])
 
     def _cells(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Tensor:
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""
