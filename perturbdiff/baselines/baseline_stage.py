@@ -1,4 +1,4 @@
-"""The `baseline` stage: learn from the training conditions of a store, predict those of a part."""
+"""The `baseline` stage: learn from the training conditions of a store and predict the conditions of a part."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CELLS_PER_BLOCK = 4096
 def predict(
     name: str, store: Path, split: Path, out: Path, *, part: str = "test", seed: int = 0, force: bool = False
 ) -> Path:
-    """Predict every condition of a part with a baseline, as many cells as there are in truth.
+    """Predict every condition of a part with a built-in baseline, as many cells as the condition really has.
 
     Parameters
     ----------
     name
-        One of `NAMES`; docs/baselines.md tells what each does.
+        One of `NAMES`. docs/baselines.md describes them.
     store
-        The store. Expression is read of training and control cells only.
+        The store. Only the expression of training cells and control cells is read.
     split
-        Its split.
+        The split of its conditions.
     out
         Predictions to write (.h5ad or .zarr), with the real controls appended.
     part
@@ -56,7 +56,7 @@ def predict(
     Raises
     ------
     UserError
-        If the name is unknown, the split does not fit the store, the part has no conditions or controls lack.
+        If the name is unknown, the split does not fit the store, or the part has no conditions or no controls.
     """
     if name not in BASELINES:
         raise UserError(f"no baseline '{name}'{nearest(name, NAMES)} baselines: {listing(NAMES, 20)}")
@@ -76,7 +76,7 @@ def predict(
 def _write(
     stage: provenance.Stage, name: str, store: Store, split: pd.DataFrame, part: str, seed: int
 ) -> None:
-    """Learn, predict and write; note the numbers of cells written, and the seconds of learning and predicting."""
+    """Learn, predict and write. Note the numbers of cells written, and the seconds of learning and predicting."""
     baseline = BASELINES[name]
     spent = {"seconds": {}, "cpu_seconds": {}}
     with _measured(spent, "train"):
@@ -98,7 +98,7 @@ def _write(
 
 @contextmanager
 def _measured(spent: dict[str, dict[str, float]], phase: str) -> Iterator[None]:
-    """Note the wall and CPU seconds of a block, as the adapters of methods of others do."""
+    """Note the wall and CPU seconds of a block, as the adapters of external methods do."""
     wall, cpu = time.perf_counter(), time.process_time()
     yield
     spent["seconds"][phase] = round(time.perf_counter() - wall, 3)

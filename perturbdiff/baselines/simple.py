@@ -29,7 +29,7 @@ def control_copy(task: Task) -> Predictor:
 def resample(task: Task) -> Predictor:
     """Predict real training cells of the same perturbation, drawn at random from all training contexts.
 
-    With repeats only if there are too few; matched controls for a perturbation unseen in training.
+    Cells are repeated only if there are too few. A perturbation unseen in training gets matched controls.
     """
     labels = task.labels("perturbation")
     pools: dict[str, list[int]] = {}
@@ -54,8 +54,8 @@ def mean_of(task: Task, column: str | None) -> Predictor:
     task
         What to learn from and to predict.
     column
-        'perturbation', 'cell_type' or 'batch'; None: all training cells. A label unseen in training gets the mean
-        of all training cells.
+        'perturbation', 'cell_type' or 'batch'; None for the mean of all training cells, which a label unseen in
+        training gets too.
     """
     labels = task.labels(column or "perturbation")
     groups, names = task.groups(labels, task.train)
@@ -78,7 +78,7 @@ def gene_embedding(profiles: np.ndarray, components: int = NUM_COMPONENTS) -> np
     profiles
         float64 [n, G]: mean log1p profile of each pseudobulk.
     components
-        K, at most n - 1 and G - 1.
+        K, which is at most n - 1 and G - 1.
     """
     centred = profiles - profiles.mean(axis=1, keepdims=True)
     keep = min(components, len(centred) - 1, centred.shape[1] - 1)
@@ -226,8 +226,8 @@ def nearest_context(task: Task) -> Predictor:
     """Predict matched control cells plus a mean change, clipped at 0.
 
     A context is a (cell type, batch). The change of a training condition is its mean minus the mean of its matched
-    controls. Averaged are the training contexts of the same cell type in which the perturbation was seen; if
-    there are none, all contexts in which it was seen; for a perturbation unseen in training, all conditions.
+    controls. The mean is over the training contexts of the same cell type in which the perturbation was seen. If
+    there are none, all contexts in which it was seen are averaged, and for an unseen perturbation all conditions.
     """
     perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
     base = control_means(task, task.perturbed)

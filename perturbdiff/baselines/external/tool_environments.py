@@ -1,9 +1,9 @@
-"""The environments of the tools of others: one folder each, made once from the lock, found again by its digest.
+"""The environments of external tools: one folder for each, made once from its lock and found by the lock's digest.
 
 They lie in ``$PD_BASELINES``, else ``$XDG_DATA_HOME/perturbdiff/baselines``, else
 ``~/.local/share/perturbdiff/baselines``, as ``NAME-VERSION-<first 8 digits of the lock's SHA-256>/`` with the virtual
-environment ``env/``, ``install.log`` and, written last, ``installed.json``. A folder without the latter is unfinished
-and is begun anew.
+environment ``env/``, ``install.log`` and, written last, ``installed.json``. A folder without ``installed.json`` is
+unfinished, and the next installation begins anew.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 PLACE = "PD_BASELINES"
-"""Environment variable: where the environments lie."""
+"""Environment variable with the folder of all environments."""
 
 _RECORD, _ENVIRONMENT, _LOG = "installed.json", "env", "install.log"
 _GB = 10**9
@@ -81,7 +81,7 @@ def folder_of(tool: Tool) -> Path:
 
 
 def installed(tool: Tool) -> Installed | None:
-    """Return the environment that was made from the tool's present lock, None if there is none."""
+    """Return the environment that was made from the tool's present lock, or None if there is none."""
     folder = folder_of(tool)
     try:
         record = json.loads((folder / _RECORD).read_text())
@@ -112,21 +112,22 @@ def python_of(tool: Tool) -> Path:
 
 
 def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> Installed:
-    """Make a tool's environment; nothing is done if it is there.
+    """Make a tool's environment, unless it is there already.
 
     Parameters
     ----------
     tool
         The tool.
     python
-        Interpreter to take; one that fits is looked for by default.
+        Interpreter to use. By default, one that fits is looked for.
     force
-        Make it anew.
+        Make it again if it is there.
 
     Raises
     ------
     UserError
-        If the platform, the Python, the room on disk, the network or another installation stands against it.
+        If the tool does not run on this platform, there is no Python, no room on disk or no network, or another
+        installation of it is running.
     """
     if not force and (environment := installed(tool)) and environment.python.exists():
         logger.info("%s %s is installed in %s", tool.name, tool.version, environment.folder)
@@ -143,7 +144,7 @@ def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> I
 
 
 def remove(tool: Tool) -> list[Path]:
-    """Remove a tool's environments, those of earlier locks too; return their folders."""
+    """Remove a tool's environments, including those of earlier locks, and return their folders."""
     folders = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
     for folder in folders:
         with locked(folder, f"an installation of {tool.name}"):
@@ -153,7 +154,7 @@ def remove(tool: Tool) -> list[Path]:
 
 
 def _install(tool: Tool, python: Path | None, folder: Path, lock: Lock) -> Installed:
-    """Fill a folder that is ours. A failure leaves its log alone."""
+    """Install into a locked folder. After a failure only the log is left in it."""
     logger.info("installing %s %s into %s (%.1f GB)", tool.name, tool.version, folder, tool.size_gb)
     began = time.monotonic()
     installation = Installation(tool.name, tool.pythons, folder / _LOG)
@@ -185,7 +186,7 @@ def _install(tool: Tool, python: Path | None, folder: Path, lock: Lock) -> Insta
 
 
 def _probe(tool: Tool, python: Path, installation: Installation) -> None:
-    """Try the tool and our side of the contract in its environment, which also compiles what is imported."""
+    """Import the tool and our adapter module in its environment. This also compiles what is imported."""
     environment = clean_environment() | {"PYTHONPATH": str(tool.adapter.parent)}
     code = f"{tool.probe}\nimport perturbdiff_adapter"
     installation.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)

@@ -1,4 +1,4 @@
-"""The registry of methods of others."""
+"""The external tools that the package knows."""
 
 import re
 import subprocess
