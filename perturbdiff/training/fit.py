@@ -39,19 +39,19 @@ _GENES_AT_ONCE = 1024
 
 
 @torch.no_grad()
-def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
+def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
     """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
     from which on predicted cells are as many as real cells with a value above zero.
     """
     device = module.denoiser.unit.device
-    stream = material.train_sampler(Processes(), quiet=True)
-    train = material.config.train
+    stream = setup.train_sampler(Processes(), quiet=True)
+    train = setup.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
     together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
     predicted, real = [], []
-    for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
+    for step, loaded in enumerate(setup.loader(stream, start_step=0, stop_step=steps)):
         noise = generator(device, ZEROS, module.config.seed, step)
         for part in loaded.split(train.sets_per_step // together):
             batch = part.to(device)
@@ -129,11 +129,11 @@ class _Endless:
 
 
 def fit(
-    material: TrainingSetup,
+    setup: TrainingSetup,
     checkpoints: CheckpointFolder,
     start: Start,
     *,
-    allocation: TimeLimit,
+    time_limit: TimeLimit,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
@@ -146,26 +146,26 @@ def fit(
     StoppedEarly
         After writing a checkpoint, if the allocation ends or a signal says so.
     """
-    stream = material.train_sampler(processes)
-    material.limit_steps(stream.steps_per_epoch)
-    config, first = material.config, processes.rank == 0
-    for line in describe(material.model, config):
+    stream = setup.train_sampler(processes)
+    setup.limit_steps(stream.steps_per_epoch)
+    config, first = setup.config, processes.rank == 0
+    for line in describe(setup.model, config):
         logger.info("%s", line)
-    module = TrainingModule(material.model, config)
+    module = TrainingModule(setup.model, config)
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )
-    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves), _averaging(material))
+    run = _Run(setup, checkpoints, TrainingLog(config.train.log_every, curves), _averaging(setup))
     validation = run.validation()
-    callbacks = run.callbacks(validation, stream.steps_per_epoch, allocation)
-    loader = material.loader(
+    callbacks = run.callbacks(validation, stream.steps_per_epoch, time_limit)
+    loader = setup.loader(
         stream,
         start_step=start.step, stop_step=config.train.max_steps,
         packed=device == "cuda", pin_memory=device == "cuda",
     )  # fmt: skip
     batches: Any = _Endless(loader, config.train.accumulate)
-    with _quiet(), _concluding(run.journal, curves, config.train.max_steps):
-        trainer = _trainer(material, callbacks, checkpoints, device, processes)
+    with _quiet(), _concluding(run.training_log, curves, config.train.max_steps):
+        trainer = _trainer(setup, callbacks, checkpoints, device, processes)
         try:
             trainer.fit(module, batches, ckpt_path=start.checkpoint, weights_only=True)
         except RuntimeError as error:
@@ -179,24 +179,24 @@ def fit(
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
-            model.zero_level.copy_(zero_levels(chosen.to(device), material))
-    return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
+            model.zero_level.copy_(zero_levels(chosen.to(device), setup))
+    return Fitted(model.cpu().eval(), run.training_log.table(), facts, run.training_log.throughput.facts())
 
 
 @contextmanager
-def _concluding(journal: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
+def _concluding(training_log: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
     """Say at the end, however it comes, how fast this attempt was."""
     status = "failed"
     try:
         yield
         status = "success"
     finally:
-        journal.pace.conclude(last)
+        training_log.throughput.conclude(last)
         curves.close(status)
 
 
-def _averaging(material: TrainingSetup) -> Averaging | None:
-    train = material.config.train
+def _averaging(setup: TrainingSetup) -> Averaging | None:
+    train = setup.config.train
     if not train.ema_decay:
         return None
     return Averaging(train.ema_decay, train.ema_every)
@@ -206,50 +206,50 @@ def _averaging(material: TrainingSetup) -> Averaging | None:
 class _Run:
     """What the callbacks of a training share."""
 
-    material: TrainingSetup
+    setup: TrainingSetup
     checkpoints: CheckpointFolder
-    journal: TrainingLog
+    training_log: TrainingLog
     averaging: Averaging | None
 
     def validation(self) -> Validation | None:
         """Return the callback that validates, or None if there is nothing to validate on."""
-        sets, train = self.material.validation(), self.material.config.train
+        sets, train = self.setup.validation(), self.setup.config.train
         if sets is None:
             logger.info("no condition is for validation")
             return None
         return Validation(
-            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal, averaging=self.averaging,
+            *sets, train.valid_sets, folder=self.checkpoints, training_log=self.training_log, averaging=self.averaging,
             sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
         )  # fmt: skip
 
     def callbacks(
-        self, validation: Validation | None, epoch: int, allocation: TimeLimit
+        self, validation: Validation | None, epoch: int, time_limit: TimeLimit
     ) -> list[pl.Callback]:
         """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
-        train = self.material.config.train
-        keeping = Snapshots(
+        train = self.setup.config.train
+        snapshots = Snapshots(
             self.checkpoints,
             first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
             bundle=self._bundle, averaging=self.averaging,
         )  # fmt: skip
-        saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (self.averaging, self.journal, validation, keeping, saving)
+        saving = Checkpoints(self.checkpoints, train.checkpoint_every, time_limit)
+        ordered = (self.averaging, self.training_log, validation, snapshots, saving)
         return [callback for callback in ordered if callback is not None]
 
     def _bundle(self, module: TrainingModule, step: int) -> Bundle:
         model = module.denoiser
-        if self.material.config.model.gate:
+        if self.setup.config.model.gate:
             model = copy.deepcopy(model)
-            model.zero_level.copy_(zero_levels(module, self.material))
-        facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}
-        return self.material.bundle(model, facts, self.journal.table())
+            model.zero_level.copy_(zero_levels(module, self.setup))
+        facts = {"steps": self.setup.config.train.max_steps, "chosen_step": step}
+        return self.setup.bundle(model, facts, self.training_log.table())
 
     def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
         """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
-        train = self.material.config.train
+        train = self.setup.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
             model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))
             logger.info("weights of step %d chosen: the end of the first epoch", epoch)
@@ -273,13 +273,13 @@ class _Run:
 
 
 def _trainer(
-    material: TrainingSetup,
+    setup: TrainingSetup,
     callbacks: list[pl.Callback],
     checkpoints: CheckpointFolder,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> pl.Trainer:
-    train, options = material.config.train, processes.trainer_options(device)
+    train, options = setup.config.train, processes.trainer_options(device)
     options["plugins"] = [*options["plugins"], Writer(checkpoints)]
     return pl.Trainer(
         **options,

@@ -199,7 +199,7 @@ def _stage(
     }
     base = provenance.determinants(name, {**recipe, **(extra or {})}, inputs, config.seed)
     folder = CheckpointFolder(checkpoints or out.with_name(f"{out.name}.checkpoints"), _fingerprint(base))
-    allocation = TimeLimit(config.train.stop_margin)
+    time_limit = TimeLimit(config.train.stop_margin)
     place = Output(name, out, folder=True)
     place.check_place({**inputs, "checkpoints": folder.path})
 
@@ -210,8 +210,8 @@ def _stage(
             if not force and provenance.up_to_date(out, base):
                 return None
             place.check(base, force=force)
-            with allocation.listening():
-                stack.enter_context(folder.locked(allocation.reason))
+            with time_limit.listening():
+                stack.enter_context(folder.locked(time_limit.reason))
             stack.callback(folder.tidy)
             if not force and provenance.up_to_date(out, base):  # whom we waited for has made it
                 return None
@@ -223,7 +223,7 @@ def _stage(
         if beginning is not None:
             checkpoint = beginning["checkpoint"]
             start = Start(None if checkpoint is None else Path(checkpoint), beginning["step"])
-            _train(out, folder, base, inputs, build, start, allocation, processes, where, force=force)
+            _train(out, folder, base, inputs, build, start, time_limit, processes, where, force=force)
         if checkpoints is None and folder.held:
             folder.discard()
     return out
@@ -236,7 +236,7 @@ def _train(
     inputs: Mapping[str, Path],
     build: Callable[[], TrainingSetup],
     start: Start,
-    allocation: TimeLimit,
+    time_limit: TimeLimit,
     processes: Processes,
     device: Literal["cpu", "cuda"],
     *,
@@ -245,15 +245,13 @@ def _train(
     """Train and write the bundle; the first process alone writes."""
 
     def run() -> tuple[TrainingSetup, Fitted]:
-        material = build()
+        setup = build()
         if start.checkpoint is not None:
-            last = material.config.train.max_steps
+            last = setup.config.train.max_steps
             logger.info("continuing at step %d of %d from %s", start.step, last, start.checkpoint)
         from perturbdiff.training.fit import fit
 
-        return material, fit(
-            material, folder, start, allocation=allocation, device=device, processes=processes
-        )
+        return setup, fit(setup, folder, start, time_limit=time_limit, device=device, processes=processes)
 
     if processes.rank > 0:
         run()
@@ -263,12 +261,12 @@ def _train(
     ) as stage:
         if stage.skip:
             return
-        material, fitted = run()
-        bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
+        setup, fitted = run()
+        bundle = setup.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
         from perturbdiff.training.callbacks.checkpointing import hand_over, kept_steps
 
-        kept = material.config.train
+        kept = setup.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
         stage.chance = (LOGS,)
         stage.results |= bundle.training

@@ -240,7 +240,8 @@ def _folders_off_path() -> list[Path]:
     noted = Path.home() / ".conda" / "environments.txt"
     homes = [Path(home) for home in noted.read_text().split("\n") if home] if noted.is_file() else []
     if conda := os.environ.get("CONDA_EXE"):
-        homes += (Path(conda).parents[1] / "envs").glob("*")
+        base = Path(conda).parents[1]
+        homes += [base, *(base / "envs").glob("*")]
     return [home / "bin" for home in (*sorted((pyenv / "versions").glob("*"), reverse=True), *homes)]
 
 

@@ -128,7 +128,7 @@ class Checkpoints(pl.Callback):
         Where to.
     every
         Steps between checkpoints.
-    allocation
+    time_limit
         When to stop.
 
     Raises
@@ -140,14 +140,14 @@ class Checkpoints(pl.Callback):
         If it is time to stop and nothing of this attempt could be kept: another attempt would not get further.
     """
 
-    def __init__(self, folder: CheckpointFolder, every: int, allocation: TimeLimit) -> None:
-        self.folder, self.every, self.allocation = folder, every, allocation
+    def __init__(self, folder: CheckpointFolder, every: int, time_limit: TimeLimit) -> None:
+        self.folder, self.every, self.time_limit = folder, every, time_limit
         self._first = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Listen to signals, after Lightning has set its own handlers."""
         self._first = trainer.global_step
-        self.allocation.listen()
+        self.time_limit.listen()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -156,7 +156,7 @@ class Checkpoints(pl.Callback):
         if not ends_step(trainer, batch_idx):
             return
         step, last = trainer.global_step, trainer.max_steps
-        reason = self.allocation.reason() or self.folder.lost
+        reason = self.time_limit.reason() or self.folder.lost
         if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(reason is not None, all=False):
             reason = reason or "another process was told to stop"
         if reason and step < last:
@@ -211,8 +211,8 @@ class Checkpoints(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Put the former signal handlers back."""
-        self.allocation.stop_listening()
+        self.time_limit.stop_listening()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Put the former signal handlers back."""
-        self.allocation.stop_listening()
+        self.time_limit.stop_listening()

@@ -22,7 +22,7 @@ from perturbdiff.training.module import TrainingModule, ends_step
 logger = logging.getLogger(__name__)
 
 SPEAK_SECONDS = 60.0
-"""Time after which a line is due though no row of the journal is."""
+"""Time after which a line is due though no row of the training log is."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
@@ -30,7 +30,7 @@ NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
 
 
 class Curves:
-    """Sends rows of the journal to loggers, none of which needs a network, and none of which can end a training.
+    """Sends rows of the training log to loggers, none of which needs a network, and none of which can end a training.
 
     A run that was interrupted comes past rows that it has sent already. They are counted in a file beside the
     loggers' own and not sent again, so the curves have neither steps twice nor gaps.
@@ -69,7 +69,7 @@ class Curves:
         self._sent = int(self._sent_note.read_text() or 0) if self._sent_note.is_file() else 0
 
     def send(self, number: int, step: int, values: Mapping[str, float]) -> None:
-        """Send a row of the journal, the ``number``-th counted from 0, unless it was sent before."""
+        """Send a row of the training log, the ``number``-th counted from 0, unless it was sent before."""
         if not self.backends or number < self._sent:
             return
 
@@ -219,23 +219,23 @@ class TrainingLog(pl.Callback):
     def __init__(self, every: int, curves: Curves | None = None) -> None:
         self.every, self.curves = every, curves
         self.rows: list[dict[str, Any]] = []
-        self.pace = Throughput()
+        self.throughput = Throughput()
         self._sums: dict[str, Tensor] = {}
         self._steps = 0  # forward passes since the last row
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"rows": self.rows, "sums": self._sums, "steps": self._steps, "pace": self.pace.state()}
+        return {"rows": self.rows, "sums": self._sums, "steps": self._steps, "pace": self.throughput.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take up what a checkpoint kept."""
         self.rows, self._steps = list(state_dict["rows"]), int(state_dict["steps"])
         self._sums = dict(state_dict["sums"])
-        self.pace = Throughput(**state_dict["pace"])
+        self.throughput = Throughput(**state_dict["pace"])
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         """Start the clock."""
-        self.pace.start(trainer.global_step)
+        self.throughput.start(trainer.global_step)
 
     def on_train_batch_end(
         self,
@@ -255,9 +255,9 @@ class TrainingLog(pl.Callback):
         if not ends_step(trainer, batch_idx):
             return
         sets = batch.target.shape[0] * trainer.accumulate_grad_batches * trainer.world_size
-        self.pace.step(sets * batch.target.shape[1])
+        self.throughput.step(sets * batch.target.shape[1])
         if step % self.every and step != trainer.max_steps:
-            if trainer.is_global_zero and self.pace.silent():
+            if trainer.is_global_zero and self.throughput.silent():
                 self._say(trainer, pl_module, {n: float(v) / self._steps for n, v in self._sums.items()})
             return
         means = {name: value / self._steps for name, value in self._sums.items()}
@@ -285,7 +285,7 @@ class TrainingLog(pl.Callback):
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             step, trainer.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
-            pl_module.learning_rate(step - 1), self.pace.said(step, trainer.max_steps),
+            pl_module.learning_rate(step - 1), self.throughput.said(step, trainer.max_steps),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

@@ -116,13 +116,13 @@ class Population:
     def __init__(self, context: tuple[int, int]) -> None:
         self.context = context
         self.real: list[Tensor] = []
-        self.found: list[Tensor] = []
+        self.sampled: list[Tensor] = []
         self.control: list[Tensor] = []
 
-    def add(self, real: Tensor, found: Tensor, control: Tensor) -> None:
+    def add(self, real: Tensor, sampled: Tensor, control: Tensor) -> None:
         """Add a set of each."""
         self.real.append(real)
-        self.found.append(found)
+        self.sampled.append(sampled)
         self.control.append(control.double().mean(0))
 
 
@@ -134,11 +134,11 @@ def compare(populations: Mapping[int, Population]) -> dict[str, float]:
     control = {context: torch.stack(means).mean(0).numpy() for context, means in sets.items()}
     energy, fits, changes = [], [], []
     for one in populations.values():
-        distance = population_energy_distance(torch.stack(one.found), torch.stack(one.real))
+        distance = population_energy_distance(torch.stack(one.sampled), torch.stack(one.real))
         energy += [float(distance)] * len(one.real)
-        real, found = _profile(one.real), _profile(one.found)
-        fits.append(r2(real, found))
-        changes.append(correlation_of_changes(real, found, control[one.context]))
+        real, sampled = _profile(one.real), _profile(one.sampled)
+        fits.append(r2(real, sampled))
+        changes.append(correlation_of_changes(real, sampled, control[one.context]))
     return {"energy": float(np.mean(energy)), "r2": float(np.mean(fits)), "pdcorr": float(np.mean(changes))}
 
 
@@ -160,7 +160,7 @@ class Validation(pl.Callback):
         Sets that are computed at once.
     keep
         Whether the best weights are kept, or the scores only.
-    folder, journal, averaging
+    folder, training_log, averaging
         Where the best weights go, where the scores go, where the weights come from.
     """
 
@@ -171,7 +171,7 @@ class Validation(pl.Callback):
         num_sets: int,
         *,
         folder: CheckpointFolder,
-        journal: TrainingLog,
+        training_log: TrainingLog,
         averaging: Averaging | None,
         sets_per_pass: int,
         keep: bool = True,
@@ -179,7 +179,7 @@ class Validation(pl.Callback):
         self.sampler, self.loader, self.keep = sampler, loader, keep
         self.num_sets = min(num_sets, sampler.sets_per_epoch)
         self.sets_per_pass = sets_per_pass
-        self.folder, self.journal, self.averaging = folder, journal, averaging
+        self.folder, self.training_log, self.averaging = folder, training_log, averaging
         self.best_step, self.best_value = -1, math.nan
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,8 +204,8 @@ class Validation(pl.Callback):
         began = time.monotonic()
         scores = self.scores(module)
         seconds = time.monotonic() - began
-        self.journal.pace.validated(seconds)
-        self.journal.add(trainer, "valid", scores)
+        self.training_log.throughput.validated(seconds)
+        self.training_log.add(trainer, "valid", scores)
         metric = settings.valid_metric
         value = scores["total" if metric == "loss" else metric]
         better = self.keep and is_better(metric, value, self.best_value)

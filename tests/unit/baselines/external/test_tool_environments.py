@@ -81,7 +81,7 @@ def home(tool, monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("folder", [".pyenv/versions/3", "noted", "conda/envs/py", "nowhere"])
+@pytest.mark.parametrize("folder", [".pyenv/versions/3", "noted", "conda", "conda/envs/py", "nowhere"])
 def test_a_python_that_is_not_on_the_path_is_found(tool, home, folder):
     with pytest.raises(
         UserError, match=r"needs Python 3.11 or .* or 3.14, and none was found .*--python PATH"
