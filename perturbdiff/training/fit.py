@@ -24,7 +24,7 @@ from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.callbacks.training_log import TrainingLog
 from perturbdiff.training.callbacks.validation import Validation
 from perturbdiff.training.distributed.processes import Processes, lost
-from perturbdiff.training.loop import Observer, TrainingLoop
+from perturbdiff.training.loop import Callback, TrainingLoop
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe
 from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
@@ -37,19 +37,19 @@ _GENES_AT_ONCE = 1024
 
 
 @torch.no_grad()
-def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
+def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
     """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
     from which on predicted cells are as many as real cells with a value above zero.
     """
     device = module.denoiser.unit.device
-    stream = material.train_sampler(Processes(), quiet=True)
-    train = material.config.train
+    stream = setup.train_sampler(Processes(), quiet=True)
+    train = setup.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
     together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
-    found, real = [], []
-    for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
+    predicted, real = [], []
+    for step, loaded in enumerate(setup.loader(stream, start_step=0, stop_step=steps)):
         noise = generator("cpu", ZEROS, module.config.seed, step)
         for part in loaded.split(train.sets_per_step // together):
             batch = part.to(device)
@@ -57,9 +57,9 @@ def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
                 return torch.randn(shape, generator=noise).to(device)
 
-            found.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
+            predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
-    cells, positive = torch.cat(found), torch.stack(real).sum(0)
+    cells, positive = torch.cat(predicted), torch.stack(real).sum(0)
     levels = _levels(cells, positive)
     above = int(((cells > 0).sum(0) > positive).sum())
     logger.info("zeros: %d of %d genes are predicted above zero more often than they are", above, len(levels))
@@ -99,11 +99,11 @@ class Fitted:
 
 
 def fit(
-    material: TrainingSetup,
+    setup: TrainingSetup,
     checkpoints: CheckpointFolder,
     start: Start,
     *,
-    allocation: TimeLimit,
+    time_limit: TimeLimit,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
@@ -116,29 +116,33 @@ def fit(
     StoppedEarly
         After writing a checkpoint, if the allocation ends or a signal says so.
     """
-    stream = material.train_sampler(processes)
-    material.limit_steps(stream.steps_per_epoch)
-    config, first = material.config, processes.rank == 0
-    for line in describe(material.model, config):
+    stream = setup.train_sampler(processes)
+    setup.limit_steps(stream.steps_per_epoch)
+    config, first = setup.config, processes.rank == 0
+    for line in describe(setup.model, config):
         logger.info("%s", line)
-    module = TrainingModule(material.model, config, ceiling=depth_ceiling(material.target_sum()))
+    module = TrainingModule(setup.model, config, ceiling=depth_ceiling(setup.target_sum()))
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )
-    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves))
+    run = _Run(setup, checkpoints, TrainingLog(config.train.log_every, curves))
     validation = run.validation()
-    kept = {"log": run.journal} if validation is None else {"log": run.journal, "validation": validation}
-    observers = run.observers(validation, stream.steps_per_epoch, allocation)
-    loop = TrainingLoop(module, device, processes, observers, kept)
+    kept = (
+        {"log": run.training_log}
+        if validation is None
+        else {"log": run.training_log, "validation": validation}
+    )
+    callbacks = run.callbacks(validation, stream.steps_per_epoch, time_limit)
+    loop = TrainingLoop(module, device, processes, callbacks, kept)
     if start.checkpoint is not None:
         loop.load_state_dict(torch.load(start.checkpoint, map_location="cpu", weights_only=True))
-    batches = material.loader(
+    batches = setup.loader(
         stream,
         start_step=start.step, stop_step=config.train.max_steps,
         packed=device == "cuda", pin_memory=device == "cuda",
     )  # fmt: skip
-    with allocation.listening(), _concluding(run.journal, curves, config.train.max_steps):
-        run.journal.pace.start(start.step)
+    with time_limit.listening(), _concluding(run.training_log, curves, config.train.max_steps):
+        run.training_log.throughput.start(start.step)
         try:
             loop.run(batches)
         except RuntimeError as error:
@@ -152,66 +156,66 @@ def fit(
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
-            model.zero_level.copy_(zero_levels(chosen, material))
-    return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
+            model.zero_level.copy_(zero_levels(chosen, setup))
+    return Fitted(model.cpu().eval(), run.training_log.table(), facts, run.training_log.throughput.facts())
 
 
 @contextmanager
-def _concluding(journal: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
+def _concluding(training_log: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
     """Say at the end, however it comes, how fast this attempt was."""
     success = False
     try:
         yield
         success = True
     finally:
-        journal.pace.conclude(last)
+        training_log.throughput.conclude(last)
         curves.close(success=success)
 
 
 @dataclass
 class _Run:
-    """What the observers of a training share."""
+    """What the callbacks of a training share."""
 
-    material: TrainingSetup
+    setup: TrainingSetup
     checkpoints: CheckpointFolder
-    journal: TrainingLog
+    training_log: TrainingLog
 
     def validation(self) -> Validation | None:
         """Return the callback that validates, or None if there is nothing to validate on."""
-        sets, train = self.material.validation(), self.material.config.train
+        sets, train = self.setup.validation(), self.setup.config.train
         if sets is None:
             logger.info("no condition is for validation")
             return None
         return Validation(
-            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal,
+            *sets, train.valid_sets, folder=self.checkpoints, training_log=self.training_log,
             sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
         )  # fmt: skip
 
-    def observers(self, validation: Validation | None, epoch: int, allocation: TimeLimit) -> list[Observer]:
-        """Return the observers in the order in which a step's end concerns them; the checkpoint comes last.
+    def callbacks(self, validation: Validation | None, epoch: int, time_limit: TimeLimit) -> list[Callback]:
+        """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
-        train = self.material.config.train
+        train = self.setup.config.train
         first_epoch = epoch if train.choose == "first-epoch" else None
         snapshots = Snapshots(
             self.checkpoints, first_epoch=first_epoch, every=train.keep_every, bundle=self._bundle
         )
-        saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (self.journal, validation, snapshots, saving)
-        return [observer for observer in ordered if observer is not None]
+        saving = Checkpoints(self.checkpoints, train.checkpoint_every, time_limit)
+        ordered = (self.training_log, validation, snapshots, saving)
+        return [callback for callback in ordered if callback is not None]
 
     def _bundle(self, module: TrainingModule, step: int) -> Bundle:
         model = module.denoiser
-        if self.material.config.model.gate:
+        if self.setup.config.model.gate:
             model = copy.deepcopy(model)
-            model.zero_level.copy_(zero_levels(module, self.material))
-        facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}
-        return self.material.bundle(model, facts, self.journal.table())
+            model.zero_level.copy_(zero_levels(module, self.setup))
+        facts = {"steps": self.setup.config.train.max_steps, "chosen_step": step}
+        return self.setup.bundle(model, facts, self.training_log.table())
 
     def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
         """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
-        train = self.material.config.train
+        train = self.setup.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
             model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))
             logger.info("weights of step %d chosen: the end of the first epoch", epoch)

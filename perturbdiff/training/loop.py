@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from perturbdiff.training.distributed.processes import Processes
 
 
-class Observer(Protocol):
+class Callback(Protocol):
     """What is done after each step, beside training: logs, validation, snapshots, checkpoints."""
 
     def after_step(self, loop: TrainingLoop) -> None:
         """Look at the loop; step ``loop.step`` has just ended."""
 
 
-class KeptObserver(Observer, Protocol):
-    """An observer with a state that a checkpoint keeps."""
+class KeptCallback(Callback, Protocol):
+    """A callback with a state that a checkpoint keeps."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
@@ -48,7 +48,7 @@ class TrainingLoop:
         Where: ``cpu``, or ``cuda`` for this process's GPU.
     processes
         This process and how many there are.
-    observers
+    callbacks
         They see each step's end, in this order.
     kept
         Those of them whose state a checkpoint keeps, by name.
@@ -68,12 +68,12 @@ class TrainingLoop:
         module: TrainingModule,
         device: Literal["cpu", "cuda"],
         processes: Processes,
-        observers: Sequence[Observer] = (),
-        kept: Mapping[str, KeptObserver] | None = None,
+        callbacks: Sequence[Callback] = (),
+        kept: Mapping[str, KeptCallback] | None = None,
     ) -> None:
         self.settings = module.config.train
         self.device = torch.device("cuda", processes.local_rank) if device == "cuda" else torch.device("cpu")
-        self.processes, self.observers, self.kept = processes, observers, dict(kept or {})
+        self.processes, self.callbacks, self.kept = processes, callbacks, dict(kept or {})
         if device == "cuda":
             torch.cuda.set_device(self.device)
         self.module = module.to(self.device).train()
@@ -105,8 +105,8 @@ class TrainingLoop:
                 if self.step == self.max_steps:
                     break
                 self.advance(loaded, shared)
-                for observer in self.observers:
-                    observer.after_step(self)
+                for callback in self.callbacks:
+                    callback.after_step(self)
 
     def advance(self, loaded: CellSetBatch | PackedCellSetBatch, shared: nn.Module) -> None:
         """Take one optimiser step, in as many passes as the recipe says."""
@@ -171,7 +171,7 @@ class TrainingLoop:
             "weights": self.module.denoiser.state_dict(),
             "average": average,
             "optimizer": self.optimizer.state_dict(),
-            **{name: observer.state_dict() for name, observer in self.kept.items()},
+            **{name: callback.state_dict() for name, callback in self.kept.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,8 +181,8 @@ class TrainingLoop:
         if self.average is not None:
             self.average.module.denoiser.load_state_dict(state["average"])
         self.optimizer.load_state_dict(state["optimizer"])
-        for name, observer in self.kept.items():
-            observer.load_state_dict(state[name])
+        for name, callback in self.kept.items():
+            callback.load_state_dict(state[name])
 
 
 @contextmanager

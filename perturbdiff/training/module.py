@@ -97,21 +97,21 @@ class TrainingModule(nn.Module):
         twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
         count = shape[0] // twins
         places = range(rank + part * count * world, rank + (part + 1) * count * world, world)
-        mine, total = list(places), count * parts * world
+        pairs, total = list(places), count * parts * world
         coins = generator("cpu", _COINS, seed, step)
         levels = self.schedule.num_steps
         if settings.time_power == 1:
-            t = torch.randint(levels, (total,), generator=coins)[mine]
+            t = torch.randint(levels, (total,), generator=coins)[pairs]
         else:
             high = torch.rand(total, generator=coins, dtype=torch.float64) ** (1 / settings.time_power)
-            t = (high * levels).long().clamp_max(levels - 1)[mine]
+            t = (high * levels).long().clamp_max(levels - 1)[pairs]
         self_condition = bool(torch.rand((), generator=coins) < settings.self_condition)
         tosses = torch.rand(total if settings.drop_per == "set" else 1, generator=coins)
-        drop = (tosses < settings.drop_covariates).expand(total)[mine]
+        drop = (tosses < settings.drop_covariates).expand(total)[pairs]
         noise = torch.empty(shape, device=self.device)
         for b in range(shape[0]):
-            own = generator(self.device, _NOISE, seed, step, twins * mine[b // twins] + b % twins)
-            noise[b] = torch.randn(shape[1:], generator=own, device=self.device)
+            noise_of_set = generator(self.device, _NOISE, seed, step, twins * pairs[b // twins] + b % twins)
+            noise[b] = torch.randn(shape[1:], generator=noise_of_set, device=self.device)
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 

@@ -32,12 +32,12 @@ def group_of(name: str) -> str:
 
 def by_group(model: Denoiser) -> dict[str, int]:
     """Return the number of learned parameters in each group."""
-    found = dict.fromkeys(GROUPS, 0)
+    numbers = dict.fromkeys(GROUPS, 0)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             group = group_of(name)
-            found[group] = found.get(group, 0) + parameter.numel()
-    return found
+            numbers[group] = numbers.get(group, 0) + parameter.numel()
+    return numbers
 
 
 def listed(numbers: Mapping[str, int]) -> str:

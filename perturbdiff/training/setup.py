@@ -178,8 +178,8 @@ class TrainingSetup:
     ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
         if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
-            own = np.arange(len(conditions))
-            conditions = conditions.assign(is_control=False, control=own)
+            every = np.arange(len(conditions))
+            conditions = conditions.assign(is_control=False, control=every)
         sampler = WindowedSampler if self.windowed else CellSetSampler
         return sampler(
             conditions, use,
@@ -207,9 +207,9 @@ class TrainingSetup:
 
     def target_sum(self) -> float | None:
         """Return the depth that counts were scaled to, None if unknown or different between the stores."""
-        found = {float(s.store.target_sum) for s in self.sources}
-        one = found.pop() if len(found) == 1 else float("nan")
-        return one if np.isfinite(one) else None
+        depths = {float(s.store.target_sum) for s in self.sources}
+        depth = depths.pop() if len(depths) == 1 else float("nan")
+        return depth if np.isfinite(depth) else None
 
     def bundle(self, model: Denoiser, facts: dict[str, Any], curve: pd.DataFrame) -> Bundle:
         """Return the bundle of a trained network, with facts of its training and the loss terms by step."""
@@ -233,7 +233,7 @@ def check_passes(sets_per_step: int, accumulate: int, processes: Processes, twin
 
 
 def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> TrainingSetup:
-    """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
+    """Return the setup of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
     tables = tables or {}
     check_tables(config.model, tables)
     source = split_source(Store(store), read_split(split), dataset_of(store))
@@ -243,15 +243,15 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
     genes = list(source.store.genes)
     model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
-    material = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
-    set_units(material)
-    return material
+    setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
+    set_units(setup)
+    return setup
 
 
 def for_finetuning(
     bundle: Path, store: Path, split: Path, config: Config, mode: Transfer, tables: Tables | None = None
 ) -> TrainingSetup:
-    """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
+    """Return the setup of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), dataset_of(store))
     _compare_depths({str(bundle): old.target_sum, str(store): source.store.target_sum})
@@ -265,17 +265,17 @@ def for_finetuning(
     genes = list(source.store.genes) if mode == "new-genes" else old.genes
     if mode != "new-genes":
         logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
-    found = inherited.semantics(config.model, genes, vocabulary)
-    model = new_model(config, genes, vocabulary, found)
-    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, found.doses))
+    vectors = inherited.semantics(config.model, genes, vocabulary)
+    model = new_model(config, genes, vocabulary, vectors)
+    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, vectors.doses))
     for line in report:
         logger.info("transfer: %s", line)
-    material = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
-    set_units(material)
+    setup = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
+    set_units(setup)
     if mode == "keep":
         model.unit.copy_(old.model.unit)  # its weights expect it
-    material.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
-    return material
+    setup.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
+    return setup
 
 
 def for_pretraining(
@@ -285,7 +285,7 @@ def for_pretraining(
     genes: Sequence[str] | None,
     tables: Tables | None = None,
 ) -> TrainingSetup:
-    """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
+    """Return the setup of `pretrain`: several stores without the held-out conditions of downstream splits."""
     from perturbdiff.training.training_cells import HeldOut
 
     tables = tables or {}
@@ -305,9 +305,9 @@ def for_pretraining(
         vocabulary = with_vectors(vocabulary, "perturbation", config.model, tables["perturbation"])
     model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
     facts["left_out"] = held.report
-    material = TrainingSetup(sources, names, vocabulary, model, config, facts, tables)
-    set_units(material)
-    return material
+    setup = TrainingSetup(sources, names, vocabulary, model, config, facts, tables)
+    set_units(setup)
+    return setup
 
 
 def _compare_depths(depths: Mapping[str, float | None]) -> None:
@@ -388,15 +388,15 @@ def new_model(
     return model
 
 
-def set_units(material: TrainingSetup) -> None:
+def set_units(setup: TrainingSetup) -> None:
     """Measure the training cells and set the network's units."""
-    sources, config = material.sources, material.config
-    maps = [GeneMap(s.store.genes, material.genes, name=str(s.store.path)) for s in sources]
+    sources, config = setup.sources, setup.config
+    maps = [GeneMap(s.store.genes, setup.genes, name=str(s.store.path)) for s in sources]
     units = measure(
         [s.store for s in sources], maps, [s.rows() for s in sources],
         unit=config.model.unit, limit=config.train.statistics_cells, seed=config.seed,
     )  # fmt: skip
-    units.put_into(material.model)
+    units.put_into(setup.model)
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:

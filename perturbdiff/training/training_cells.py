@@ -163,8 +163,8 @@ def measure(
     maximum, squares, cells = np.zeros(genes, np.float32), 0.0, 0
     values: list[np.ndarray] = []
     with track("scale of the training cells", round(total * share)) as work:
-        for store, gene_map, mine in zip(stores, gene_maps, rows, strict=True):
-            for chunk in _chunks(mine, share, rng):
+        for store, gene_map, store_rows in zip(stores, gene_maps, rows, strict=True):
+            for chunk in _chunks(store_rows, share, rng):
                 matrix = gene_map.apply(store.expression(chunk))
                 data = np.asarray(matrix.data, dtype=np.float32)
                 np.maximum(maximum, matrix.max(axis=0).toarray().ravel(), out=maximum)

@@ -63,11 +63,11 @@ class Inheritance:
     @classmethod
     def of(cls, old: Bundle, given: Tables) -> Inheritance:
         """Return what a bundle and the given tables come to."""
-        own = tables_of(old)
+        of_bundle = tables_of(old)
         doses: tuple[float, ...] = ()
-        if old.model.covariate_encoder.dose is not None and "perturbation" in own:
-            doses = known_doses(old.config.model, old.vocabulary, own["perturbation"])
-        return cls({**own, **given}, {**old.tables, **given}, doses)
+        if old.model.covariate_encoder.dose is not None and "perturbation" in of_bundle:
+            doses = known_doses(old.config.model, old.vocabulary, of_bundle["perturbation"])
+        return cls({**of_bundle, **given}, {**old.tables, **given}, doses)
 
     def vocabulary(
         self, old: Bundle, new: Vocabulary, settings: ModelConfig, validation: Sequence[pd.DataFrame]
@@ -115,11 +115,11 @@ def with_architecture(config: Config, old: Bundle, given: Tables) -> Config:
     """
     ours, theirs = config.model.model_dump(), old.config.model.model_dump()
     inherited = "perturbation" not in given and "perturbation" in tables_of(old)
-    own = {*_OWN, *(() if inherited else _WITH_TABLE)}
-    changed = [k for k in ours if k not in own and ours[k] != theirs[k]]
+    from_recipe = {*_OWN, *(() if inherited else _WITH_TABLE)}
+    changed = [k for k in ours if k not in from_recipe and ours[k] != theirs[k]]
     if changed:
         logger.info("the bundle decides the architecture: %s", ", ".join(f"{k}={theirs[k]}" for k in changed))
-    merged = {**theirs, **{k: ours[k] for k in own}}
+    merged = {**theirs, **{k: ours[k] for k in from_recipe}}
     return config.model_copy(update={"model": type(config.model)(**merged)})
 
 

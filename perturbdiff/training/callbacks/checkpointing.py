@@ -118,7 +118,7 @@ class Checkpoints:
         Where to.
     every
         Steps between checkpoints.
-    allocation
+    time_limit
         When to stop.
 
     Raises
@@ -130,14 +130,14 @@ class Checkpoints:
         If it is time to stop and nothing of this attempt could be kept: another attempt would not get further.
     """
 
-    def __init__(self, folder: CheckpointFolder, every: int, allocation: TimeLimit) -> None:
-        self.folder, self.every, self.allocation = folder, every, allocation
+    def __init__(self, folder: CheckpointFolder, every: int, time_limit: TimeLimit) -> None:
+        self.folder, self.every, self.time_limit = folder, every, time_limit
         self._first = folder.saved_step
 
     def after_step(self, loop: TrainingLoop) -> None:
         """Save if it is time, and stop if it must be."""
         step, last = loop.step, loop.max_steps
-        reason = self.allocation.reason() or self.folder.lost
+        reason = self.time_limit.reason() or self.folder.lost
         if loop.any_process(reason is not None):
             reason = reason or "another process was told to stop"
         if reason and step < last:

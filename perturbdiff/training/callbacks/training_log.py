@@ -19,7 +19,7 @@ from perturbdiff.training.loop import TrainingLoop
 logger = logging.getLogger(__name__)
 
 SPEAK_SECONDS = 60.0
-"""Time after which a line is due though no row of the journal is."""
+"""Time after which a line is due though no row of the training log is."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 
@@ -125,19 +125,24 @@ class TrainingLog:
     def __init__(self, every: int, curves: Curves | None = None) -> None:
         self.every, self.curves = every, curves
         self.rows: list[dict[str, Any]] = []
-        self.pace = Throughput()
+        self.throughput = Throughput()
         self._sums: dict[str, Tensor] = {}
         self._passes = 0  # since the last row
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
-        return {"rows": self.rows, "sums": self._sums, "passes": self._passes, "pace": self.pace.state()}
+        return {
+            "rows": self.rows,
+            "sums": self._sums,
+            "passes": self._passes,
+            "pace": self.throughput.state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what a checkpoint kept."""
         self.rows, self._passes = list(state["rows"]), int(state["passes"])
         self._sums = dict(state["sums"])
-        self.pace = Throughput(**state["pace"])
+        self.throughput = Throughput(**state["pace"])
 
     def after_step(self, loop: TrainingLoop) -> None:
         """Sum the terms; every few steps write a row and a line, and a line alone if a row is long in coming."""
@@ -147,9 +152,9 @@ class TrainingLog:
                 self._sums[name] = self._sums[name].to(value.device) + value if self._passes else value
             self._passes += 1
         sets, cells, _ = loop.batch_shape
-        self.pace.step(sets * len(loop.terms) * loop.processes.world_size * cells)
+        self.throughput.step(sets * len(loop.terms) * loop.processes.world_size * cells)
         if loop.step % self.every and loop.step != loop.max_steps:
-            if loop.first_process and self.pace.silent():
+            if loop.first_process and self.throughput.silent():
                 self._say(loop, {name: float(value) / self._passes for name, value in self._sums.items()})
             return
         row = {name: float(value / self._passes) for name, value in self._sums.items()}
@@ -175,7 +180,7 @@ class TrainingLog:
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             loop.step, loop.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
-            loop.optimizer.learning_rate(loop.step - 1), self.pace.said(loop.step, loop.max_steps),
+            loop.optimizer.learning_rate(loop.step - 1), self.throughput.said(loop.step, loop.max_steps),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

@@ -54,13 +54,13 @@ class Population:
     def __init__(self, context: tuple[int, int]) -> None:
         self.context = context
         self.real: list[Tensor] = []
-        self.found: list[Tensor] = []
+        self.sampled: list[Tensor] = []
         self.control: list[Tensor] = []
 
-    def add(self, real: Tensor, found: Tensor, control: Tensor) -> None:
+    def add(self, real: Tensor, sampled: Tensor, control: Tensor) -> None:
         """Add a set of each."""
         self.real.append(real)
-        self.found.append(found)
+        self.sampled.append(sampled)
         self.control.append(control.double().mean(0))
 
 
@@ -72,11 +72,11 @@ def compare(populations: Mapping[int, Population]) -> dict[str, float]:
     control = {context: torch.stack(means).mean(0).numpy() for context, means in sets.items()}
     energy, fits, changes = [], [], []
     for one in populations.values():
-        distance = population_energy_distance(torch.stack(one.found), torch.stack(one.real))
+        distance = population_energy_distance(torch.stack(one.sampled), torch.stack(one.real))
         energy += [float(distance)] * len(one.real)
-        real, found = _profile(one.real), _profile(one.found)
-        fits.append(r2(real, found))
-        changes.append(correlation_of_changes(real, found, control[one.context]))
+        real, sampled = _profile(one.real), _profile(one.sampled)
+        fits.append(r2(real, sampled))
+        changes.append(correlation_of_changes(real, sampled, control[one.context]))
     return {"energy": float(np.mean(energy)), "r2": float(np.mean(fits)), "pdcorr": float(np.mean(changes))}
 
 
@@ -98,7 +98,7 @@ class Validation:
         Sets that are computed at once.
     keep
         Whether the best weights are kept, or the scores only.
-    folder, journal
+    folder, training_log
         Where the best weights and the scores go.
     """
 
@@ -109,14 +109,14 @@ class Validation:
         num_sets: int,
         *,
         folder: CheckpointFolder,
-        journal: TrainingLog,
+        training_log: TrainingLog,
         sets_per_pass: int,
         keep: bool = True,
     ) -> None:
         self.sampler, self.loader, self.keep = sampler, loader, keep
         self.num_sets = min(num_sets, sampler.sets_per_epoch)
         self.sets_per_pass = sets_per_pass
-        self.folder, self.journal = folder, journal
+        self.folder, self.training_log = folder, training_log
         self.best_step, self.best_value = -1, math.nan
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,8 +135,8 @@ class Validation:
         began = time.monotonic()
         scores = self.scores(loop.averaged)
         seconds = time.monotonic() - began
-        self.journal.pace.validated(seconds)
-        self.journal.add(step, "valid", scores)
+        self.training_log.throughput.validated(seconds)
+        self.training_log.add(step, "valid", scores)
         metric = settings.valid_metric
         value = scores["total" if metric == "loss" else metric]
         better = self.keep and is_better(metric, value, self.best_value)
@@ -169,8 +169,8 @@ class Validation:
             cells = self._cells(module, positions, batch).cpu()
             contexts = zip(batch.cell_type.tolist(), batch.batch.tolist(), strict=True)
             for b, (condition, context) in enumerate(zip(batch.condition.tolist(), contexts, strict=True)):
-                own = populations.setdefault(condition, Population(context))
-                own.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
+                population = populations.setdefault(condition, Population(context))
+                population.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
         loss = {name: value / self.num_sets for name, value in totals.items()}
         return {**loss, **compare(populations)}
 

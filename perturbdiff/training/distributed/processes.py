@@ -103,14 +103,14 @@ class Processes:
         _end_with_launcher()
         _check_gpus(device, self.per_node)
         store = self._store()
-        mine = {"device": device, "host": platform.node()}
+        ours = {"device": device, "host": platform.node()}
         name = f"hello {next(_COUNT)} of"
-        store.set(f"{name} {self.rank}", json.dumps(mine))
+        store.set(f"{name} {self.rank}", json.dumps(ours))
         for other in range(self.world_size):
             theirs = json.loads(self._get(f"{name} {other}"))
             if theirs["device"] != device:
                 raise UserError(
-                    f"process {self.rank} on {mine['host']} computes on {device}, process {other} on "
+                    f"process {self.rank} on {ours['host']} computes on {device}, process {other} on "
                     f"{theirs['host']} on {theirs['device']}; leave that node out or give --device cpu"
                 )
         self._join(device)
@@ -150,12 +150,12 @@ class Processes:
             return work()
         store, name = self._store(), f"{name} {next(_COUNT)}"
         if self.rank:
-            found = json.loads(self._get(name))
-            if found["error"] is None:
-                return found["result"]
+            answer = json.loads(self._get(name))
+            if answer["error"] is None:
+                return answer["result"]
             for kind in (UserError, StoppedEarly):
-                if found["error"] == kind.__name__:
-                    raise kind(found["result"])
+                if answer["error"] == kind.__name__:
+                    raise kind(answer["result"])
             logger.info("the first process stopped; see its messages")
             raise SystemExit(EXIT_FAILURE)
         error, result = None, None
@@ -234,8 +234,7 @@ def lost(error: BaseException) -> bool:
     """Return whether an error only means that another process is gone."""
     from torch.distributed import DistError
 
-    text = str(error)
-    broken = (
+    texts = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
@@ -243,7 +242,7 @@ def lost(error: BaseException) -> bool:
         "NCCL",
     )
     return isinstance(error, DistError) or (
-        isinstance(error, RuntimeError) and any(words in text for words in broken)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     )
 
 
