@@ -108,7 +108,7 @@ def _cells_of_store(store: Store) -> Cells:
             yield Block(start, stop, indptr, indices, np.asarray(counts.data, exact))
 
     def columns() -> list[str]:
-        obs: Any = open_group(min(store.path.glob("part-*.zarr")))["obs"]
+        obs: Any = open_group(store.parts[0])["obs"]
         return [str(name) for name in obs.attrs["column-order"]]
 
     return Cells(
