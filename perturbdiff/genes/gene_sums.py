@@ -41,14 +41,14 @@ def add_gene_sums(
         if g < 0 or divisor[i] <= 0:
             continue
         factor = 1.0 / divisor[i]
-        own = sums[g]
+        of_group = sums[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
                 value = data[k] * factor
-                own[j, 0] += value
-                own[j, 1] += value * value
-                own[j, 2] += 1.0
+                of_group[j, 0] += value
+                of_group[j, 1] += value * value
+                of_group[j, 2] += 1.0
 
 
 @kernel
@@ -68,7 +68,7 @@ def add_log_sums(
         if g < 0:
             continue
         small[:] = -1.0
-        own = sums[g]
+        of_group = sums[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
@@ -79,9 +79,9 @@ def add_log_sums(
                     value = small[count]
                 else:
                     value = np.log1p(data[k] * factor[i])
-                own[j, 0] += value
-                own[j, 1] += value * value
-                own[j, 2] += 1.0
+                of_group[j, 0] += value
+                of_group[j, 1] += value * value
+                of_group[j, 2] += 1.0
 
 
 @kernel
@@ -102,16 +102,16 @@ def add_clipped_sums(
         g = group[i]
         if g < 0:
             continue
-        own, top = sums[g], limit[g]
+        of_group, top = sums[g], limit[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
                 value = np.float64(data[k])
                 if value > top[j]:
-                    own[j, 2] += 1.0
+                    of_group[j, 2] += 1.0
                 else:
-                    own[j, 0] += value
-                    own[j, 1] += value * value
+                    of_group[j, 0] += value
+                    of_group[j, 1] += value * value
 
 
 @kernel
@@ -137,7 +137,7 @@ def add_target_sums(
 
 
 @kernel
-def own_values(
+def values_of_own_gene(
     indptr: np.ndarray,
     indices: np.ndarray,
     data: np.ndarray,
@@ -146,7 +146,7 @@ def own_values(
     gene: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write value * factor of its row of each row's own ``gene`` (-1: none); 0 where it is not stored."""
+    """Write, for each row, the value of its own ``gene`` (-1: none) times the row's factor; 0 if it is not stored."""
     for i in range(len(indptr) - 1):
         out[i] = 0.0
         if gene[i] < 0:
@@ -257,7 +257,7 @@ def gene_groups(conditions: pd.DataFrame, look: np.ndarray, *, by_batch: bool) -
 
 @dataclass(frozen=True)
 class SumsRequest:
-    """What the passes of this module are told.
+    """What the passes of this module need to know.
 
     Attributes
     ----------

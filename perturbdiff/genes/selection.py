@@ -168,9 +168,9 @@ def choose_genes(
     elif flavor == "seurat_v3":
         table = _rank_by_variance(sums, second, genes, wanted, by_batch=by_batch)
     else:
-        found, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
-        found = found if by_batch else found.pooled()
-        batches = [found.moments(int(batch), factor) for batch in np.flatnonzero(found.cells)]
+        ranked, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
+        ranked = ranked if by_batch else ranked.pooled()
+        batches = [ranked.moments(int(batch), factor) for batch in np.flatnonzero(ranked.cells)]
         table = highly_variable.rank_by_dispersion(flavor, batches, genes, wanted, by_batch=by_batch)
     if wanted >= len(genes):
         if wanted > len(genes):
