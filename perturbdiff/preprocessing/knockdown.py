@@ -30,10 +30,8 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_sums import (
     GeneSums,
-    SumsRequest,
     add_target_sums,
     gene_groups,
-    gene_sums,
     group_of_cells,
     values_of_own_gene,
 )
@@ -41,6 +39,7 @@ from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.io.cell_labels import Labels
 from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.io.counts import Inputs
+from perturbdiff.preprocessing.gene_passes import SumsRequest, gene_sums
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
 from perturbdiff.preprocessing.scan import Scan, StreamingMedian
 from perturbdiff.runtime.errors import UserError, listing
