@@ -119,7 +119,7 @@ def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
 
 
 def _fault(handle: int, name: str) -> str | None:
-    """Return what is wrong with the kernel's lock there, None if a second process respects it."""
+    """Return what is wrong with the kernel's lock on a file, None if a second process respects it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         tried = subprocess.run(
@@ -133,7 +133,7 @@ def _fault(handle: int, name: str) -> str | None:
 
 
 def _renews(path: Path) -> bool:
-    """Whether a file's time stamp can be set, as the sign of life of a holder."""
+    """Whether a file's time stamp can be set, by which the holder of a lock shows that it still runs."""
     before = path.stat().st_mtime
     os.utime(path, (before + 100, before + 100))
     return path.stat().st_mtime != before

@@ -98,7 +98,7 @@ def embed(
         limit = encoder.limit(max_length)
         tokens = _tokens(encoder, entries, limit)
         vectors = _vectors(encoder, tokens, pool, entries.kind, layer=layer, batch_size=batch_size)
-        with_suffix = run.path.with_name(run.path.name + out.suffix)  # which the table's format follows
+        with_suffix = run.path.with_name(run.path.name + out.suffix)  # the suffix says the format
         EmbeddingTable(entries.names, vectors).write(with_suffix)
         with_suffix.replace(run.path)
         run.results |= {"names": len(entries.names), "width": vectors.shape[1], "max_length": limit}
@@ -108,7 +108,7 @@ def embed(
 
 
 def _check(out: Path, batch_size: int, max_length: int | None) -> None:
-    """Refuse what cannot be computed or written, before a model is looked for."""
+    """Refuse what cannot be computed or written, before the model is looked up."""
     if out.suffix not in (".parquet", ".npz"):
         raise UserError(f"--out {out}: a semantic table is a .parquet or .npz file")
     if batch_size < 1 or (max_length is not None and max_length < 3):

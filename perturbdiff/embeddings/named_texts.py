@@ -178,7 +178,7 @@ def _checked(path: Path, pairs: list[tuple[str, str]], kind: TextKind) -> NamedT
 
 
 def _residues(path: Path, name: str, text: str) -> str:
-    """Return a protein's residues in capitals, without the stop sign at its end."""
+    """Return a protein's residues in capitals, without the ``*`` of the stop codon at its end."""
     sequence = "".join(text.split()).upper().removesuffix("*")
     if re.fullmatch("[A-Z]+", sequence):
         return sequence

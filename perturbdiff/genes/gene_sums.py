@@ -90,7 +90,7 @@ def add_clipped_sums(
 ) -> None:
     """Add values up to ``limit`` [group, gene] to ``sums`` [group, gene, 3] and count those above it.
 
-    Sums of whole numbers are exact in any order; what is above the limit counts as the limit, later.
+    Sums of whole numbers are exact in any order. A count above the limit is later replaced by the limit.
     """
     for i in range(len(indptr) - 1):
         g = group[i]
@@ -250,5 +250,5 @@ def gene_groups(conditions: pd.DataFrame, look: np.ndarray, *, by_batch: bool) -
 
 
 def group_of_cells(codes: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return the group of each cell from that of its condition; dropped cells (code -1) have none (-1)."""
+    """Return the group of each cell, which is its condition's; dropped cells (code -1) have none (-1)."""
     return np.where(codes >= 0, group[np.maximum(codes, 0)], _LEFT_OUT).astype(np.int32)

@@ -119,8 +119,8 @@ def rank_by_dispersion(
     """Return all genes' statistics with the chosen ones marked, over one batch or combined as ``batch_key`` does.
 
     With ``by_batch``, genes are ordered by the number of batches that choose them, then by their mean
-    normalised dispersion; a gene a batch does not detect counts there as zero, and a batch of one cell
-    chooses none (scanpy then ranks rounding errors).
+    normalised dispersion. A gene that a batch does not detect has 0 there. A batch of one cell chooses no gene
+    (scanpy would rank rounding errors).
     """
     if not by_batch:
         (batch,) = batches
@@ -171,7 +171,7 @@ def regularised_deviation(batch: Moments, name: str) -> np.ndarray | None:
 
 
 def _fit(x: np.ndarray, y: np.ndarray) -> loess:
-    if int(len(x) * SPAN) < 1:  # with no neighbour to fit to, the library ends the process
+    if int(len(x) * SPAN) < 1:  # without a neighbour to fit to, the library would end the process
         raise ValueError("too few points")
     model = loess(x, y, span=SPAN, degree=2)
     model.fit()
@@ -181,7 +181,7 @@ def _fit(x: np.ndarray, y: np.ndarray) -> loess:
 def clipped_variance(
     batch: Moments, deviation: np.ndarray, limit: np.ndarray, sums: np.ndarray
 ) -> np.ndarray:
-    """Return the variance of the standardised counts, those above ``limit`` counted as it, float64 [G].
+    """Return the variance of the standardised counts, counts above ``limit`` replaced by it, float64 [G].
 
     Parameters
     ----------

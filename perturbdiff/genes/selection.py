@@ -122,7 +122,7 @@ def choose_genes(
         )
     wanted = len(genes) if num_hvgs is None else num_hvgs
     if flavor != "seurat" and second is None and wanted >= len(genes):
-        table = pd.DataFrame(index=pd.Index(genes))  # no choice, so no pass was spent on its statistics
+        table = pd.DataFrame(index=pd.Index(genes))  # all genes are kept, so no second pass was made
     elif flavor == "seurat_v3":
         table = _rank_by_variance(sums, second, genes, wanted, by_batch=by_batch)
     else:

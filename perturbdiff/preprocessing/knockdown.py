@@ -85,7 +85,7 @@ class KnockdownRequest:
 
 @dataclass(frozen=True)
 class KnockdownPlan:
-    """What is to be judged.
+    """The perturbations to judge.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ def plan_knockdown(
 
 
 def _check_targets(table: pd.DataFrame, gene: np.ndarray, genes: Sequence[str], config: DataConfig) -> None:
-    """Refuse names of which none is a gene; say how many are not."""
+    """Refuse target names if none of them is a gene; warn of those that are not."""
     wanted = table["target_gene"]
     if not (gene >= 0).any():
         named = sorted(set(wanted[wanted != ""])) or sorted(set(table["perturbation"]))
@@ -313,9 +313,16 @@ def decide(
 
 
 def stays(piece: Mapping[str, np.ndarray], limit: np.ndarray, cell_residual: float) -> np.ndarray:
-    """Return which cells of a piece stay, bool, from what `knockdown_values` saved of it and what `decide` found.
+    """Return which cells of a piece stay, bool.
 
-    ``cell_residual`` is the largest share of the controls' mean, ``limit``, that a cell may express.
+    Parameters
+    ----------
+    piece
+        What `knockdown_values` saved of it.
+    limit
+        As `decide` returns it.
+    cell_residual
+        Share of ``limit`` below which a cell's expression must be.
     """
     return (piece["row"] == _NONE) | _passes(piece, limit, cell_residual)
 

@@ -286,7 +286,7 @@ def _write_column(
     categories: list[str] | None,
     set_of_cell: NDArray[np.int32],
 ) -> None:
-    """Write an obs column from its ``values`` per set, which are codes if there are ``categories``."""
+    """Write an obs column from the ``values`` of each set, which are codes if there are ``categories``."""
     if categories is not None:
         group = group.create_group(name)
         group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})

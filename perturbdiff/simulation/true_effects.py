@@ -178,7 +178,7 @@ def _dispersion(config: SimulateConfig, mean: Floats, seed: int) -> NDArray[np.f
 
 
 def _loadings(count: int, genes: int, share: float, rng: np.random.Generator) -> Floats:
-    """Return sparse, heavy-tailed, mostly one-signed gene loadings ``[count, genes]``, RMS 1 where not zero."""
+    """Return sparse, heavy-tailed gene loadings ``[count, genes]``, mostly of one sign, RMS 1 over those not zero."""
     member = rng.random((count, genes)) < share
     size = rng.exponential(size=member.shape) / np.sqrt(2.0)
     sign = np.where(rng.random(member.shape) < _SIGN_COHERENCE, 1.0, -1.0)
@@ -239,7 +239,7 @@ def _effects(
 
 
 def _direction(programmes: int, sign: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return a unit vector over programmes with at most three non-zero entries, of one sign if ``sign`` is."""
+    """Return a unit vector over programmes with at most three non-zero entries, all of ``sign`` (0: of either)."""
     active = rng.permutation(programmes) < min(3, programmes)
     vector = rng.normal(size=programmes) * active
     vector = sign * np.abs(vector) if sign else vector

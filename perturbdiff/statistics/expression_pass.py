@@ -75,7 +75,11 @@ class ExpressionSums:
 
 @dataclass(frozen=True)
 class _Range:
-    """Rows of a store; runs of rows of one cell type as (first row, number of the cell type); genes of a list."""
+    """Rows ``start`` to ``stop`` of a store.
+
+    ``runs`` has the first row and the cell type's number of each run of rows of one cell type, int64 [runs, 2];
+    ``listed`` says which genes belong to a second list.
+    """
 
     store: Path
     start: int
@@ -210,7 +214,7 @@ def describe_depth(
 def _refine(
     store: Store, runner: TaskRunner, keys: tuple[int, ...], edges: np.ndarray
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Return, by leading bits, the depths with these and how many cells have each; and cells by bin."""
+    """Return the depths that begin with each of ``keys`` and how many cells have each; and the cells by bin."""
     tasks = [
         _Refinement(store.path, start, min(start + ROWS_PER_TASK, store.n_cells), keys, edges)
         for start in range(0, store.n_cells, ROWS_PER_TASK)

@@ -52,7 +52,7 @@ def write_statistics(
     """Write a folder of tables that describe a store, as the paper's App. "Data Statistics Analysis" does.
 
     See docs/statistics.md for the tables. The store is read once, in coarse tasks, and a sample of its cells once
-    more; memory does not grow with the number of cells.
+    more. Memory does not grow with the number of cells.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def write_statistics(
     seed
         Of the choice of pairs and cells and of the bootstrap.
     jobs, scheduler
-        Who computes, as of `perturbdiff.runtime.task_runner.TaskRunner`; they change no number.
+        Where the tasks run, see `perturbdiff.runtime.task_runner.TaskRunner`; no number depends on it.
     draw
         Called with the folder of finished tables, to add figures to it.
     force
@@ -192,7 +192,7 @@ def _distance_tables(
 
 
 def _sizes(sizes: np.ndarray) -> pd.DataFrame:
-    """Return ``lower, upper, n``: groups by number of cells, lower <= cells < upper, in bins even in the logarithm."""
+    """Return ``lower, upper, n``: how many groups have lower <= cells < upper, in bins of equal logarithmic width."""
     if not len(sizes):
         return pd.DataFrame({"lower": [], "upper": [], "n": []}, dtype=np.int64)
     bins = int(np.clip(2 * np.sqrt(len(sizes)), 5, 30))
@@ -264,7 +264,7 @@ def _nonzero(
 
 
 def _integer_histogram(counts: np.ndarray) -> pd.DataFrame:
-    """Return ``lower, upper, n_cells``, lower <= genes < upper, of equally wide bins over the numbers that occur."""
+    """Return ``lower, upper, n_cells``: how many cells have lower <= genes < upper, in bins of equal width."""
     present = np.flatnonzero(counts)
     low, high = int(present[0]), int(present[-1])
     width = -(-(high + 1 - low) // NUM_BINS)

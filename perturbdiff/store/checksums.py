@@ -65,7 +65,7 @@ def read_checksums(store: Path) -> dict[str, str] | None:
 
 
 def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
-    """Compare the metadata and small files of a store with its checksums, if it has any; return all recorded ones.
+    """Compare the metadata and small files of a store with its checksums, if it has any; return all its checksums.
 
     Raises
     ------

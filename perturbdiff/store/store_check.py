@@ -38,7 +38,7 @@ _DAMAGE = (OSError, KeyError, ValueError, RuntimeError, TypeError, UserError)
 
 @dataclass(frozen=True)
 class _Part:
-    """One part to look at: rows ``start`` to ``stop`` of the store."""
+    """A part to check: rows ``start`` to ``stop`` of the store."""
 
     store: Path
     name: str
@@ -52,7 +52,7 @@ class _Part:
 
 @dataclass
 class _Content:
-    """What the cells of a part show."""
+    """What reading the cells of a part found."""
 
     problems: list[str] = field(default_factory=list)
     num_values: int = 0
@@ -152,7 +152,7 @@ def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
         uns: Any = anndata.io.read_elem(root["uns"])
         facts = uns["perturbdiff"]
         expected = {name: getattr(store, name) for name in _FACTS}
-        different = [  # a target sum that is not known is nan
+        different = [  # a target sum that is not known is nan, which never equals itself
             name
             for name, value in expected.items()
             if name in facts and facts[name] != value and value == value
