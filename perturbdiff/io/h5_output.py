@@ -71,6 +71,20 @@ def abandon(file: h5py.File) -> None:
         file.close()
 
 
+def growing(group: h5py.Group, name: str, dtype: Any, chunk: int) -> h5py.Dataset:
+    """Create an empty, compressed, one-dimensional array that grows by `append`."""
+    settings: dict[str, Any] = {"compression": "gzip", "compression_opts": 1, "shuffle": True}
+    return group.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(chunk,), **settings)
+
+
+def append(array: Any, values: Any) -> None:
+    """Add values [n] to the end of an array that grows, of HDF5 or Zarr."""
+    if len(values):
+        start = array.shape[0]
+        array.resize((start + len(values),))
+        array[start:] = values
+
+
 @functools.cache
 def _end_without_library() -> None:
     """Have the process end before the library does: it crashes over objects that it could not write."""
