@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from perturbdiff.conditions.condition import conditions_of
-from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator, words
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
+from perturbdiff.runtime.seeds import generator, words
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)

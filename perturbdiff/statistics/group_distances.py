@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from perturbdiff.runtime.distances import energy_distance, mean_distance_within
 from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.store.row_reader import Located, RowReader
 from perturbdiff.store.store import Store
@@ -36,50 +37,6 @@ SUMMARY_COLUMNS = [
 ]  # fmt: skip
 _GROUPS_PER_TASK = 16
 _BYTES_KEPT = 96 * 2**20  # of dense samples that a task holds
-
-
-def mean_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the mean Euclidean distance between the rows of ``x`` [n, G] and ``y`` [m, G].
-
-    Computed in float64 through |x|² + |y|² − 2 x·y.
-    """
-    return float(_distances(x, y).mean())
-
-
-def mean_distance_within(x: np.ndarray) -> float:
-    """Return the mean distance between two different rows of ``x`` [n, G]; n ≥ 2."""
-    distances = _distances(x, x)
-    np.fill_diagonal(distances, 0.0)
-    return float(distances.sum() / (len(x) * (len(x) - 1)))
-
-
-def energy_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Return 2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖ without pairs of a cell with itself.
-
-    The squared maximum mean discrepancy under the kernel −‖x − y‖ (Sejdinovic et al. 2013, Ann. Statist. 41:2263;
-    Székely & Rizzo 2013, J. Stat. Plan. Inference 143:1249; paper, Eq. energy_distance) as a U-statistic: its
-    expectation is that of infinitely many cells, whatever n and m, hence 0 for equal distributions, and single
-    values can be negative.
-
-    Parameters
-    ----------
-    x, y
-        Cells [n, G] and [m, G], log1p; at least two each.
-
-    Returns
-    -------
-    float
-        In log1p units.
-    """
-    return 2.0 * mean_distance(x, y) - mean_distance_within(x) - mean_distance_within(y)
-
-
-def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    x, y = x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-    squared = np.einsum("ig,ig->i", x, x)[:, None] + np.einsum("ig,ig->i", y, y)[None, :]
-    squared -= 2.0 * (x @ y.T)
-    np.maximum(squared, 0.0, out=squared)
-    return np.sqrt(squared, out=squared)
 
 
 def interval(
@@ -347,8 +304,8 @@ def _compare(task: _Task) -> np.ndarray:
     loaded = _Loaded(RowReader(Store(task.store)), task.samples)
     found = np.empty(len(task.pairs))
     for i, (a, b) in enumerate(task.pairs.tolist()):
-        (x, own_x), (y, own_y) = loaded.get(a), loaded.get(b)
-        found[i] = 2.0 * mean_distance(x, y) - own_x - own_y
+        (x, within_x), (y, within_y) = loaded.get(a), loaded.get(b)
+        found[i] = energy_distance(x, y, within=(within_x, within_y))
     return found
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.seeds import state
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import TrainConfig
@@ -73,8 +73,7 @@ class Draws(NamedTuple):
 
 def generator(device: torch.device | str, *words: int) -> torch.Generator:
     """Return the random generator that belongs to these non-negative numbers."""
-    state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(state & (2**63 - 1))
+    return torch.Generator(device).manual_seed(state(*words) & (2**63 - 1))
 
 
 def check_compiler(device: str) -> None:

@@ -6,17 +6,8 @@ import pytest
 
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.evaluation.metrics import populations as evaluated
-from perturbdiff.statistics.group_distances import (
-    COLUMNS,
-    LEVELS,
-    MIN_CELLS,
-    PairPlan,
-    energy_distance,
-    interval,
-    mean_distance,
-    mean_distance_within,
-    summarise,
-)
+from perturbdiff.runtime.distances import energy_distance, mean_distance, mean_distance_within
+from perturbdiff.statistics.group_distances import COLUMNS, LEVELS, MIN_CELLS, PairPlan, interval, summarise
 
 
 def test_by_hand():
