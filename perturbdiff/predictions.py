@@ -24,13 +24,13 @@ from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import open_group
+from perturbdiff.method import SOURCES
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 
 KIND = "predictions"
-SOURCES = ("predicted", "control")
 
 _DEFAULTS = {"source": SOURCES[0], "cell": ""}
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress

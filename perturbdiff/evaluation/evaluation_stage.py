@@ -17,11 +17,11 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.cells_by_condition import Sparse
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.files import existing
 
@@ -152,7 +152,7 @@ def evaluate(
     ) as stage:
         if not stage.skip:
             predicted = inputs.open_predictions(
-                files["predictions"], config, own=not inputs.is_store(files["truth"])
+                files["predictions"], config, ours=not inputs.is_store(files["truth"])
             )
             real = inputs.open_truth(files["truth"], config, control=predicted.control)
             names = {

@@ -18,7 +18,7 @@ from perturbdiff.evaluation.metrics.differential import (
     Differential,
 )
 from perturbdiff.evaluation.metrics.profile_metrics import MIN_DE, Comparison
-from perturbdiff.evaluation.metrics.sorted_columns import Sparse
+from perturbdiff.io.matrices import Sparse
 
 Matrix = np.ndarray | Sparse
 Labels = Sequence[str] | np.ndarray | pd.Series

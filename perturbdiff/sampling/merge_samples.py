@@ -16,7 +16,8 @@ from scipy import sparse
 
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.io import opening
-from perturbdiff.predictions import NAMED, SOURCES, PredictionWriter, format_of
+from perturbdiff.method import SOURCES
+from perturbdiff.predictions import NAMED, PredictionWriter, format_of
 from perturbdiff.runtime import job_shards, provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track

@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtr
 
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 INFINITY = float("inf")

@@ -9,7 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.metrics.realism import EXPRESSED, realism
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 CHANCE_CELLS = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.metrics.sorted_columns import Sparse
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed

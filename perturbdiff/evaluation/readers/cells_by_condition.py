@@ -6,24 +6,24 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import UserError, listing
 
-ALL = "all"
-"""The label of a covariate that the data do not have."""
+COVARIATES = ("cell_type", "batch")
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
 _WHOLE = 1e-3  # counts may be off by this
 _ENOUGH = 200  # non-zero values that are not all whole numbers by chance
 
 Key = TypeVar("Key", Condition, Group)
-Sparse = Any  # scipy.sparse.csr_matrix, whose stubs know little
 
 
 class Reader(Protocol):
@@ -124,17 +124,28 @@ class Cells:
         )
 
 
+def single_context(contexts: list[str], condition: Condition, column: str, path: Path) -> str:
+    """Return the one context of a condition.
+
+    Raises
+    ------
+    UserError
+        If there are several.
+    """
+    if len(contexts) != 1:
+        raise UserError(
+            f"{path}: cells of condition {condition} lie in several contexts of '{column}' "
+            f"({listing(sorted(contexts))}); choose a column that is constant within a condition"
+        )
+    return contexts[0]
+
+
 def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> dict[Key, np.ndarray]:
     """Return rows under other keys, sorted where several keys become one."""
     found: dict[Key, list[np.ndarray]] = {}
     for key, part in rows.items():
         found.setdefault(new(key), []).append(part)
     return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in found.items()}
-
-
-def empty_rows(columns: int) -> Sparse:
-    """Return no row of so many columns."""
-    return sp.csr_matrix((0, columns), dtype=np.float32)
 
 
 @dataclass

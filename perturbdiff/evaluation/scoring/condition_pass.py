@@ -29,7 +29,7 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
-from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.scopes import (
     HELD_BYTES,
@@ -40,6 +40,7 @@ from perturbdiff.evaluation.scoring.scopes import (
     of_shard,
     units_of,
 )
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 

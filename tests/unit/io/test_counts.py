@@ -14,6 +14,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import matrices
 from perturbdiff.io.cell_labels import conditions_of, read_labels
 from perturbdiff.io.counts import Inputs
+from perturbdiff.io.csc_matrix import CscMatrix
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store
@@ -56,7 +57,7 @@ def test_every_layout_reads_alike(tmp_path, monkeypatch, layout, name):
     adata = tiny_counts()
     monkeypatch.setattr(matrices, "VALUES_PER_BLOCK", 1000)
     monkeypatch.setattr(matrices, "_POINTERS_PER_READ", 50)
-    for kind in (matrices.CsrMatrix, matrices.DenseMatrix, matrices.CscMatrix):
+    for kind in (matrices.CsrMatrix, matrices.DenseMatrix, CscMatrix):
         monkeypatch.setattr(kind.blocks, "__defaults__", (0, None, 1000))
     path = write(adata, tmp_path / name, layout)
     np.testing.assert_array_equal(read_all(path), adata.X.toarray())
