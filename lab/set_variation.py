@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from perturbdiff.runtime.distances import distances as cell_distances
-from perturbdiff.runtime.distances import mean_distance_within
+from perturbdiff.conditions.cell_distances import distances as cell_distances
+from perturbdiff.conditions.cell_distances import mean_distance_within
 
 Floats = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.conditions.cell_distances import from_products
 from perturbdiff.conditions.condition import Condition
-from perturbdiff.runtime.distances import from_products
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import generator, words
 

@@ -133,7 +133,7 @@ def evaluate(
     threads
         Threads that compare; by default the processors that this process may use. The result does not depend on it.
     shard
-        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.score_tables.merge`.
+        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.merge_scores.merge`.
 
     Returns
     -------

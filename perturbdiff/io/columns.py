@@ -96,7 +96,10 @@ class PlainColumn:
             self.dtype = np.dtype(np.float64 if array.dtype.kind in "iuf" else object)
 
     def values(self, start: int, stop: int) -> np.ndarray:
-        """Return rows ``start`` to ``stop``; texts as an object array, NaN where masked."""
+        """Return rows ``start`` to ``stop``; texts as str in an object array, NaN where masked."""
+        return _decoded(self._read(start, stop))
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
         values = np.asarray(self._array[start:stop])
         values = values if values.dtype.kind in "biuf" else values.astype(object)
         if self._mask is not None:
@@ -106,7 +109,7 @@ class PlainColumn:
 
     def codes(self, start: int, stop: int, texts: Texts) -> np.ndarray:
         """Return the number of each label in ``texts``."""
-        return codes_of(self.values(start, stop), texts)
+        return codes_of(self._read(start, stop), texts)
 
 
 class CategoricalColumn:
@@ -191,10 +194,14 @@ def num_entries(element: Any) -> int:
 
 def whole_column(element: Any) -> np.ndarray:
     """Return all values stored as ``element``, texts as str in an object array, NaN where missing."""
-    values = open_column(element).values(0, num_entries(element))
-    if values.dtype == object:
-        values = np.array([v.decode() if isinstance(v, bytes) else v for v in values.tolist()], object)
-    return values
+    return _decoded(open_column(element).values(0, num_entries(element)))
+
+
+def _decoded(values: np.ndarray) -> np.ndarray:
+    """Return values with texts as str; HDF5 gives them as bytes."""
+    if values.dtype != object:
+        return values
+    return np.array([v.decode() if isinstance(v, bytes) else v for v in values.tolist()], object)
 
 
 def joined(columns: Sequence[Column], lengths: Sequence[int]) -> pd.Series:

@@ -36,6 +36,8 @@ class InputFile:
         var column with the names of genes; None: as the file has them.
     scratch
         Folder for what a matrix needs that is put in row order.
+    may_be_empty
+        Whether a file without cells is no mistake.
 
     Attributes
     ----------
@@ -63,7 +65,14 @@ class InputFile:
     left_out: Mapping[str, int]
 
     def __init__(
-        self, path: Path, root: Any, *, layer: str = "X", gene_key: str | None = None, scratch: Path = Path()
+        self,
+        path: Path,
+        root: Any,
+        *,
+        layer: str = "X",
+        gene_key: str | None = None,
+        scratch: Path = Path(),
+        may_be_empty: bool = False,
     ) -> None:
         self.path, self._root = path, root
         try:
@@ -72,14 +81,14 @@ class InputFile:
                 self.n_cells, self.left_out = self._layout.n_cells, self._layout.left_out
                 self.genes = self._layout.gene_names(gene_key)
                 self.matrix = self._layout.matrix(scratch)
-            self._check(layer)
+            self._check(layer, may_be_empty=may_be_empty)
         except BaseException:
             self.close()
             raise
 
-    def _check(self, layer: str) -> None:
+    def _check(self, layer: str, *, may_be_empty: bool) -> None:
         shape = (self.n_cells, len(self.genes))
-        if not all(shape):
+        if not all(shape) and not may_be_empty:
             raise UserError(f"{self.path}: has {shape[0]} cells and {shape[1]} genes; nothing to read")
         if self.matrix.shape != shape:
             raise UserError(f"{self.path}: {layer} has shape {self.matrix.shape}, obs and var say {shape}")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from perturbdiff.runtime.distances import energy_distance, mean_distance_within
+from perturbdiff.conditions.cell_distances import energy_distance, mean_distance_within
 from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.store.row_reader import Located, RowReader
 from perturbdiff.store.store import Store

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perturbdiff.conditions.cell_distances import energy_distance, mean_distance, mean_distance_within
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.evaluation.metrics import populations as evaluated
-from perturbdiff.runtime.distances import energy_distance, mean_distance, mean_distance_within
 from perturbdiff.statistics.group_distances import COLUMNS, LEVELS, MIN_CELLS, PairPlan, interval, summarise
 
 
