@@ -19,6 +19,8 @@ from perturbdiff.runtime import job_shards
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
+_VALUES = 1 << 18  # read at once
+
 
 def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     """Join the parts that `sample` wrote with ``shard=(I, N)``.
@@ -109,5 +111,5 @@ def _opened(part: Path) -> Iterator[InputFile]:
 def _pieces(file: InputFile, start: int, stop: int) -> Iterator[tuple[Block, pd.DataFrame]]:
     """Yield the values and labels of rows ``start`` to ``stop``."""
     columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell")}
-    for block in file.blocks(start, stop):
+    for block in file.blocks(start, stop, _VALUES):
         yield block, pd.DataFrame({k: c.values(block.start, block.stop) for k, c in columns.items()})

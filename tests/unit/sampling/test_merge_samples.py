@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from perturbdiff import predictions, sampling
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.io.input_file import InputFile
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.provenance import read_manifest
+from perturbdiff.sampling import merge_samples as merging
 from perturbdiff.sampling.merge_samples import merge
 from perturbdiff.store.store import Store
 
@@ -71,7 +71,7 @@ def test_any_number_of_parts_makes_the_file_of_a_single_run(
     trained, wanted, tmp_path, monkeypatch, suffix, number
 ):
     monkeypatch.setattr(predictions, "_ROWS_PER_WRITE", 16)  # several pieces, and a rest
-    monkeypatch.setattr(InputFile.blocks, "__defaults__", (0, None, 200))
+    monkeypatch.setattr(merging, "_VALUES", 200)
     whole = draw(trained, wanted, tmp_path / f"whole{suffix}")
     made = [draw(trained, wanted, tmp_path / f"{i}{suffix}", (i, number)) for i in range(number)]
     cells = [read_manifest(p)["results"]["cells"] for p in made]
