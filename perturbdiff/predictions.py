@@ -23,6 +23,7 @@ from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.h5_output import append
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.method import SOURCES
 from perturbdiff.runtime import files
@@ -120,7 +121,7 @@ class PredictionWriter:
         matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
         for name, dtype in (("data", np.float32), ("indices", np.int32)):
             _create(matrix, name, dtype, _CHUNK_VALUES)
-        _append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
+        append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
         obs = root.create_group("obs")
         for name in ("_index", "cell"):
             column = _create(obs, name, str, _CHUNK_CELLS)
@@ -164,9 +165,9 @@ class PredictionWriter:
 
     def _write(self, block: sparse.csr_matrix, obs: pd.DataFrame) -> None:
         matrix = self._root["X"]
-        _append(matrix["data"], np.asarray(block.data))
-        _append(matrix["indices"], np.asarray(block.indices, np.int32))
-        _append(matrix["indptr"], np.asarray(block.indptr, np.int64)[1:] + self.n_values)
+        append(matrix["data"], np.asarray(block.data))
+        append(matrix["indices"], np.asarray(block.indices, np.int32))
+        append(matrix["indptr"], np.asarray(block.indptr, np.int64)[1:] + self.n_values)
         self._append_obs(obs)
         self.n_values += block.nnz
 
@@ -179,8 +180,8 @@ class PredictionWriter:
             mine = np.flatnonzero(source == kind)
             names[mine] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(mine))]
             self._numbered[kind] += len(mine)
-        _append(self._root["obs"]["_index"], names)
-        _append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
+        append(self._root["obs"]["_index"], names)
+        append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
@@ -231,7 +232,7 @@ class PredictionWriter:
         matrix, temporary = self._root["X"], f"{name}_recast"
         old, new = matrix[name], _create(matrix, temporary, dtype, chunk)
         for start in range(0, old.shape[0], 16 * chunk):
-            _append(new, np.asarray(old[start : start + 16 * chunk]).astype(dtype))
+            append(new, np.asarray(old[start : start + 16 * chunk]).astype(dtype))
         del matrix[name]
         if isinstance(matrix, h5py.Group):
             matrix.move(temporary, name)
@@ -270,24 +271,7 @@ def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
         return group.create_array(name, shape=(0,), dtype=dtype, chunks=(chunk,))
     if dtype is str:
         return group.create_dataset(name, (0,), h5py.string_dtype(), maxshape=(None,), chunks=(4096,))
-    return group.create_dataset(
-        name,
-        (0,),
-        dtype,
-        maxshape=(None,),
-        chunks=(chunk,),
-        compression="gzip",
-        compression_opts=1,
-        shuffle=True,
-    )
-
-
-def _append(array: Any, values: np.ndarray) -> None:
-    if not len(values):
-        return
-    start = array.shape[0]
-    array.resize((start + len(values),))
-    array[start:] = values
+    return h5_output.growing(group, name, dtype, chunk)
 
 
 def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:

@@ -14,13 +14,13 @@ import anndata
 import h5py
 import numpy as np
 import pandas as pd
-from scipy import sparse
 
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, read_names
 from perturbdiff.io import h5_output
 from perturbdiff.io.counts import CountsFile
+from perturbdiff.io.h5_output import append, growing, recast
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime import provenance, tabular
@@ -191,39 +191,26 @@ class _Matrix:
         self.dtype, self.num_values = np.dtype(np.float32), 0
         self.depth: list[np.ndarray] = [np.empty(0)]
         for name, dtype in (("data", self.dtype), ("indices", np.int32), ("indptr", np.int64)):
-            _create(group, name, np.dtype(dtype))
-        _append(group["indptr"], np.zeros(1, np.int64))
+            growing(group, name, np.dtype(dtype), _CHUNK)
+        append(group["indptr"], np.zeros(1, np.int64))
 
     def append(self, block: Block) -> None:
-        shape = (len(block.indptr) - 1, len(self._match.source))
-        whole = sparse.csr_matrix((block.data, block.indices, block.indptr), shape=shape)
+        whole = block.as_csr(len(self._match.source))
         self.depth.append(np.asarray(whole.sum(axis=1, dtype=np.float64)).ravel())
         part = self._match.apply(whole)
         data = np.asarray(part.data)
         if self.dtype == np.float32 and (data.astype(np.float32) != data).any():
-            self._widen()
-        _append(self._group["data"], data.astype(self.dtype))
-        _append(self._group["indices"], np.asarray(part.indices, np.int32))
-        _append(self._group["indptr"], np.asarray(part.indptr[1:], np.int64) + self.num_values)
+            self.dtype = np.dtype(np.float64)
+            recast(self._group, "data", self.dtype, _CHUNK)
+        append(self._group["data"], data.astype(self.dtype))
+        append(self._group["indices"], np.asarray(part.indices, np.int32))
+        append(self._group["indptr"], np.asarray(part.indptr[1:], np.int64) + self.num_values)
         self.num_values += len(data)
-
-    def _widen(self) -> None:
-        """Turn the values written so far into float64, a chunk at a time."""
-        self.dtype = np.dtype(np.float64)
-        old = self._group["data"]
-        del self._group["data"]
-        new = _create(self._group, "data", self.dtype)
-        for start in range(0, self.num_values, _CHUNK):
-            _append(new, old[start : start + _CHUNK].astype(self.dtype))
 
     def finish(self) -> None:
         """Make row pointers and column numbers of one type, which scikit-learn and with it scanpy wants."""
         name, dtype = ("indptr", np.int32) if self.num_values <= _INT32_MAX else ("indices", np.int64)
-        old = self._group[name]
-        del self._group[name]
-        new = _create(self._group, name, np.dtype(dtype))
-        for start in range(0, old.shape[0], _CHUNK):
-            _append(new, old[start : start + _CHUNK].astype(dtype))
+        recast(self._group, name, dtype, _CHUNK)
 
 
 def _write_obs(root: Any, cells: CellSource, depth: np.ndarray) -> None:
@@ -251,26 +238,6 @@ def _storable(values: pd.Series) -> Any:
     if pd.api.types.is_extension_array_dtype(values.dtype):
         return values.array
     return values.to_numpy()
-
-
-def _create(group: Any, name: str, dtype: np.dtype) -> Any:
-    return group.create_dataset(
-        name,
-        (0,),
-        dtype,
-        maxshape=(None,),
-        chunks=(_CHUNK,),
-        compression="gzip",
-        compression_opts=1,
-        shuffle=True,
-    )
-
-
-def _append(array: Any, values: np.ndarray) -> None:
-    if len(values):
-        start = array.shape[0]
-        array.resize((start + len(values),))
-        array[start:] = values
 
 
 def _version(name: str) -> str:

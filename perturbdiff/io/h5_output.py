@@ -1,4 +1,4 @@
-"""HDF5 files that are written: a full disk ends in one error, not in a crash of the library."""
+"""HDF5 files that are written by pieces: a full disk ends in one error, not in a crash of the library."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 _NO_ROOM = "No space left on device"
 _UNFINISHED = ("Can't decrement id ref count", "file write failed")
@@ -69,6 +70,37 @@ def abandon(file: h5py.File) -> None:
     os.truncate(file.filename, 0)
     with contextlib.suppress(OSError, RuntimeError):
         file.close()
+
+
+def growing(group: h5py.Group, name: str, dtype: Any, chunk: int) -> h5py.Dataset:
+    """Create an empty one-dimensional array for `append`, compressed in pieces of ``chunk`` values."""
+    return group.create_dataset(
+        name,
+        (0,),
+        dtype,
+        maxshape=(None,),
+        chunks=(chunk,),
+        compression="gzip",
+        compression_opts=1,
+        shuffle=True,
+    )
+
+
+def append(array: Any, values: np.ndarray) -> None:
+    """Write ``values`` at the end of a one-dimensional array of HDF5 or Zarr."""
+    if len(values):
+        start = array.shape[0]
+        array.resize((start + len(values),))
+        array[start:] = values
+
+
+def recast(group: h5py.Group, name: str, dtype: Any, chunk: int) -> None:
+    """Write an array of `growing` again with another type, ``chunk`` values at a time."""
+    old: Any = group[name]
+    del group[name]
+    new = growing(group, name, dtype, chunk)
+    for start in range(0, old.shape[0], chunk):
+        append(new, old[start : start + chunk].astype(dtype))
 
 
 @functools.cache
