@@ -44,7 +44,7 @@ _ROWS = "rows"
 
 
 class CellSource(Protocol):
-    """What both can do.
+    """What a store and a file of counts (`CountsFile`) can do.
 
     Attributes
     ----------
@@ -54,19 +54,22 @@ class CellSource(Protocol):
         Names of the columns of blocks.
     n_cells
         Number of rows.
-    unit
-        ``counts`` or ``log1p``: what the values are.
     """
 
     path: Path
     genes: list[str]
     n_cells: int
-    unit: str
+
+    @property
+    def unit(self) -> str:
+        """Return what the values are: ``counts`` or ``log1p``."""
+        ...
 
     def blocks(self) -> Iterator[Block]:
         """Yield all rows in consecutive blocks."""
         ...
 
+    @property
     def columns(self) -> list[str]:
         """Return the names of the obs columns."""
         ...
@@ -80,26 +83,7 @@ class CellSource(Protocol):
         ...
 
 
-class _File:
-    def __init__(self, file: CountsFile, config: DataConfig) -> None:
-        self._file, self.path = file, file.path
-        self.genes, self.n_cells, self.unit = list(file.genes), file.n_cells, config.input_scale
-
-    def blocks(self) -> Iterator[Block]:
-        self._file.prepare()
-        yield from self._file.blocks()
-
-    def columns(self) -> list[str]:
-        return self._file.columns
-
-    def column(self, name: str) -> pd.Series:
-        return self._file.column(name, "to copy")
-
-    def cell_names(self, start: int, stop: int) -> np.ndarray:
-        return self._file.cell_names(start, stop)
-
-
-class _Cells:
+class _StoreCells:
     def __init__(self, store: Store) -> None:
         self._store, self.path = store, store.path
         self.genes, self.n_cells, self.unit = list(store.genes), store.n_cells, store.input_scale
@@ -114,6 +98,7 @@ class _Cells:
             exact = np.float64 if store.dtype == np.uint32 else np.float32
             yield Block(start, stop, indptr, indices, np.asarray(part.data, exact))
 
+    @property
     def columns(self) -> list[str]:
         first = sorted(self.path.glob("part-*.zarr"))[0]
         group: Any = open_group(first)["obs"]
@@ -136,13 +121,11 @@ def open_cells(path: Path, config: DataConfig, scratch: Path) -> Iterator[CellSo
         If it is neither, or is damaged.
     """
     if (path / "conditions.parquet").is_file():
-        yield _Cells(Store(path))
+        yield _StoreCells(Store(path))
         return
-    file = CountsFile(path, config, scratch)
-    try:
-        yield _File(file, config)
-    finally:
-        file.close()
+    with contextlib.closing(CountsFile(path, config, scratch)) as file:
+        file.prepare()
+        yield file
 
 
 def write_aligned(cells: CellSource, match: GeneMap, path: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +205,7 @@ def _write_obs(root: Any, cells: CellSource, depth: np.ndarray) -> None:
     for start in range(0, cells.n_cells, _NAMES_PER_WRITE):
         stop = min(start + _NAMES_PER_WRITE, cells.n_cells)
         names[start:stop] = cells.cell_names(start, stop)
-    columns = [name for name in cells.columns() if name not in ("_index", DEPTH)]
+    columns = [name for name in cells.columns if name not in ("_index", DEPTH)]
     for name in columns:
         anndata.io.write_elem(obs, name, _storable(cells.column(name)))
     anndata.io.write_elem(obs, DEPTH, depth)

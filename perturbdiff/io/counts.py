@@ -140,7 +140,12 @@ class CountsFile(InputFile):
             )
         return super().open_column(name, role)
 
-    def column(self, name: str, role: str) -> pd.Series:
+    @property
+    def unit(self) -> str:
+        """What the values are: ``counts`` or ``log1p``."""
+        return self.config.input_scale
+
+    def column(self, name: str, role: str = "") -> pd.Series:
         """Return a whole obs column: numbers, or a categorical of texts with '' for missing ones."""
         return joined([self.open_column(name, role)], [self.n_cells])
 
