@@ -177,16 +177,16 @@ class PredictionWriter:
         source = obs["source"].to_numpy(object)
         names = np.empty(len(obs), dtype=object)
         for kind in SOURCES:
-            mine = np.flatnonzero(source == kind)
-            names[mine] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(mine))]
-            self._numbered[kind] += len(mine)
+            rows = np.flatnonzero(source == kind)
+            names[rows] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(rows))]
+            self._numbered[kind] += len(rows)
         append(self._root["obs"]["_index"], names)
         append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
-        found, inverse = np.unique(labels.astype(str), return_inverse=True)
-        codes = np.array([known.setdefault(label, len(known)) for label in found.tolist()], dtype=np.int32)
+        distinct, inverse = np.unique(labels.astype(str), return_inverse=True)
+        codes = np.array([known.setdefault(label, len(known)) for label in distinct.tolist()], dtype=np.int32)
         small = np.int8 if len(known) < 1 << 7 else np.int16 if len(known) < 1 << 15 else np.int32
         self._codes[name].append(codes[inverse].astype(small))
 
@@ -261,8 +261,8 @@ class PredictionWriter:
 
 def _labelled(obs: pd.DataFrame) -> pd.DataFrame:
     """Return all columns of obs as text, those that were left out with their defaults."""
-    given = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
-    return pd.DataFrame({name: given[name].astype(str).to_numpy(object) for name in (*LABELS, *_DEFAULTS)})
+    complete = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
+    return pd.DataFrame({name: complete[name].astype(str).to_numpy(object) for name in (*LABELS, *_DEFAULTS)})
 
 
 def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
@@ -390,11 +390,13 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
     """
     table = store.conditions
     pairs = zip(table["cell_type"].astype(str), table["batch"].astype(str), strict=True)
-    own = {pair: i for i, (pair, real) in enumerate(zip(pairs, table["is_control"], strict=True)) if real}
-    asked = zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True)
-    here = [own[pair] for pair in dict.fromkeys(asked) if pair in own]
+    control_of = {
+        pair: i for i, (pair, real) in enumerate(zip(pairs, table["is_control"], strict=True)) if real
+    }
+    wanted_groups = zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True)
+    conditions = [control_of[pair] for pair in dict.fromkeys(wanted_groups) if pair in control_of]
     genes = GeneMap(store.genes, writer.genes, name=str(store.path))
-    for i in here:
+    for i in conditions:
         labels = {name: str(table[name].iloc[i]) for name in ("cell_type", "batch")}
         labels |= {"perturbation": str(writer.facts["control"]), "source": SOURCES[1]}
         first, last = int(table["start"].iloc[i]), int(table["stop"].iloc[i])
@@ -402,4 +404,4 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
             rows = slice(start, min(start + _ROWS_PER_READ, last))
             obs = pd.DataFrame({"cell": store.cell_names(rows.start, rows.stop)}).assign(**labels)
             writer.append(genes.apply(store.expression(rows)), obs)
-    return int(table["n_cells"].to_numpy(np.int64)[here].sum())
+    return int(table["n_cells"].to_numpy(np.int64)[conditions].sum())

@@ -26,15 +26,15 @@ DIFFERENTIAL = {"real": "de_real.parquet", "predicted": "de_pred.parquet"}
 CHANCE = ("scope_kind", "scope", "metric", "chance")
 COLLAPSE = ("scope_kind", "scope", "real", "predicted", "ratio", "verdict")
 PART = "part.json"
-"""File that tells a part from a whole evaluation."""
-_CSV_ROWS = 200_000  # a table with more rows has no CSV twin
+"""File that marks a part of an evaluation."""
+_CSV_ROWS = 200_000  # a table with more rows is not written as CSV too
 _GROUP_ROWS = 1 << 19  # rows of a row group of the DE tables
 _FRAMES = ("metrics", "conditions", "chance", "collapse", "points")
 
 
 @dataclass
 class Tables:
-    """What was found in some scopes.
+    """The scores of some scopes.
 
     Attributes
     ----------
@@ -49,9 +49,9 @@ class Tables:
     points
         The embedding; empty in a part without the pool.
     facts
-        Of the inputs, the same in every part; ``largest_predicted_value`` is of the cells read.
+        Facts about the inputs, the same in every part; only ``largest_predicted_value`` is of the cells read.
     findings
-        What the inputs gave rise to say.
+        Remarks on the inputs.
     """
 
     metrics: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -90,8 +90,8 @@ class Tables:
         """Return the tables of all parts in the order of a single run."""
         frames = {}
         for name in _FRAMES:
-            if found := [t for part in parts if len(t := getattr(part, name))]:
-                frames[name] = pd.concat(found, ignore_index=True)
+            if tables := [t for part in parts if len(t := getattr(part, name))]:
+                frames[name] = pd.concat(tables, ignore_index=True)
         for name in ("metrics", "chance", "collapse"):
             if name in frames:
                 frames[name] = _by_scope(frames[name])
@@ -170,11 +170,11 @@ def _members(conditions: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
     """Return each context's conditions as (scope, perturbation)."""
     scope = conditions["cell_type"] + "|" + conditions["batch"]
     keys = list(zip(scope, conditions["perturbation"], strict=True))
-    found: dict[str, list[tuple[str, str]]] = {}
+    members: dict[str, list[tuple[str, str]]] = {}
     for context, key in zip(conditions["context"], keys, strict=True):
         if context != "":
-            found.setdefault(str(context), []).append(key)
-    return found
+            members.setdefault(str(context), []).append(key)
+    return members
 
 
 def _headline(means: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -225,7 +225,7 @@ class DifferentialWriter:
 
 def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: slice) -> pa.Table:
     """Return a row per perturbation and gene."""
-    found, genes = getattr(comparison, side), comparison.genes
+    results, genes = getattr(comparison, side), comparison.genes
     perturbations = comparison.perturbations[rows]
     num, width = len(perturbations), len(genes)
 
@@ -238,10 +238,10 @@ def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: s
             "scope": repeated(scope[1:], np.zeros(num * width)),
             "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
             "gene": repeated(genes, np.tile(np.arange(width), num)),
-            "p": found.p[rows].ravel(),
-            "q": found.q[rows].ravel(),
-            "log2fc": found.log2_fold[rows].ravel(),
-            "mean": found.mean[rows].ravel().astype(np.float32),
-            "control_mean": np.tile(found.control.astype(np.float32), num),
+            "p": results.p[rows].ravel(),
+            "q": results.q[rows].ravel(),
+            "log2fc": results.log2_fold[rows].ravel(),
+            "mean": results.mean[rows].ravel().astype(np.float32),
+            "control_mean": np.tile(results.control.astype(np.float32), num),
         }
     )

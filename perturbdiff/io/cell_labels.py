@@ -252,10 +252,10 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path
         n_cells = counts
     number, values = np.arange(len(n_cells)), {}
     for name, text, pair in zip(reversed(names), reversed(texts), reversed(pairs), strict=True):
-        before, own = pair.pairs()
+        before, codes = pair.pairs()
         labelled = isinstance(columns[names.index(name)].dtype, pd.CategoricalDtype)
         known = columns[names.index(name)].cat.categories if labelled else text.names
-        values[name] = [str(known[k]) for k in own[number]]
+        values[name] = [str(known[k]) for k in codes[number]]
         number = before[number]
     table = pd.DataFrame(labels.conditions.loc[number, list(SORTED_BY)]).reset_index(drop=True)
     for name in names:
@@ -271,9 +271,9 @@ def extra_names(config: DataConfig) -> tuple[str, ...]:
     UserError
         If one has the name of another column of the store.
     """
-    own = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
-    own |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
-    kept = tuple(name for name in config.extra_obs if own.get(name) != name)
+    kept_as = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
+    kept_as |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
+    kept = tuple(name for name in config.extra_obs if kept_as.get(name) != name)
     for name in kept:
         plain_name(name, "data.extra_obs:")
     taken = [name for name in kept if name in RESERVED]

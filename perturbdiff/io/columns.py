@@ -49,10 +49,10 @@ class Texts:
         """Return the number of ``text``, the next free one if it is new; `MISSING` for an empty text."""
         if not text:
             return MISSING
-        found = self._numbers.setdefault(text, len(self.names))
-        if found == len(self.names):
+        number = self._numbers.setdefault(text, len(self.names))
+        if number == len(self.names):
             self.names.append(text)
-        return found
+        return number
 
     def numbers_of(self, values: Iterable[Any]) -> np.ndarray:
         """Return the number of each value's text and `MISSING` at the end, int32: a table to look codes up in."""

@@ -43,9 +43,9 @@ def join_genes(files: Sequence[tuple[str, list[str]]], how: Literal["intersectio
     known = dict.fromkeys(first)
     common = set(first)
     for name, genes in files[1:]:
-        own = set(genes)
-        common &= own
-        if own.isdisjoint(known) or (how == "intersection" and not common):
+        names = set(genes)
+        common &= names
+        if names.isdisjoint(known) or (how == "intersection" and not common):
             raise UserError(
                 f"{listing([n for n, _ in files], 3)}: have no gene in common ({files[0][0]}: {listing(first, 2)}; "
                 f"{name}: {listing(genes, 2)}); give files with the same kind of gene names, or name the genes of all "
@@ -67,8 +67,8 @@ def join_genes(files: Sequence[tuple[str, list[str]]], how: Literal["intersectio
 
 def _warn_lacking(files: Sequence[tuple[str, list[str]]], every: Sequence[str]) -> None:
     for name, genes in files:
-        own = set(genes)
-        lacking = [gene for gene in every if gene not in own]
+        names = set(genes)
+        lacking = [gene for gene in every if gene not in names]
         if lacking:
             logger.warning(
                 "%s: lacks %d of the %d genes of all files (%s); they count as 0 in its cells",

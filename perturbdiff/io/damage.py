@@ -1,4 +1,4 @@
-"""What a damaged or hostile file leads to: one line for a person. Light on purpose: no library of files is needed."""
+"""Turns what a damaged or hostile file raises into one line for a person, without importing a library of files."""
 
 from __future__ import annotations
 

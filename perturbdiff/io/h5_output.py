@@ -21,7 +21,7 @@ _UNFINISHED = ("Can't decrement id ref count", "file write failed")
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file; it is closed at the end, and of no use after an error.
+    """Yield a new HDF5 file; it is closed at the end and unusable after an error.
 
     Raises
     ------
@@ -37,13 +37,13 @@ def writing(path: Path) -> Iterator[h5py.File]:
 
 
 def create(path: Path) -> h5py.File:
-    """Open a new HDF5 file for writing; in the end it is for `finish` or `abandon`."""
+    """Open a new HDF5 file for writing, to be closed by `finish` or `abandon`."""
     _hush()
     return h5py.File(path, "w")
 
 
 def finish(file: h5py.File) -> None:
-    """Write what is left and close the file.
+    """Write what is still in memory and close the file.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def recast(group: h5py.Group, name: str, dtype: Any, chunk: int) -> None:
 
 @functools.cache
 def _end_without_library() -> None:
-    """Have the process end before the library does: it crashes over objects that it could not write."""
+    """Skip the library's clean-up when the process ends: it crashes over objects that it could not write."""
     system = ctypes.CDLL(None)
     with contextlib.suppress(AttributeError):  # only glibc tells a handler the exit code
         system.on_exit(system._exit, None)
@@ -113,7 +113,7 @@ def _end_without_library() -> None:
 
 @functools.cache
 def _hush() -> None:
-    """Have the library say nothing where it cannot raise: that an object could not be written is raised as well."""
+    """Silence what the library prints of objects that it could not write; the error is raised as well."""
 
     def without(former: Callable[..., Any], error_of: Callable[..., object]) -> Callable[..., Any]:
         def hook(*arguments: Any) -> None:
@@ -123,4 +123,4 @@ def _hush() -> None:
         return hook
 
     sys.excepthook = without(sys.excepthook, lambda _kind, error, _trace: error)
-    sys.unraisablehook = without(sys.unraisablehook, lambda told: told.exc_value)
+    sys.unraisablehook = without(sys.unraisablehook, lambda unraisable: unraisable.exc_value)

@@ -1,4 +1,4 @@
-"""Where things are in an input: AnnData (h5ad, Zarr v2 and v3) and the h5 files of 10x Genomics' Cell Ranger."""
+"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3) and in h5 files of 10x Genomics' Cell Ranger."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     Raises
     ------
     UserError
-        If it is neither, or has no such ``layer``.
+        If it is neither AnnData nor a 10x file, or has no such ``layer``.
     """
     if "obs" in root and "var" in root:
         return _AnnData(path, root, layer)
@@ -135,13 +135,13 @@ class _AnnData:
         return _texts(values)
 
     def unique_keys(self) -> list[str]:
-        found = []
+        keys = []
         for name in _columns(self._var):
             values = pd.Series(whole_column(self._var[name]))
             text = not pd.api.types.is_numeric_dtype(values.dtype)
             if text and values.is_unique and not values.isna().any():
-                found.append(name)
-        return found
+                keys.append(name)
+        return keys
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
         if hasattr(self._cells, "keys"):  # nullable or categorical

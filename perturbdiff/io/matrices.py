@@ -16,7 +16,7 @@ from perturbdiff.runtime.compiled import kernel
 Sparse = Any  # a scipy.sparse matrix or array; scipy ships no types for them
 
 VALUES_PER_BLOCK = 1 << 20
-"""Stored values read at once, 8 to 12 MB: they stay in the processor's cache while a pass works on them."""
+"""Stored values read at once, 8 to 12 MB: they fit into the processor's cache."""
 _POINTERS_PER_READ = 1 << 18
 _EXACT_IN_FLOAT32 = 1 << 24
 _STRIPES_PER_BLOCK = 16
@@ -36,11 +36,11 @@ def count_stored(values: np.ndarray, counts: np.ndarray) -> None:
 
 @kernel
 def pack_rows(values: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-    """Write column and value of all that is not 0, row by row; the last place of the outputs is for scratch."""
+    """Write column and value of all that is not 0, row by row; the outputs have one place more than that."""
     end = 0
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
-            # written always and kept by moving on: without a branch that depends on the data
+            # Each value is written, and kept only if `end` moves on: a branch on the data would be slow.
             indices[end] = j
             data[end] = values[i, j]
             end += values[i, j] != 0
@@ -141,7 +141,7 @@ class CsrMatrix:
         return int(self.group["data"].shape[0])
 
     def prepare(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the matrix can be read as it is."""
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
@@ -188,7 +188,7 @@ def check_pointers(group: Mapping[str, Any] | Any, shape: tuple[int, int]) -> No
 
 
 class SomeColumns:
-    """A matrix without some of its columns; the others close ranks."""
+    """A matrix without some of its columns; the others are numbered anew."""
 
     def __init__(self, matrix: RowMatrix, keep: np.ndarray) -> None:
         self._matrix = matrix
@@ -218,13 +218,13 @@ class SomeColumns:
 
 
 def _in_whole_chunks(array: Any, limit: int) -> Any:
-    """Return a view for reading onwards that decodes each chunk once, where chunks are large for ``limit``."""
+    """Return a view that decodes each chunk once if it is read from front to back; small chunks need none."""
     chunk = (getattr(array, "chunks", None) or (1,))[0]
     return _ChunkReader(array, int(chunk)) if chunk * _BORDER_SHARE > limit else array
 
 
 class _ChunkReader:
-    """Reads an array onwards by whole chunks and keeps what is left of the last one for the next slice."""
+    """Reads an array from front to back by whole chunks and keeps the rest of the last one for the next slice."""
 
     def __init__(self, array: Any, chunk: int) -> None:
         self._array, self._chunk = array, chunk
@@ -257,7 +257,7 @@ class DenseMatrix:
         return self.shape[0] * self.shape[1]
 
     def prepare(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the matrix can be read as it is."""
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK

@@ -23,12 +23,12 @@ from perturbdiff.runtime.files import existing, explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
 _PIECE = 1 << 19  # values of a piece that is sorted in memory, 4 MiB
-_PIECES = 64  # of larger matrices there are so many, so that reading a group stays a matter of few reads
-_AT_ONCE = 1 << 62  # the rows between two places are one block
-_SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding so many
-_WASTE = 4  # as much may be decoded for a value that is wanted, before a sorted copy is made
+_PIECES = 64  # of a larger matrix, so that a group is still read in few reads
+_AT_ONCE = 1 << 62  # no limit: the rows between two places are one block
+_SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding this many
+_WASTE = 4  # values decoded for each one that is wanted, above which a sorted copy is made
 HELD_VALUES = 1 << 21
-"""A matrix with at most so many stored values (16 MiB) is held in memory."""
+"""A matrix with at most this many stored values (16 MiB) is held in memory."""
 _CHUNK_CACHE = 1 << 22  # bytes; neighbouring conditions share a chunk
 _SCRATCH = "perturbdiff-"  # names of temporary folders
 
@@ -50,7 +50,7 @@ class DiskRows:
     matrix
         The values.
     place
-        Where each row of the file is in ``matrix``, int32; None: where it is.
+        Row of ``matrix`` that holds each row of the file, int32; None: the same row.
     """
 
     def __init__(self, matrix: RowMatrix, place: np.ndarray | None = None) -> None:
@@ -65,8 +65,8 @@ class DiskRows:
             block = self.between(start, stop)
             inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)] - start
             parts.append(block if len(inside) == stop - start else block[inside])
-        found: Any = parts[-1] if len(parts) == 2 else sp.vstack(parts, format="csr")
-        return found if np.array_equal(wanted, places) else found[back]
+        ascending: Any = parts[-1] if len(parts) == 2 else sp.vstack(parts, format="csr")
+        return ascending if np.array_equal(wanted, places) else ascending[back]
 
     def between(self, start: int, stop: int) -> Sparse:
         """Return consecutive rows of the matrix."""
@@ -76,7 +76,7 @@ class DiskRows:
 
 
 def scattered(groups: list[np.ndarray], ends: np.ndarray, chunk: int) -> bool:
-    """Tell whether reading the rows of each group would decode far more values than are wanted.
+    """Return whether reading the rows of each group would decode far more values than are wanted.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def scattered(groups: list[np.ndarray], ends: np.ndarray, chunk: int) -> bool:
 def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> DiskRows:
     """Write the rows of ``groups`` to ``folder``, those of a group together within each piece of the matrix.
 
-    Memory is a piece and its sorted twin; the folder takes 6 or 8 bytes a value. It may be deleted at once: its files
-    stay open.
+    Memory holds a piece and its sorted copy; the folder takes 6 or 8 bytes a value. It may be deleted at once, because
+    its files stay open.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
         group_of[rows] = number
     place = np.full(matrix.shape[0], -1, np.int32)
     lengths: list[np.ndarray] = []
-    done = 0
+    num_written = 0
     column = np.dtype(np.uint16 if matrix.shape[1] <= 1 << 16 else np.int32)
     with (
         explain_os_errors(folder),
@@ -121,11 +121,11 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
         (folder / "indices").open("wb") as indices,
     ):
         for start, piece in _pieces(matrix):
-            own = group_of[start : start + piece.shape[0]]
-            order = np.argsort(own, kind="stable")
-            order = order[np.searchsorted(own[order], 0) :]
-            place[start + order] = np.arange(done, done + len(order), dtype=np.int32)
-            done += len(order)
+            groups_here = group_of[start : start + piece.shape[0]]
+            order = np.argsort(groups_here, kind="stable")
+            order = order[np.searchsorted(groups_here[order], 0) :]
+            place[start + order] = np.arange(num_written, num_written + len(order), dtype=np.int32)
+            num_written += len(order)
             piece = piece[order]
             piece.data.astype(np.float32, copy=False).tofile(data)
             piece.indices.astype(column).tofile(indices)
@@ -136,7 +136,7 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
         "indices": FileArray(folder / "indices", column, int(pointers[-1])),
         "indptr": pointers,
     }
-    return DiskRows(CsrMatrix(arrays, (done, matrix.shape[1])), place)
+    return DiskRows(CsrMatrix(arrays, (num_written, matrix.shape[1])), place)
 
 
 def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
@@ -180,7 +180,7 @@ class RowFile(InputFile):
                 self._held = _tidy(_whole(self.matrix))
 
     def arrange(self, groups: list[np.ndarray]) -> None:
-        """Prepare for reading the rows of one group after the other, unless the matrix is held.
+        """Prepare to read the rows of one group after the other, unless the matrix is held in memory.
 
         If a group's rows lie all over the file, they are copied, sorted, to temporary files.
         """
@@ -245,7 +245,7 @@ def _no_rows(columns: int) -> Sparse:
 
 
 def _whole(matrix: RowMatrix) -> Sparse:
-    """Return all rows of a matrix that may be held."""
+    """Return all rows of a matrix that fits into memory."""
     if isinstance(matrix, CscMatrix):
         arrays = tuple(np.asarray(matrix.group[name][:]) for name in ("data", "indices", "indptr"))
         if len(arrays[2]) != matrix.shape[1] + 1 or len(arrays[0]) != len(arrays[1]):

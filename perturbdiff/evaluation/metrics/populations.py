@@ -91,12 +91,12 @@ def pairwise(
     centre = np.asarray(real.mean(axis=0), np.float32).ravel() if real.shape[0] else np.zeros(real.shape[1])
     x, y = (_Cells.drawn(cells, max_cells, rng, centre) for cells in (predicted, real))
     own = _against(x, y)
-    found = {"energy_distance": own[0], "mmd": own[1]}
+    values = {"energy_distance": own[0], "mmd": own[1]}
     if other is not None:
         z = _Cells.drawn(other, min(max_cells, CHANCE_CELLS), rng, centre)
         chance = _against(x, z)
-        found |= {"chance_energy_distance": chance[0], "chance_mmd": chance[1]}
-    return found
+        values |= {"chance_energy_distance": chance[0], "chance_mmd": chance[1]}
+    return values
 
 
 def wasserstein(predicted: Columns, real: Columns) -> np.ndarray:
@@ -309,15 +309,15 @@ def condition_metrics(
     """
     if unknown := [n for n in names if n not in DISTRIBUTION]:
         raise ValueError(f"no metric of the distribution: {', '.join(unknown)}")
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if set(names) & set(_PAIRWISE):
-        found |= pairwise(predicted, real, max_cells=max_cells, seed=seed, other=other)
+        values |= pairwise(predicted, real, max_cells=max_cells, seed=seed, other=other)
     if "wasserstein" in names:
-        found |= _wasserstein(predicted, real, other, columns)
+        values |= _wasserstein(predicted, real, other, columns)
     if set(names) & set(_REALISM):
-        found |= realism(predicted, real)
+        values |= realism(predicted, real)
     wanted = (*names, *(f"chance_{n}" for n in names))
-    return {n: found[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in found}
+    return {n: values[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in values}
 
 
 def _wasserstein(
@@ -327,11 +327,11 @@ def _wasserstein(
     if not predicted.shape[0] or any(not side.shape[0] for side in sides.values()):
         return dict.fromkeys(sides, float("nan"))
     guess = Columns.of([predicted]) if columns is None else columns[0]
-    found = {}
+    medians = {}
     for name, side in sides.items():
         truth = columns[1] if columns is not None and side is real else Columns.of([side])
-        found[name] = _median_over_genes(guess, truth)
-    return found
+        medians[name] = _median_over_genes(guess, truth)
+    return medians
 
 
 def _median_over_genes(predicted: Columns, real: Columns) -> float:

@@ -1,4 +1,4 @@
-"""Cells by condition: what the two sides of an evaluation are, wherever their values are."""
+"""Predicted or real cells, indexed by condition: what an evaluation compares, whatever files they come from."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from perturbdiff.runtime.errors import UserError, listing
 COVARIATES = ("cell_type", "batch")
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
-_WHOLE = 1e-3  # counts may be off by this
-_ENOUGH = 200  # non-zero values that are not all whole numbers by chance
+_WHOLE = 1e-3  # largest distance of a count from a whole number
+_ENOUGH = 200  # so many non-zero values are not all whole numbers by chance
 
 Key = TypeVar("Key", Condition, Group)
 
@@ -76,11 +76,11 @@ class Cells:
     target_sum
         Depth to which cells were normalised, if the file says it.
     complete
-        Whether every condition is to be predicted, which a store does not say.
+        Whether every condition has to be predicted; a store does not say so.
     names
         ``method`` and ``dataset``, if the file says them.
     trained_on
-        Predicted conditions that the model was trained on: their number and the first ones; None: not said.
+        Predicted conditions that the model was trained on: their number and the first ones; None if not said.
     made_by
         What the file says of how its cells were made.
     """
@@ -99,9 +99,9 @@ class Cells:
     made_by: Method = field(default_factory=Method)
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
-        """Return the same cells with the labels of the ``dropped`` covariates forgotten.
+        """Return the same cells without the labels of the ``dropped`` covariates.
 
-        Conditions that then are the same are one; their contexts are those of the first.
+        Conditions that are then the same become one; their contexts are those of the first.
         """
         if not dropped:
             return self
@@ -142,10 +142,10 @@ def single_context(contexts: list[str], condition: Condition, column: str, path:
 
 def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> dict[Key, np.ndarray]:
     """Return rows under other keys, sorted where several keys become one."""
-    found: dict[Key, list[np.ndarray]] = {}
-    for key, part in rows.items():
-        found.setdefault(new(key), []).append(part)
-    return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in found.items()}
+    joined: dict[Key, list[np.ndarray]] = {}
+    for key, some in rows.items():
+        joined.setdefault(new(key), []).append(some)
+    return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in joined.items()}
 
 
 @dataclass
@@ -197,7 +197,7 @@ class ExpressionView:
         if not np.isfinite(low + high):
             place = self._place(cells, rows, ~np.isfinite(cells.data))
             raise UserError(
-                f"{self.reader.path}: X has values that are not finite (first: {place}); mend or drop these cells"
+                f"{self.reader.path}: X has values that are not finite (first: {place}); correct or drop these cells"
             )
         if low < 0:
             place = self._place(cells, rows, cells.data < 0)
@@ -255,7 +255,7 @@ def median_depth(reader: Reader) -> float:
 
 
 def _whole(values: np.ndarray) -> bool:
-    """Tell whether there are enough values and all are whole numbers."""
+    """Return whether there are enough values to judge and all are whole numbers."""
     if len(values) < _ENOUGH:
         return False
     first = values[:_ENOUGH]

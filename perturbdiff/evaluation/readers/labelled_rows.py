@@ -112,8 +112,8 @@ def _rows_by_condition(codes: np.ndarray, names: list[Condition]) -> dict[Condit
     order = np.argsort(codes.astype(small_dtype(len(names))), kind="stable")  # by radix, in linear time
     ends = np.cumsum(counts)
     rows = np.split(order, ends)[1:]  # first come cells of no condition
-    here = [k for k in range(len(names)) if len(rows[k])]
-    return {names[k]: rows[k] for k in sorted(here, key=lambda k: (names[k].group, names[k].perturbation))}
+    present = [k for k in range(len(names)) if len(rows[k])]
+    return {names[k]: rows[k] for k in sorted(present, key=lambda k: (names[k].group, names[k].perturbation))}
 
 
 def _contexts(

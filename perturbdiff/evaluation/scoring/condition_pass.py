@@ -1,8 +1,8 @@
 """The pass over the cells: condition by condition, real and predicted, into test results and distances.
 
 One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
-A condition's cells are sorted once, and joined for the scopes they are pooled in. What stays are a row of G numbers
-per scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
+A condition's cells are sorted once, and joined for the scopes that pool them. What remains is a row of G numbers per
+scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
 the number of threads, nor on which other metrics are asked for.
 """
 
@@ -56,7 +56,7 @@ def usable(threads: int | None) -> int:
 
 
 class Workers:
-    """Runs pieces of work in threads; hands on the first error.
+    """Runs pieces of work in threads and raises the first error.
 
     Parameters
     ----------
@@ -163,12 +163,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the pass found.
+    """The results of the pass.
 
     Attributes
     ----------
     wanted
-        What was asked for.
+        The metrics that were asked for.
     units
         Scopes that were scored, those with the same conditions together; the pool first, then contexts by name.
     tested
@@ -177,8 +177,8 @@ class Scored:
         The same as a comparison of each scope, made when it is asked for.
     conditions
         One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
-        (norm of the real change, log1p), own (whether it is some unit's own); of those that are, the metrics of
-        the distribution and what they are by chance.
+        (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
+        distribution and their values by chance.
     """
 
     wanted: Wanted
@@ -245,7 +245,7 @@ class _Perturbation:
 
 
 class _Pass:
-    """The state of one pass; its methods named after work run in threads."""
+    """The state of one pass over the cells. Threads sort and compare, the main thread reads."""
 
     def __init__(
         self, pairing: Pairing, config: EvaluateConfig, wanted: Wanted, units: list[Unit], seed: int
@@ -254,8 +254,8 @@ class _Pass:
         self.tested: list[Tested] = []
         self.means: dict[Group, np.ndarray] = {}
         self._own = {c for unit in units for c in unit.own}
-        here = {c for unit in units for c in unit.conditions}
-        self._conditions = [c for c in pairing.conditions if c in here]
+        scored = {c for unit in units for c in unit.conditions}
+        self._conditions = [c for c in pairing.conditions if c in scored]
         self._rows: dict[Condition, dict[str, object]] = {}
         self._lock = threading.Lock()
 
@@ -399,8 +399,8 @@ class _Pass:
         for tested in reversed(self.tested):  # contexts first: the pool is joined from them
             if tested.unit.is_pool:
                 self._test_in(tested, perturbation.name, _joined([*joined, *left.values()]))
-            elif mine := [left.pop(c) for c in tested.unit.conditions if c in left]:
-                joined.append(_joined(mine))
+            elif of_context := [left.pop(c) for c in tested.unit.conditions if c in left]:
+                joined.append(_joined(of_context))
                 self._test_in(tested, perturbation.name, joined[-1])
 
     def _test_in(self, tested: Tested, perturbation: str, columns: Both) -> None:
@@ -422,8 +422,8 @@ def _joined(parts: list[Both]) -> Both:
     return real, predicted
 
 
-def _of_groups(unit: Unit, found: Mapping[Group, Columns]) -> Columns:
-    return Columns.joined([found[g] for g in sorted({c.group for c in unit.conditions}) if g in found])
+def _of_groups(unit: Unit, by_group: Mapping[Group, Columns]) -> Columns:
+    return Columns.joined([by_group[g] for g in sorted({c.group for c in unit.conditions}) if g in by_group])
 
 
 def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:

@@ -27,7 +27,7 @@ def limits(
         Tables of a whole evaluation as `perturbdiff.evaluation.score_tables` writes them.
     """
     pooled = pd.DataFrame(metrics[metrics["scope_kind"] == POOLED])
-    found = [
+    sentences = [
         *_few_cells(conditions),
         *_few_perturbations(pooled),
         *_no_de(pooled, config),
@@ -35,19 +35,19 @@ def limits(
         *_library(conditions),
         *_collapse(collapse),
     ]
-    return [{"kind": kind, "text": text, "count": count} for kind, text, count in found]
+    return [{"kind": kind, "text": text, "count": count} for kind, text, count in sentences]
 
 
 def _few_cells(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
-    found = []
+    sentences = []
     for column, what in (("n_cells", "real"), ("n_predicted", "predicted")):
         if few := int((conditions[column] < FEW_CELLS).sum()):
             text = (
                 f"{few} of {len(conditions)} conditions have fewer than {FEW_CELLS} {what} cells; "
                 "their values are mostly noise"
             )
-            found.append(("few_cells", text, few))
-    return found
+            sentences.append(("few_cells", text, few))
+    return sentences
 
 
 def _few_perturbations(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
@@ -101,14 +101,14 @@ def _collapse(collapse: pd.DataFrame) -> list[tuple[str, str, int]]:
         return []
     bad = collapse[~collapse["verdict"].isin(["as different as the truth", "less alike than the truth"])]
     pooled = pd.DataFrame(bad[bad["scope_kind"] == POOLED])
-    found = []
+    sentences = []
     for row in pooled.to_dict("records"):
         text = (
             f"predictions of different perturbations: {row['verdict']} (median correlation of changes "
             f"{row['predicted']:.2f}, real {row['real']:.2f}; size of changes {row['ratio']:.2f} of the real ones)"
         )
-        found.append(("collapse", text, 1))
+        sentences.append(("collapse", text, 1))
     if labels := sorted(set(bad["scope"]) - set(pooled["scope"])):
         text = f"in {len(labels)} contexts predictions are collapsed or too alike: {listing(labels)}"
-        found.append(("collapse", text, len(labels)))
-    return found
+        sentences.append(("collapse", text, len(labels)))
+    return sentences
