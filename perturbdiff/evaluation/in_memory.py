@@ -58,7 +58,7 @@ def compare(
     min_de
         Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
     own_controls
-        Hold predicted cells against the controls among them. By default both sides share the real controls, so
+        Compare predicted cells with the controls among them. By default both sides share the real controls, so
         that no method can gain by shifting its own.
     threads
         Perturbations tested at a time; the result does not depend on it.

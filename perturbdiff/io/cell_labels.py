@@ -184,7 +184,7 @@ class _ConditionReader:
         return numbers.conditions(contexts, numbers.perturbations(agent, dose))
 
     def _doses(self, agent: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the number of each cell's dose; that of a control is 0, whatever it says."""
+        """Return the number of each cell's dose; that of a control is 0, whatever the file says."""
         column, texts = self._dose, self._numbers.dose
         if column is None:
             return np.zeros(len(agent), np.int32)

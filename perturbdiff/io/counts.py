@@ -85,8 +85,8 @@ class CountsFile(InputFile):
     Attributes
     ----------
     config, scratch
-        As given: with ``path``, all that another process needs to open the file again; it says ``checked``, for the
-        file was looked at.
+        As given. With ``path`` they let another process open the file again, which passes ``checked`` because the
+        file was checked here.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     Returns
     -------
     pd.DataFrame
-        The labels (str), ``n_cells`` (float; nan: neither given nor in the store) and, if the table has it,
+        The labels (str), ``n_cells`` (float; nan: neither in the table nor in the store) and, if the table has it,
         ``guidance`` (float; nan: as in the recipe).
 
     Raises
@@ -199,13 +199,13 @@ def sample(
     shard
         (i, n): only the i-th of n parts, from 0.
     embeddings
-        Semantic tables with further names, by ``perturbation`` or ``cell_type``; of the encoder that made the
-        bundle's.
+        Semantic tables with further names, by ``perturbation`` or ``cell_type``, from the encoder that made those of
+        the bundle.
     processes
-        Processes on each device; they share out the batches and change no result.
+        Processes on each device. They share the batches and change no result.
     random_init
-        Fresh weights in the bundle's architecture, its units and tables kept: the paper's reference for what a
-        trained model is worth.
+        Use fresh weights in the bundle's architecture and keep its units and tables: the paper's reference for the
+        gain by training.
 
     Raises
     ------
@@ -281,7 +281,7 @@ def _wanted(requested: dict[str, Path], store: Store, part: str) -> pd.DataFrame
 def _list_of_conditions(
     split: Path | None, conditions: Path | None, shard: tuple[int, int]
 ) -> dict[str, Path]:
-    """Return the file that lists what to predict, by its role."""
+    """Return the file that names the conditions to predict, by its role."""
     if not 0 <= shard[0] < shard[1]:
         raise UserError(f"sample: shard {shard[0]}/{shard[1]} does not exist; shards count from 0/N to N-1/N")
     lists = {role: path for role, path in (("split", split), ("conditions", conditions)) if path is not None}

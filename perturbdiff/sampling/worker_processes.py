@@ -89,7 +89,7 @@ def _received(connection: Connection, device: str) -> Cells:
         kind, what = connection.recv()
     except EOFError:
         raise RuntimeError(
-            f"a sampling process on {device} ended without a word; was it killed for memory?"
+            f"a sampling process on {device} ended without a message; was it killed because memory ran out?"
         ) from None
     if kind == "cells":
         return what

@@ -14,7 +14,7 @@ from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 CHANCE_CELLS = (
-    256  # cells of another perturbation in the pairwise distances by chance; no bias, a little noise
+    256  # cells of another perturbation that stand for chance: so few add no bias, but a little noise
 )
 _BLOCK = 256  # cells whose distances are held at a time
 _NOTHING = 5e-6
@@ -90,12 +90,12 @@ def pairwise(
     rng = np.random.default_rng(seed)
     centre = np.asarray(real.mean(axis=0), np.float32).ravel() if real.shape[0] else np.zeros(real.shape[1])
     x, y = (_Cells.drawn(cells, max_cells, rng, centre) for cells in (predicted, real))
-    own = _against(x, y)
-    values = {"energy_distance": own[0], "mmd": own[1]}
+    energy, discrepancy = _against(x, y)
+    values = {"energy_distance": energy, "mmd": discrepancy}
     if other is not None:
         z = _Cells.drawn(other, min(max_cells, CHANCE_CELLS), rng, centre)
-        chance = _against(x, z)
-        values |= {"chance_energy_distance": chance[0], "chance_mmd": chance[1]}
+        energy, discrepancy = _against(x, z)
+        values |= {"chance_energy_distance": energy, "chance_mmd": discrepancy}
     return values
 
 
@@ -278,8 +278,8 @@ def condition_metrics(
 ) -> dict[str, float]:
     """Compare the predicted with the real cells of one condition.
 
-    Neither the order of cells and genes matters, beyond rounding, nor which other metrics are asked for. Of more
-    than ``max_cells`` cells a side those in the distances between cells are drawn, by ``seed`` and position.
+    The order of cells and genes does not matter beyond rounding, nor which other metrics are computed. With more
+    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def condition_metrics(
     names
         Some of `DISTRIBUTION`.
     max_cells
-        Cells a side in the energy distance and the MMD; all others are of all cells.
+        Most cells of a side in the energy distance and the MMD; the other metrics use all cells.
     seed
         Of the draw.
     other

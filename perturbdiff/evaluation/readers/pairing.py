@@ -145,7 +145,7 @@ def shared_genes(predictions: Reader, truth: Reader, notes: Findings) -> np.ndar
 
 @dataclass
 class Pairing:
-    """Everything that is compared.
+    """The cells of both sides that are compared.
 
     Attributes
     ----------
@@ -287,7 +287,7 @@ def _controls(truth: Cells, conditions: Iterable[Condition], notes: Findings) ->
 def _own_controls(
     predictions: Cells, conditions: Iterable[Condition], notes: Findings
 ) -> dict[Group, np.ndarray]:
-    """Return the predictions' own controls of the conditions' groups, which are to be used."""
+    """Return the predictions' own controls of the conditions' groups."""
     path = predictions.reader.path
     controls = {
         g: predictions.controls[g] for g in sorted({c.group for c in conditions}) if g in predictions.controls
@@ -308,7 +308,7 @@ def _differing_controls(
     predicted_controls: Mapping[Group, np.ndarray],
     notes: Findings,
 ) -> int:
-    """Count the groups whose controls in the predictions are not the real ones (the real ones are used anyway)."""
+    """Count the groups whose controls in the predictions are not the real ones, which are used all the same."""
     differing = [
         g
         for g in controls
