@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pandas as pd
 from perturbdiff.io.columns import CheckedColumn, Column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.layouts import declared, find_layout
-from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block, RowMatrix
+from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _NAMED_GENES = 4
@@ -57,12 +57,6 @@ class InputFile:
     UserError
         If the file is of another kind, damaged or empty, or has a gene name twice.
     """
-
-    path: Path
-    genes: list[str]
-    n_cells: int
-    matrix: RowMatrix
-    left_out: Mapping[str, int]
 
     def __init__(
         self,
