@@ -218,7 +218,7 @@ def _number(text: str) -> float:
         return np.nan
 
 
-def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path] = ()) -> pd.DataFrame:
+def read_conditions(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path] = ()) -> pd.DataFrame:
     """Return the conditions of raw inputs before a store exists, reading obs only.
 
     Parameters

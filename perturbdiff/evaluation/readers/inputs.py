@@ -14,7 +14,7 @@ import numpy as np
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells
-from perturbdiff.evaluation.readers.labelled_rows import LabelledRows, read_labels
+from perturbdiff.evaluation.readers.labelled_rows import LabelledRows, read_labelled_rows
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
@@ -49,7 +49,7 @@ def open_predictions(path: Path, config: EvaluateConfig, *, ours: bool = True) -
     if control is None:
         raise _no_control(path)
     columns = _columns(file, config, ours=ours)
-    labelled = read_labels(file, columns, control=control)
+    labelled = read_labelled_rows(file, columns, control=control)
     rows = labelled.perturbed(control)
     if not rows:
         raise UserError(f"{path}: no predicted cell; every cell is labelled '{control}'")
@@ -81,7 +81,7 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         raise _no_control(path)
     columns = _columns(file, config, ours=False)
     context = config.context_column or ("cell_type" if columns["cell_type"] is not None else None)
-    labelled = read_labels(file, columns, context=context)
+    labelled = read_labelled_rows(file, columns, context=context)
     if not labelled.controls(label):
         hint = nearest(label, {c.perturbation for c in labelled.rows})
         raise UserError(f"{path}: no control cell '{label}' in column '{columns['perturbation']}'{hint}")

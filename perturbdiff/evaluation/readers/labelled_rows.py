@@ -40,7 +40,7 @@ class LabelledRows:
         return {c.group: rows for c, rows in self.rows.items() if c.perturbation == control}
 
 
-def read_labels(
+def read_labelled_rows(
     file: InputFile,
     columns: Mapping[str, str | None],
     *,

@@ -15,7 +15,7 @@ from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
-from perturbdiff.evaluation.readers.labelled_rows import read_labels
+from perturbdiff.evaluation.readers.labelled_rows import read_labelled_rows
 from perturbdiff.io import row_file
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.runtime.errors import UserError
@@ -120,7 +120,7 @@ def test_a_million_labels_in_little_time_and_memory(tmp_path):
     reader = RowFile(tmp_path / "big.h5ad")
     columns = {"perturbation": "perturbation", "cell_type": None, "batch": None}
     tracemalloc.start()
-    labelled = read_labels(reader, columns)
+    labelled = read_labelled_rows(reader, columns)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(labelled.rows) == 1001
