@@ -14,8 +14,8 @@ perturbation    A    B
 PDCorr        0.9  1.0
 PDS_L1        1.0  1.0
 
-`METRICS` says of every metric what it is: formula, direction, range, and when it is undefined. `DEFINITIONS`
-holds what tells the two releases of cell-eval apart. The functions behind the metrics are in
+`METRICS` describes every metric: formula, direction, range, and when it is undefined. `DEFINITIONS` holds the
+differences between the two releases of cell-eval. The functions behind the metrics are in
 `perturbdiff.evaluation.metrics.profile_metrics`, those over cells in
 `perturbdiff.evaluation.metrics.populations`; chance levels and the collapse check in the modules of that name.
 """

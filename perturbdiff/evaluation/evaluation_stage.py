@@ -50,7 +50,7 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
     conditions
         Which conditions to show, see `choose`.
     cells
-        At most so many of each kind in a condition.
+        Most cells of each kind in a condition.
 
     Returns
     -------

@@ -42,7 +42,7 @@ def plain_name(name: str, what: str) -> str:
     Raises
     ------
     UserError
-        If it would lead somewhere else, or no file can have it.
+        If it would lead to another folder, or no file can have it.
     """
     problem = ""
     if not name or name in (".", ".."):

@@ -33,7 +33,7 @@ class Layout(Protocol):
         ...
 
     def unique_keys(self) -> list[str]:
-        """Return the values of ``key`` that give every gene a name of its own."""
+        """Return the values of ``key`` that give all genes different names."""
         ...
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:

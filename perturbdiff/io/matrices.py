@@ -60,7 +60,7 @@ class Block:
     data: np.ndarray
 
     def as_csr(self, columns: int) -> Sparse:
-        """Return the block as a matrix of so many columns, without a copy."""
+        """Return the block as a matrix with this number of columns, without a copy."""
         shape = (self.stop - self.start, columns)
         return sparse.csr_matrix((self.data, self.indices, self.indptr), shape=shape, copy=False)
 

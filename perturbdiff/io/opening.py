@@ -55,7 +55,7 @@ def check_hdf5(path: Path) -> None:
 
 
 def _in_child(path: Path) -> str:
-    """Return what is wrong with a file, found by a process of its own."""
+    """Return what is wrong with a file; a child process looks, which a crash of the library may end."""
     readable, writable = os.pipe()
     with phil:  # no other thread is within the library while its state is copied
         child = os.fork()

@@ -43,7 +43,7 @@ def runs_of(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 class DiskRows:
-    """Rows of a matrix on disk, read as they are asked for.
+    """Rows of a matrix on disk, read on demand.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
 class RowFile(InputFile):
     """An AnnData file whose rows are read by their numbers.
 
-    A small matrix is held in memory, sparse; of a larger one rows are read from disk as they are asked for.
+    A small matrix is held in memory, sparse; rows of a larger one are read from disk on demand.
 
     Raises
     ------

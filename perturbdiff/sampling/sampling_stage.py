@@ -210,7 +210,7 @@ def sample(
     Raises
     ------
     UserError
-        If labels, genes or units of store and bundle do not fit, or nothing is asked for.
+        If labels, genes or units of store and bundle do not fit, or neither a split nor conditions are given.
     """
     requested = _list_of_conditions(split, conditions, shard)
     devices = [name for name in resolve_devices(device) for _ in range(processes)]

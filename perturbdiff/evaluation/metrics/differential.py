@@ -66,7 +66,7 @@ DEFINITIONS: dict[str, Definition] = {
     )
 }
 
-# Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
+# With more controls per cell than this, the loop passes them in strides; with still more, it searches them.
 _STRIDES, _SEARCH = 4, 512
 
 

@@ -13,9 +13,7 @@ from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
-CHANCE_CELLS = (
-    256  # cells of another perturbation that stand for chance: so few add no bias, but a little noise
-)
+CHANCE_CELLS = 256  # cells drawn of another perturbation: enough for chance, whose noise they raise a little
 _BLOCK = 256  # cells whose distances are held at a time
 _NOTHING = 5e-6
 _LANES = 8
@@ -295,7 +293,7 @@ def condition_metrics(
         Real cells of another perturbation of the same context: adds, for the distances among ``names``, what
         the same prediction scores against these (`CHANCE`).
     columns
-        Sorted values of the predicted and the real cells if at hand, for the Wasserstein distance.
+        Sorted values of the predicted and the real cells, for the Wasserstein distance; sorted here if not given.
 
     Returns
     -------

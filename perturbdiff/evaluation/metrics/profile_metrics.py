@@ -1,6 +1,6 @@
 """Metrics of mean profiles and of DE genes, each a pure function over arrays (App. Metric Definitions).
 
-Numbers follow cell-eval in the definition asked for and, for R², CellFlow. M perturbations, G genes; ``real`` and
+Numbers follow cell-eval in the chosen definition and, for R², CellFlow. M perturbations, G genes; ``real`` and
 ``predicted`` are [M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in
 all), NaN where the metric is not defined. `catalogue` says of each what it is, which way is
 better and when it is undefined.

@@ -31,7 +31,7 @@ class Moments:
     nonzero
         Non-zero values of each gene, int64 [G].
     mean, sd
-        Of each gene over cells, float64 [G]; the SD of the cells at hand, divided by their number.
+        Of each gene over cells, float64 [G]; the SD is that of these cells, divided by their number.
     cell_mean
         Mean over genes of each cell, float64 [cells].
     library

@@ -21,7 +21,7 @@ COVARIATES = ("cell_type", "batch")
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
 _WHOLE = 1e-3  # largest distance of a count from a whole number
-_ENOUGH = 200  # so many non-zero values are not all whole numbers by chance
+_ENOUGH = 200  # non-zero values, too many to be all whole numbers by chance
 
 Key = TypeVar("Key", Condition, Group)
 

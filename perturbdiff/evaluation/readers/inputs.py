@@ -1,7 +1,7 @@
 """The cells that `evaluate` reads: predictions and truth, by condition, a few rows at a time.
 
-Beyond a fixed size rows are read when they are asked for, so that memory does not grow with the number of cells.
-What the values are is declared, in the file or by an option, and never guessed.
+Rows of a large file are read when they are needed, so that memory does not grow with the number of cells. Whether
+values are counts or log1p is declared, in the file or by an option, and never guessed.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _cells(
 def _columns(file: RowFile, config: EvaluateConfig, *, ours: bool) -> dict[str, str | None]:
     """Return which column of obs has each label; None: cells have none.
 
-    A column with another name than the default was asked for and must be there; one with the default's name may
-    be missing, except that of the perturbation. With ``ours``, the columns that our own predictions have are taken
+    A column that the user named must be there; one with the default's name may be missing, except that of the
+    perturbation. With ``ours``, the columns that our own predictions have are taken
     where the wanted ones are not there.
     """
     columns: dict[str, str | None] = {}
@@ -148,7 +148,7 @@ def _no_control(path: Path) -> UserError:
 
 
 def _control(file: RowFile, config: EvaluateConfig) -> str | None:
-    """Return the control's label as the file or the user says it."""
+    """Return the control's label, as the file or the user says."""
     declared = file.declared.get("control", config.control)
     if declared is not None and config.control not in (None, str(declared)):
         raise UserError(
@@ -158,7 +158,7 @@ def _control(file: RowFile, config: EvaluateConfig) -> str | None:
 
 
 def _scale(file: RowFile, config: EvaluateConfig) -> str:
-    """Return what the values are as the file or, if it does not, the user says it."""
+    """Return whether values are counts or log1p, as the file says or, if it does not, the user."""
     option = None if config.scale == "declared" else config.scale
     scale = str(file.declared.get("scale", option))
     if scale == "None":

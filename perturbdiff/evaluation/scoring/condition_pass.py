@@ -3,7 +3,7 @@
 One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
 A condition's cells are sorted once, and joined for the scopes that pool them. What remains is a row of G numbers per
 scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
-the number of threads, nor on which other metrics are asked for.
+the number of threads, nor on which other metrics are computed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 
 IN_FLIGHT = 1 << 25
-"""Values that wait or are worked on, 0.25 GiB; a single larger piece of work goes alone."""
+"""Values that wait or are worked on, 0.25 GiB; a larger piece of work runs alone."""
 KEPT_VALUES = 1 << 24
 """Values of real cells that are kept for when their own condition comes, 0.13 GiB."""
 
@@ -72,7 +72,7 @@ class Workers:
         self._error: BaseException | None = None
 
     def submit(self, work: Callable[[], None], values: int) -> None:
-        """Do ``work``, which holds so many ``values``, as soon as there is room for it."""
+        """Do ``work``, which holds this number of ``values``, as soon as there is room for it."""
         if self._pool is None:
             work()
             return
@@ -145,7 +145,7 @@ class Wanted:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Wanted:
-        """Return what ``names`` (metrics or families, none for all) need."""
+        """Return what ``names`` (metrics or families, empty for all) need."""
         chosen = catalogue.chosen(names)
         spread = tuple(n for n in chosen if n in DISTRIBUTION)
         return cls(tuple(n for n in chosen if n not in DISTRIBUTION), spread)
@@ -168,13 +168,13 @@ class Scored:
     Attributes
     ----------
     wanted
-        The metrics that were asked for.
+        The metrics that were computed.
     units
         Scopes that were scored, those with the same conditions together; the pool first, then contexts by name.
     tested
         Test results of each unit; empty if no metric needs them.
     comparisons
-        The same as a comparison of each scope, made when it is asked for.
+        The same as a comparison of each scope, made on demand.
     conditions
         One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
         (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
@@ -212,7 +212,7 @@ def score_cells(
     Raises
     ------
     UserError
-        If a value cannot be what it is said to be, or a condition has no cell on one side.
+        If a value contradicts the declared scale, or a condition has no cell on one side.
     """
     wanted = Wanted.of(config.metrics)
     for condition in pairing.conditions:
@@ -238,7 +238,7 @@ class _Perturbation:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def complete(self, condition: Condition, columns: Both) -> bool:
-        """Keep a condition's columns; tell whether it was the last one, to one caller only."""
+        """Keep a condition's columns; return True to the one caller that brings the last condition."""
         with self.lock:
             self.columns[condition] = columns
             return len(self.columns) == len(self.conditions)
@@ -427,7 +427,7 @@ def _of_groups(unit: Unit, by_group: Mapping[Group, Columns]) -> Columns:
 
 
 def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:
-    """Return the mean of each gene, float64 [G]; from the sorted columns if they are at hand."""
+    """Return the mean of each gene, float64 [G]; taken from the sorted columns where there are any."""
     if columns is not None:
         return columns.mean
     return np.bincount(cells.indices, weights=cells.data, minlength=cells.shape[1]) / cells.shape[0]
@@ -438,7 +438,7 @@ def _seed_of(condition: Condition, seed: int) -> int:
 
 
 def _partners(pairing: Pairing) -> dict[Condition, Condition]:
-    """Return for each condition that of another perturbation which stands for chance.
+    """Return for each condition the condition of another perturbation that serves as chance.
 
     The next perturbation by name, the first after the last, of the same cell type and batch; if there is none, of
     the same context.
