@@ -30,7 +30,7 @@ HEAVY = (
     "perturbdiff.splits.store_export",
     "perturbdiff.preprocessing.shared_genes",
     "perturbdiff.evaluation.evaluation_stage",
-    "perturbdiff.evaluation.score_tables",
+    "perturbdiff.evaluation.merge_scores",
     "perturbdiff.report.page.page",
     "perturbdiff.report.figures.store_figures",
     "perturbdiff.sampling",

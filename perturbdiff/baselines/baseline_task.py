@@ -14,10 +14,11 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.conditions.condition import Condition, conditions_of
-from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import listing
 from perturbdiff.runtime.progress import track
+from perturbdiff.runtime.seeds import generator
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 

@@ -188,20 +188,12 @@ class _Matrix:
     def _widen(self) -> None:
         """Turn the values written so far into float64, a chunk at a time."""
         self.dtype = np.dtype(np.float64)
-        old = self._group["data"]
-        del self._group["data"]
-        new = h5_output.growing(self._group, "data", self.dtype, _CHUNK)
-        for start in range(0, self.num_values, _CHUNK):
-            h5_output.append(new, old[start : start + _CHUNK].astype(self.dtype))
+        h5_output.recast(self._group, "data", self.dtype, _CHUNK)
 
     def finish(self) -> None:
         """Give row pointers and column numbers one type, because scikit-learn, and so scanpy, needs that."""
         name, dtype = ("indptr", np.int32) if self.num_values <= _INT32_MAX else ("indices", np.int64)
-        old = self._group[name]
-        del self._group[name]
-        new = h5_output.growing(self._group, name, dtype, _CHUNK)
-        for start in range(0, old.shape[0], _CHUNK):
-            h5_output.append(new, old[start : start + _CHUNK].astype(dtype))
+        h5_output.recast(self._group, name, dtype, _CHUNK)
 
 
 def _write_obs(root: Any, cells: Cells, depth: np.ndarray) -> None:

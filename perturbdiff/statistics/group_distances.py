@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from perturbdiff.conditions.cell_distances import energy_distance, mean_distance_within
 from perturbdiff.runtime.task_runner import TaskRunner
 from perturbdiff.statistics.pair_plan import LEVELS, MIN_CELLS, Comparison, PairPlan
 from perturbdiff.store.row_reader import Located, RowReader
@@ -27,56 +28,6 @@ SUMMARY_COLUMNS = [
 ]  # fmt: skip
 _GROUPS_PER_TASK = 16
 _BYTES_KEPT = 96 * 2**20  # of dense samples that a task holds
-
-
-def mean_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the mean Euclidean distance between the rows of ``x`` [n, G] and ``y`` [m, G].
-
-    Computed in float64 through |x|² + |y|² − 2 x·y.
-    """
-    return float(_distances(x, y).mean())
-
-
-def mean_distance_within(x: np.ndarray) -> float:
-    """Return the mean distance between two different rows of ``x`` [n, G]; n ≥ 2."""
-    distances = _distances(x, x)
-    np.fill_diagonal(distances, 0.0)
-    return float(distances.sum() / (len(x) * (len(x) - 1)))
-
-
-def energy_distance(
-    x: np.ndarray, y: np.ndarray, within_x: float | None = None, within_y: float | None = None
-) -> float:
-    """Return 2E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖ without pairs of a cell with itself.
-
-    The squared maximum mean discrepancy under the kernel −‖x − y‖ (Sejdinovic et al. 2013, Ann. Statist. 41:2263;
-    Székely & Rizzo 2013, J. Stat. Plan. Inference 143:1249; paper, Eq. energy_distance) as a U-statistic: its
-    expectation is that of infinitely many cells, whatever n and m. It is therefore 0 for equal distributions, and
-    single values can be negative.
-
-    Parameters
-    ----------
-    x, y
-        Cells [n, G] and [m, G], log1p; at least two each.
-    within_x, within_y
-        `mean_distance_within` of each, if it is known already.
-
-    Returns
-    -------
-    float
-        In log1p units.
-    """
-    within_x = mean_distance_within(x) if within_x is None else within_x
-    within_y = mean_distance_within(y) if within_y is None else within_y
-    return 2.0 * mean_distance(x, y) - within_x - within_y
-
-
-def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    x, y = x.astype(np.float64, copy=False), y.astype(np.float64, copy=False)
-    squared = np.einsum("ig,ig->i", x, x)[:, None] + np.einsum("ig,ig->i", y, y)[None, :]
-    squared -= 2.0 * (x @ y.T)
-    np.maximum(squared, 0.0, out=squared)
-    return np.sqrt(squared, out=squared)
 
 
 def interval(
@@ -189,7 +140,7 @@ def _compare(task: _Task) -> np.ndarray:
     values = np.empty(len(task.pairs))
     for i, (a, b) in enumerate(task.pairs.tolist()):
         (x, within_x), (y, within_y) = load(a), load(b)
-        values[i] = energy_distance(x, y, within_x, within_y)
+        values[i] = energy_distance(x, y, within=(within_x, within_y))
     return values
 
 

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from perturbdiff.generation import generate
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.seeds import state
 
 _COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
 
@@ -35,8 +35,7 @@ class Draws(NamedTuple):
 
 def generator(device: torch.device | str, *words: int) -> torch.Generator:
     """Return the random generator that belongs to these non-negative numbers."""
-    state = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
-    return torch.Generator(device).manual_seed(state & (2**63 - 1))
+    return torch.Generator(device).manual_seed(state(*words) & (2**63 - 1))
 
 
 def check_compiler(device: str) -> None:
