@@ -40,7 +40,7 @@ _GENES_AT_ONCE = 1024
 
 @torch.no_grad()
 def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
-    """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
+    """Return the level of each gene, log1p [G], on the network's device. It is 0 where predictions have enough zeros.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
     from which on predicted cells are as many as real cells with a value above zero.
@@ -49,7 +49,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
     stream = setup.train_sampler(Processes(), quiet=True)
     train = setup.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
-    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
+    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # sets computed at once
     predicted, real = [], []
     for step, loaded in enumerate(setup.loader(stream, start_step=0, stop_step=steps)):
         noise = generator(device, ZEROS, module.config.seed, step)
@@ -69,7 +69,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
 
 
 def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
-    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; the largest for none."""
+    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; for 0, the largest."""
     places = (len(predicted) - positive).clamp(max=len(predicted) - 1)
     parts = [
         part.sort(0).values.gather(0, place[None])[0]
@@ -79,7 +79,7 @@ def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
 
 
 class Writer(TorchCheckpointIO):
-    """Lets a trainer write into a checkpoint folder, straight to where it belongs."""
+    """Lets a trainer write directly into a checkpoint folder."""
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self.folder = folder
@@ -87,14 +87,14 @@ class Writer(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        """Write the trainer's state; called on the first rank alone."""
+        """Write the trainer's state. It is called on the first rank only."""
         assert Path(path) == self.folder.last
         self.folder.write(checkpoint)
 
 
 @dataclass
 class Fitted:
-    """What a training ends with.
+    """The result of a training.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ def fit(
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
-    """Train, from a checkpoint of a folder that is held if there is one.
+    """Train, from the checkpoint of a locked folder if there is one.
 
     Raises
     ------
@@ -176,7 +176,7 @@ def fit(
     chosen = averaged(run.averaging, module)
     model = chosen.denoiser
     facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
-    if first:  # which alone writes the bundle
+    if first:  # only this rank writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
             model.zero_level.copy_(zero_levels(chosen.to(device), setup))
@@ -185,7 +185,7 @@ def fit(
 
 @contextmanager
 def _concluding(training_log: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
-    """Say at the end, however it comes, how fast this attempt was."""
+    """Log the speed of this attempt when the block ends, also after an error."""
     status = "failed"
     try:
         yield
@@ -225,7 +225,7 @@ class _Run:
     def callbacks(
         self, validation: Validation | None, epoch: int, time_limit: TimeLimit
     ) -> list[pl.Callback]:
-        """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
+        """Return the callbacks in the order in which they run at the end of a step. The checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
@@ -248,7 +248,7 @@ class _Run:
         return self.setup.bundle(model, facts, self.training_log.table())
 
     def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
-        """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
+        """Load the weights that ``train.choose`` selects into ``model`` and return facts about them."""
         train = self.setup.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
             model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))
@@ -302,7 +302,7 @@ def _trainer(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Lightning's remarks to itself while the block runs, and put torch's settings back."""
+    """Silence Lightning's remarks while the block runs, and restore torch's settings afterwards."""
     names = ("lightning.pytorch", "lightning.fabric", "lightning")
     levels = {name: logging.getLogger(name).level for name in names}
     deterministic = torch.are_deterministic_algorithms_enabled()

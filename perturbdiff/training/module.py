@@ -1,4 +1,4 @@
-"""One optimiser step: noise the target cells, estimate them, compare. All chance is a function of (seed, step)."""
+"""One optimiser step: add noise to the target cells, estimate them and compare. All chance depends on (seed, step)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
-    """Return AdamW's groups: everything decays but biases (layer norms have no parameters here)."""
+    """Return AdamW's groups of parameters. All decay but biases (layer norms have no parameters here)."""
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -36,7 +36,7 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def optimizer(module: nn.Module, settings: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW over a module's parameters; the training loop sets the rate of each step."""
+    """Return AdamW over a module's parameters. The training loop sets the learning rate of each step."""
     groups = parameter_groups(module, settings.weight_decay)
     adamw = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=1e-8, fused=True)
     # Fused steps could undo a loss scale, so the trainer would not clip; float32 and bfloat16 have none.
@@ -154,7 +154,7 @@ class TrainingModule(pl.LightningModule):
         return terms["total"]
 
     def _over_ranks(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the means of loss terms over the ranks, so that what any of them records is the step's."""
+        """Return the means of loss terms over the ranks, so that each rank records the values of the whole step."""
         if self.trainer.world_size == 1:
             return terms
         each = torch.stack([value.double() for value in terms.values()])

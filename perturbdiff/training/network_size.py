@@ -47,7 +47,7 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
     """Return the floating-point operations of one forward pass on a set of ``size`` cells, per cell.
 
     Two for each multiply-add of a matrix product. They are a polynomial of the second degree in the number of
-    cells (attention is the square), so three passes over very small sets tell all.
+    cells (attention is the square), so three passes over very small sets determine it.
     """
     one, two, three = (_flops(model, number, self_condition) for number in (1, 2, 3))
     square = (three - 2 * two + one) // 2
@@ -56,7 +56,7 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
 
 
 def _flops(model: Denoiser, size: int, self_condition: bool) -> int:  # noqa: FBT001
-    from torch.utils.flop_counter import FlopCounterMode  # here: it imports Triton
+    from torch.utils.flop_counter import FlopCounterMode  # imported here, because it loads Triton
 
     ids = torch.zeros(1, dtype=torch.int64, device=model.unit.device)
     cells = torch.zeros(1, size, model.num_genes, device=model.unit.device)

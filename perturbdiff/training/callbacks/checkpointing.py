@@ -1,4 +1,4 @@
-"""Saving on the way: checkpoints every few steps, and whole bundles that are kept."""
+"""Saving during a training: checkpoints every few steps, and bundles that are kept."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Snapshots(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep what is due after this step."""
+        """Write the weights if this step is one that is kept."""
         assert isinstance(pl_module, TrainingModule)
         if not (trainer.is_global_zero and ends_step(trainer, batch_idx)):
             return
@@ -81,7 +81,7 @@ def kept_steps(every: int | None, max_steps: int) -> list[str]:
 
 
 def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> None:
-    """Put kept bundles of a checkpoint folder into a bundle, without a second copy on the disk if it can be.
+    """Put kept bundles of a checkpoint folder into a bundle, if possible without a second copy on the disk.
 
     Raises
     ------
@@ -152,7 +152,7 @@ class Checkpoints(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save if it is time; stop if it must be. Never between the passes of a step."""
+        """Save and stop if it is time, but never between the passes of a step."""
         if not ends_step(trainer, batch_idx):
             return
         step, last = trainer.global_step, trainer.max_steps
@@ -168,7 +168,7 @@ class Checkpoints(pl.Callback):
             self._complain(step, last)
 
     def _parting(self, step: int, last: int, reason: str) -> tuple[str, str]:
-        """Return whether another attempt makes sense (``early``) or not (``error``), and what to say."""
+        """Return whether another attempt makes sense (``early``) or not (``error``), and the message."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if self.folder.lost:
             return "early", (
@@ -191,7 +191,7 @@ class Checkpoints(pl.Callback):
         )
 
     def _complain(self, step: int, last: int) -> None:
-        """Say that the checkpoint of a step could not be written, and what that means."""
+        """Warn that the checkpoint of a step could not be written, and what that means."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if trouble is None:
             return
@@ -210,9 +210,9 @@ class Checkpoints(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Put the former signal handlers back."""
+        """Restore the former signal handlers."""
         self.time_limit.stop_listening()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the former signal handlers back."""
+        """Restore the former signal handlers."""
         self.time_limit.stop_listening()

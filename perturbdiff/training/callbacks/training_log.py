@@ -22,11 +22,11 @@ from perturbdiff.training.module import TrainingModule, ends_step
 logger = logging.getLogger(__name__)
 
 SPEAK_SECONDS = 60.0
-"""Time after which a line is due though no row of the training log is."""
+"""Seconds after which a line is logged even if no row of the training log is due."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 NOTES = _SENT, _MLFLOW_RUN = ("sent", "mlflow-run")
-"""Files beside the loggers' own by which the next attempt goes on."""
+"""Files beside the loggers' own, from which the next attempt continues."""
 
 
 class Curves:
@@ -118,7 +118,7 @@ def _makers(folder: Path, run: str, identity: str) -> dict[str, Callable[[], Log
 
 
 class Throughput:
-    """The clock of an attempt, and the sums over the attempts before it.
+    """Measures the speed of this attempt, and adds the earlier attempts.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ class Throughput:
         self.first, self.steps, self.cells, self.validating = 0, 0, 0, 0.0
         self._began: float | None = None
         self._ended = self._spoken = 0.0
-        self._unsaid = 0  # cells since the last line
-        self._quiet = True  # nothing was said in this attempt
+        self._cells_since = 0  # cells since the last line
+        self._quiet = True  # no line was logged in this attempt
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"attempts": self.attempts, "seconds": self.seconds + self.elapsed()}
 
     def start(self, step: int) -> None:
@@ -148,32 +148,32 @@ class Throughput:
         """Count a step of so many cells."""
         self.steps += 1
         self.cells += cells
-        self._unsaid += cells
+        self._cells_since += cells
         self._ended = time.monotonic()
 
     def validated(self, seconds: float) -> None:
-        """Take a validation's time out of the throughput."""
+        """Leave the time of a validation out of the throughput."""
         self.validating += seconds
         self._spoken += seconds
 
-    def silent(self) -> bool:
-        """Return whether a line is due: after the first step, and when none came for long."""
+    def line_is_due(self) -> bool:
+        """Return whether a line is due: after the first step, and when the last one was long ago."""
         return self._quiet or time.monotonic() - self._spoken >= SPEAK_SECONDS
 
     def elapsed(self) -> float:
         """Return the seconds of this attempt until its last step."""
         return 0.0 if self._began is None else self._ended - self._began
 
-    def said(self, step: int, last: int) -> str:
+    def words(self, step: int, last: int) -> str:
         """Return throughput since the last line and time left, for a line."""
         now = time.monotonic()
-        rate = self._unsaid / max(now - self._spoken, 1e-9)
-        self._spoken, self._unsaid, self._quiet = now, 0, False
+        rate = self._cells_since / max(now - self._spoken, 1e-9)
+        self._spoken, self._cells_since, self._quiet = now, 0, False
         left = (last - step) * (now - (self._began or now)) / max(self.steps, 1)
         return f"{rate:.0f} cells/s, {span(left)} left"
 
     def facts(self) -> dict[str, Any]:
-        """Return the figures of this attempt and all for the record of the run."""
+        """Return the figures of this attempt and of all attempts, for the record of the run."""
         working = max(self.elapsed() - self.validating, 1e-9)
         return {
             "attempts": self.attempts,
@@ -197,14 +197,14 @@ class Throughput:
 
 
 def span(seconds: float) -> str:
-    """Return a time for a person."""
+    """Return a time in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class TrainingLog(pl.Callback):
-    """Keeps the table of loss terms, the same after an interruption as without one.
+    """Keeps the table of loss terms. It is the same with and without an interruption.
 
     Rows of split ``train`` are means over the steps since the last row; ``valid`` rows are added by `Validation`.
 
@@ -224,11 +224,11 @@ class TrainingLog(pl.Callback):
         self._steps = 0  # forward passes since the last row
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"rows": self.rows, "sums": self._sums, "steps": self._steps, "pace": self.throughput.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self.rows, self._steps = list(state_dict["rows"]), int(state_dict["steps"])
         self._sums = dict(state_dict["sums"])
         self.throughput = Throughput(**state_dict["pace"])
@@ -245,7 +245,7 @@ class TrainingLog(pl.Callback):
         batch: CellSetBatch,
         batch_idx: int,
     ) -> None:
-        """Sum the terms; every few steps write a row and a line, and a line alone if a row is long in coming."""
+        """Sum the terms. Add a row and log a line every few steps, and a line alone if the next row is far off."""
         assert isinstance(pl_module, TrainingModule)
         for name, value in pl_module.terms.items():
             value = value.double()
@@ -257,7 +257,7 @@ class TrainingLog(pl.Callback):
         sets = batch.target.shape[0] * trainer.accumulate_grad_batches * trainer.world_size
         self.throughput.step(sets * batch.target.shape[1])
         if step % self.every and step != trainer.max_steps:
-            if trainer.is_global_zero and self.throughput.silent():
+            if trainer.is_global_zero and self.throughput.line_is_due():
                 self._say(trainer, pl_module, {n: float(v) / self._steps for n, v in self._sums.items()})
             return
         means = {name: value / self._steps for name, value in self._sums.items()}
@@ -285,7 +285,7 @@ class TrainingLog(pl.Callback):
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             step, trainer.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
-            pl_module.learning_rate(step - 1), self.throughput.said(step, trainer.max_steps),
+            pl_module.learning_rate(step - 1), self.throughput.words(step, trainer.max_steps),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

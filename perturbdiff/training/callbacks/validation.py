@@ -33,11 +33,11 @@ from perturbdiff.training.run_folder import CheckpointFolder
 logger = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("r2", "pdcorr")
-"""Criteria that grow as the model gets better."""
+"""Criteria for which higher is better."""
 
 
 class Averaging(EMAWeightAveraging):
-    """Lightning's exponential moving average, with its weights in reach, updated in few operations.
+    """Lightning's exponential moving average, with access to its weights, updated in few operations.
 
     Updates after steps 1, 1 + n, 1 + 2n, …; the first one copies. Same bits as Lightning's own, which walks through the
     network and takes three operations for each tensor: a tenth of a small step.
@@ -98,7 +98,7 @@ def averaged(averaging: Averaging | None, current: TrainingModule) -> TrainingMo
 
 
 def is_better(metric: str, value: float, best: float) -> bool:
-    """Return whether a value of a criterion beats the best so far; a best of NaN is none."""
+    """Return whether a value of a criterion beats the best so far. NaN means that there is none yet."""
     if not math.isfinite(value):
         return False
     return math.isnan(best) or (value > best if metric in HIGHER_IS_BETTER else value < best)
@@ -183,11 +183,11 @@ class Validation(pl.Callback):
         self.best_step, self.best_value = -1, math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best_step": self.best_step, "best_value": self.best_value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self.best_step, self.best_value = int(state_dict["best_step"]), float(state_dict["best_value"])
 
     def on_train_batch_end(
