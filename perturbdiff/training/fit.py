@@ -38,7 +38,7 @@ _GENES_AT_ONCE = 1024
 
 @torch.no_grad()
 def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
-    """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
+    """Return the level of each gene, log1p [G], on the network's device. It is 0 where predictions have enough zeros.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
     from which on predicted cells are as many as real cells with a value above zero.
@@ -47,7 +47,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
     stream = setup.train_sampler(Processes(), quiet=True)
     train = setup.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
-    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
+    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # sets computed at once
     predicted, real = [], []
     for step, loaded in enumerate(setup.loader(stream, start_step=0, stop_step=steps)):
         noise = generator("cpu", ZEROS, module.config.seed, step)
@@ -67,7 +67,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
 
 
 def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
-    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; the largest for none."""
+    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; for 0, the largest."""
     places = (len(predicted) - positive).clamp(max=len(predicted) - 1)
     parts = [
         part.sort(0).values.gather(0, place[None])[0]
@@ -78,7 +78,7 @@ def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
 
 @dataclass
 class Fitted:
-    """What a training ends with.
+    """The result of a training.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ def fit(
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
-    """Train, from a checkpoint of a folder that is held if there is one.
+    """Train, from the checkpoint of a locked folder if there is one.
 
     Raises
     ------
@@ -214,7 +214,7 @@ class _Run:
         return self.setup.bundle(model, facts, self.training_log.table())
 
     def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
-        """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
+        """Load the weights that ``train.choose`` selects into ``model`` and return facts about them."""
         train = self.setup.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
             model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))

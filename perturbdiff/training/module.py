@@ -1,4 +1,4 @@
-"""One optimiser step: noise the target cells, estimate them, compare. All chance is a function of (seed, step)."""
+"""One optimiser step: add noise to the target cells, estimate them and compare. All chance depends on (seed, step)."""
 
 from __future__ import annotations
 

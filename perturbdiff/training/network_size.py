@@ -51,7 +51,7 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
     """Return the floating-point operations of one forward pass on a set of ``size`` cells, per cell.
 
     Two for each multiply-add of a matrix product. They are a polynomial of the second degree in the number of
-    cells (attention is the square), so three passes over very small sets tell all.
+    cells (attention is the square), so three passes over very small sets determine it.
     """
     one, two, three = (_flops(model, number, self_condition) for number in (1, 2, 3))
     square = (three - 2 * two + one) // 2

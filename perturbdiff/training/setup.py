@@ -1,4 +1,4 @@
-"""What a training is made of: stores and which of their cells may be used, genes, labels, the starting network."""
+"""The setup of a training: stores, the cells that it may use, genes, labels and the network to start from."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from perturbdiff.training.transfer import (
 
 logger = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.7  # of what is free now
+_MEMORY_SHARE = 0.7  # share of the free memory
 
 
 @dataclass
 class Source:
-    """A store and what training may use of it.
+    """A store, and the conditions that training and validation may use.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class TrainingSetup:
         return PairedSetStream(stream) if twins == 2 else stream
 
     def _weights(self) -> tuple[float, ...] | None:
-        """Return the stores' shares of the sets; None: by their cells."""
+        """Return the stores' shares of the sets, or None if they go by the numbers of cells."""
         chosen, number = self.config.train.store_weights, len(self.sources)
         if chosen == "cells":
             return None
@@ -144,7 +144,7 @@ class TrainingSetup:
         return weights
 
     def limit_steps(self, steps_per_epoch: int) -> None:
-        """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it.
+        """Limit the number of steps to what ``train.max_epochs`` allows. The learning rate follows that number.
 
         On small data ``train.min_steps`` comes first: ten passes over a thousand cells teach nothing.
         """
@@ -157,7 +157,7 @@ class TrainingSetup:
         self.config = self.config.model_copy(update={"train": train})
 
     def validation(self) -> tuple[CellSetSampler, SetLoader] | None:
-        """Return the stream of validation sets and what reads them, or None if no condition is for validation."""
+        """Return the stream of validation sets and its loader, or None if no condition is for validation."""
         chosen = next((s for s in self.sources if s.valid.any()), None)
         if chosen is None:
             return None
@@ -177,7 +177,7 @@ class TrainingSetup:
         self, source: Source, use: np.ndarray, stream: int, twins: int = 1, **place: Any
     ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
-        if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
+        if train.zero_control:  # every condition is a target, and its own control, which is not used
             every = np.arange(len(conditions))
             conditions = conditions.assign(is_control=False, control=every)
         sampler = WindowedSampler if self.windowed else CellSetSampler
@@ -273,7 +273,7 @@ def for_finetuning(
     setup = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
     set_units(setup)
     if mode == "keep":
-        model.unit.copy_(old.model.unit)  # its weights expect it
+        model.unit.copy_(old.model.unit)  # because its weights expect this unit
     setup.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
     return setup
 
@@ -322,7 +322,7 @@ def _compare_depths(depths: Mapping[str, float | None]) -> None:
 
 
 def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
-    """Return a store with the use that a split makes of it."""
+    """Return a store with the training and validation conditions of a split."""
     part = parts(store.conditions, split)
     source = Source(store, name, part == "train", part == "valid")
     perturbed = source.train & ~store.conditions["is_control"].to_numpy(bool)
@@ -400,7 +400,7 @@ def set_units(setup: TrainingSetup) -> None:
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:
-    """Return a name for each store, its data set's, made unique by a number."""
+    """Return a name for each store: that of its data set, made unique by a number."""
     names: list[str] = []
     for path in stores:
         base = name = dataset_of(path)
@@ -412,7 +412,7 @@ def dataset_names(stores: Iterable[Path]) -> list[str]:
 
 
 def _vocabulary(sources: Sequence[Source]) -> Vocabulary:
-    """Return the labels that training meets: a label without a training cell has nothing to be learned from."""
+    """Return the labels of the training cells. Other labels cannot be learned."""
     tables = [s.store.conditions[s.train] for s in sources]
     return Vocabulary.from_conditions(
         tables, control=sources[0].store.control, datasets=[s.name for s in sources]

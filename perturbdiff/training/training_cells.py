@@ -1,4 +1,4 @@
-"""The cells that a model learns from: held-out cells stay out, and the range of the values is measured."""
+"""The cells that a model learns from: which are held out, and the range of the values of the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _NAMES_PER_READ = 1 << 18
 _ROWS = 4096
-_WINDOW = 64  # a chunk of a store: rows are looked at in runs of this many
+_WINDOW = 64  # rows are read in runs of this length, as one chunk of a store has them
 _QUANTILE_VALUES = 2_000_000
 
 
@@ -108,7 +108,7 @@ _QUANTILE, _SHARE = 0.01, 0.75
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Numbers taken from training cells only.
+    """Numbers that are measured on training cells only.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def measure(
     limit: int,
     seed: int,
 ) -> ValueRange:
-    """Look at training cells once and return their units.
+    """Read the training cells once and return the range of their values.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The stages `train`, `pretrain` and `finetune`: stores and splits in, a bundle out."""
+"""The stages `train`, `pretrain` and `finetune`. They read stores and splits and write a bundle."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def finetune(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Train on, from the weights of a pretrained bundle; see `train` and `transfer_weights`.
+    """Continue training from the weights of a pretrained bundle; see `train` and `transfer_weights`.
 
     ``transfer`` is what becomes of the input and output layers: ``keep`` (pretrained genes and weights),
     ``reinit`` (pretrained genes, new weights) or ``new-genes`` (this store's genes, new weights).
@@ -134,7 +134,7 @@ def pretrain(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Learn the distribution of cells in their context: control stream zero, perturbations untold.
+    """Learn the distribution of cells in their context, without control cells and perturbations as inputs.
 
     Parameters
     ----------
@@ -192,7 +192,7 @@ def _stage(
     force: bool,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    config.sample.check_levels(config.schedule.num_steps)  # training samples, too
+    config.sample.check_levels(config.schedule.num_steps)  # because training samples cells too
     processes, where = Processes.from_environment(), resolve_device(device)
     recipe = {
         section: getattr(config, section).model_dump(mode="json", exclude=_NO_EFFECT) for section in _SECTIONS
@@ -206,14 +206,14 @@ def _stage(
     with ExitStack() as stack:
 
         def begin() -> dict[str, Any] | None:
-            """Hold the folder and find where to start; None if there is nothing to do."""
+            """Lock the folder and return where to start, or None if there is nothing to do."""
             if not force and provenance.up_to_date(out, base):
                 return None
             place.check(base, force=force)
             with time_limit.listening():
                 stack.enter_context(folder.locked(time_limit.reason))
             stack.callback(folder.tidy)
-            if not force and provenance.up_to_date(out, base):  # whom we waited for has made it
+            if not force and provenance.up_to_date(out, base):  # the run that we waited for has made it
                 return None
             checkpoint, step = folder.find(resume)
             return {"checkpoint": checkpoint and str(checkpoint), "step": step}
@@ -242,7 +242,7 @@ def _train(
     *,
     force: bool,
 ) -> None:
-    """Train and write the bundle; the first process alone writes."""
+    """Train and write the bundle. Only the first process writes."""
 
     def run() -> tuple[TrainingSetup, Fitted]:
         setup = build()

@@ -1,4 +1,4 @@
-"""Saving on the way: checkpoints every few steps, and whole bundles that are kept."""
+"""Saving during a training: checkpoints every few steps, and bundles that are kept."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def kept_steps(every: int | None, max_steps: int) -> list[str]:
 
 
 def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> None:
-    """Put kept bundles of a checkpoint folder into a bundle, without a second copy on the disk if it can be.
+    """Put kept bundles of a checkpoint folder into a bundle, if possible without a second copy on the disk.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Checkpoints:
         loop.processes.first("checkpoint", lambda: self.folder.save(loop.state_dict()))
 
     def _parting(self, step: int, last: int, reason: str) -> tuple[str, str]:
-        """Return whether another attempt makes sense (``early``) or not (``error``), and what to say."""
+        """Return whether another attempt makes sense (``early``) or not (``error``), and the message."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if self.folder.lost:
             return "early", (
@@ -176,7 +176,7 @@ class Checkpoints:
         )
 
     def _complain(self, step: int, last: int) -> None:
-        """Say that the checkpoint of a step could not be written, and what that means."""
+        """Warn that the checkpoint of a step could not be written, and what that means."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if trouble is None:
             return

@@ -19,12 +19,12 @@ from perturbdiff.training.loop import TrainingLoop
 logger = logging.getLogger(__name__)
 
 SPEAK_SECONDS = 60.0
-"""Time after which a line is due though no row of the training log is."""
+"""Seconds after which a line is logged even if no row of the training log is due."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 
 class Throughput:
-    """The clock of an attempt, and the sums over the attempts before it.
+    """Measures the speed of this attempt, and adds the earlier attempts.
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ class Throughput:
         self.first, self.steps, self.cells, self.validating = 0, 0, 0, 0.0
         self._began: float | None = None
         self._ended = self._spoken = 0.0
-        self._unsaid = 0  # cells since the last line
-        self._quiet = True  # nothing was said in this attempt
+        self._cells_since = 0  # cells since the last line
+        self._quiet = True  # no line was logged in this attempt
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"attempts": self.attempts, "seconds": self.seconds + self.elapsed()}
 
     def start(self, step: int) -> None:
@@ -54,32 +54,32 @@ class Throughput:
         """Count a step of so many cells."""
         self.steps += 1
         self.cells += cells
-        self._unsaid += cells
+        self._cells_since += cells
         self._ended = time.monotonic()
 
     def validated(self, seconds: float) -> None:
-        """Take a validation's time out of the throughput."""
+        """Leave the time of a validation out of the throughput."""
         self.validating += seconds
         self._spoken += seconds
 
-    def silent(self) -> bool:
-        """Return whether a line is due: after the first step, and when none came for long."""
+    def line_is_due(self) -> bool:
+        """Return whether a line is due: after the first step, and when the last one was long ago."""
         return self._quiet or time.monotonic() - self._spoken >= SPEAK_SECONDS
 
     def elapsed(self) -> float:
         """Return the seconds of this attempt until its last step."""
         return 0.0 if self._began is None else self._ended - self._began
 
-    def said(self, step: int, last: int) -> str:
+    def words(self, step: int, last: int) -> str:
         """Return throughput since the last line and time left, for a line."""
         now = time.monotonic()
-        rate = self._unsaid / max(now - self._spoken, 1e-9)
-        self._spoken, self._unsaid, self._quiet = now, 0, False
+        rate = self._cells_since / max(now - self._spoken, 1e-9)
+        self._spoken, self._cells_since, self._quiet = now, 0, False
         left = (last - step) * (now - (self._began or now)) / max(self.steps, 1)
         return f"{rate:.0f} cells/s, {span(left)} left"
 
     def facts(self) -> dict[str, Any]:
-        """Return the figures of this attempt and all for the record of the run."""
+        """Return the figures of this attempt and of all attempts, for the record of the run."""
         working = max(self.elapsed() - self.validating, 1e-9)
         return {
             "attempts": self.attempts,
@@ -103,7 +103,7 @@ class Throughput:
 
 
 def span(seconds: float) -> str:
-    """Return a time for a person."""
+    """Return a time in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -154,7 +154,7 @@ class TrainingLog:
         sets, cells, _ = loop.batch_shape
         self.throughput.step(sets * len(loop.terms) * loop.processes.world_size * cells)
         if loop.step % self.every and loop.step != loop.max_steps:
-            if loop.first_process and self.throughput.silent():
+            if loop.first_process and self.throughput.line_is_due():
                 self._say(loop, {name: float(value) / self._passes for name, value in self._sums.items()})
             return
         row = {name: float(value / self._passes) for name, value in self._sums.items()}
@@ -180,7 +180,7 @@ class TrainingLog:
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             loop.step, loop.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
-            loop.optimizer.learning_rate(loop.step - 1), self.throughput.said(loop.step, loop.max_steps),
+            loop.optimizer.learning_rate(loop.step - 1), self.throughput.words(loop.step, loop.max_steps),
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

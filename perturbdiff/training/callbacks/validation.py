@@ -32,11 +32,11 @@ from perturbdiff.training.run_folder import CheckpointFolder
 logger = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("r2", "pdcorr")
-"""Criteria that grow as the model gets better."""
+"""Criteria for which higher is better."""
 
 
 def is_better(metric: str, value: float, best: float) -> bool:
-    """Return whether a value of a criterion beats the best so far; a best of NaN is none."""
+    """Return whether a value of a criterion beats the best so far. NaN means that there is none yet."""
     if not math.isfinite(value):
         return False
     return math.isnan(best) or (value > best if metric in HIGHER_IS_BETTER else value < best)
@@ -120,7 +120,7 @@ class Validation:
         self.best_step, self.best_value = -1, math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best_step": self.best_step, "best_value": self.best_value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

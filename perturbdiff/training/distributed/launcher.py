@@ -39,7 +39,7 @@ GRACE = 15.0
 """Seconds that processes have to end by themselves after another one has failed."""
 
 _PAUSE = 0.1
-_SETTLE = 2.0  # seconds: a process that lost its peer may be seen to end before that peer
+_SETTLE = 2.0  # seconds; a process that lost its peer may end before that peer is seen to have ended
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LINES = 20
 

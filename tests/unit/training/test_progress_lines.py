@@ -33,12 +33,12 @@ def test_speed_and_time_left(clock):
     for _ in range(10):
         clock.now += 2
         one.step(64)
-    assert one.said(110, 200) == "32 cells/s, 180 s left".replace("180 s", "3 min")
+    assert one.words(110, 200) == "32 cells/s, 180 s left".replace("180 s", "3 min")
     clock.now += 30
     one.validated(30)  # no time of training, but the end is later for it
     clock.now += 2
     one.step(64)
-    assert one.said(111, 200) == f"32 cells/s, {span(89 * 52 / 11)} left"
+    assert one.words(111, 200) == f"32 cells/s, {span(89 * 52 / 11)} left"
     assert one.facts() == {
         "attempts": 1, "first_step": 100, "train_seconds": 52, "validation_seconds": 30,
         "cells_per_second": 32, "train_seconds_of_all_attempts": 52,
@@ -47,7 +47,7 @@ def test_speed_and_time_left(clock):
     other.start(111)
     clock.now += 4
     other.step(64)
-    assert other.said(112, 200) == f"16 cells/s, {span(88 * 4)} left"  # this attempt's speed
+    assert other.words(112, 200) == f"16 cells/s, {span(88 * 4)} left"  # this attempt's speed
     assert other.facts()["attempts"] == 2
     assert other.facts()["train_seconds_of_all_attempts"] == 56
 
@@ -56,13 +56,13 @@ def test_a_line_is_due_after_the_first_step_and_after_a_minute(clock):
     one = Throughput()
     one.start(0)
     one.step(1)
-    assert one.silent()
-    one.said(1, 9)
-    assert not one.silent()
+    assert one.line_is_due()
+    one.words(1, 9)
+    assert not one.line_is_due()
     clock.now += 59
-    assert not one.silent()
+    assert not one.line_is_due()
     clock.now += 2
-    assert one.silent()
+    assert one.line_is_due()
 
 
 def run(trained, out, *changes):
