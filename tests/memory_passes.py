@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
+import scanpy
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
@@ -14,6 +16,16 @@ from perturbdiff.genes.gene_sums import GeneSums, gene_groups
 from perturbdiff.genes.selection import choose_genes, sums_stored_values
 from perturbdiff.io.matrices import Block
 from perturbdiff.preprocessing.gene_passes import SumsRequest, gene_sums, second_pass
+
+SCANPY_BY_BATCH = tuple(map(int, scanpy.__version__.split(".")[:2])) < (1, 12)
+"""Whether scanpy's seurat_v3 takes a batch as it takes the same cells alone. From 1.12 a batch's mean differs in the
+last digit; the loess fit turns 3e-16 into up to 2e-3, and other genes are chosen."""
+
+
+def compare_by_batch(flavor: str) -> None:
+    """Skip a comparison with scanpy by batch where rounding decides in scanpy which genes are chosen."""
+    if flavor == "seurat_v3" and not SCANPY_BY_BATCH:
+        pytest.skip("scanpy 1.12 and newer choose other genes by batch than from the batch alone")
 
 
 @dataclass

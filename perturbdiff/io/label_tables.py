@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import union_categoricals
 
-from perturbdiff.io.columns import CategoricalColumn, Column, PlainColumn, row_ranges
+from perturbdiff.io.columns import ROWS_PER_READ, CategoricalColumn, Column, PlainColumn, row_ranges
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -131,9 +132,9 @@ def _read(path: Path) -> pd.DataFrame:
     kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else "".join(suffixes[-1:])
     try:
         if kind == ".parquet":
-            return _by_name(tabular.read_parquet(path, "give a table of cell labels"))
+            return _compacted(_by_name(tabular.read_parquet(path, "give a table of cell labels")))
         if kind in _SEPARATORS:
-            return _read_text(path, _SEPARATORS[kind])
+            return _compacted(_read_text(path, _SEPARATORS[kind]))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: cannot be read as a table of cell labels ({reason})") from error
@@ -141,12 +142,13 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _read_text(path: Path, separator: str) -> pd.DataFrame:
-    header = pd.read_csv(path, sep=separator, nrows=0)
-    if header.shape[1] == 0:
-        raise ValueError("no header")
-    types = dict.fromkeys(header.columns, "category") | {_name_column(header): "str"}
-    frame = pd.read_csv(path, sep=separator, dtype=types, keep_default_na=False, na_values=_MISSING)  # type: ignore[call-overload]
-    return _by_name(frame)
+    # pandas 3 makes categories of dtype="category" numbers if it can, and '007' would become 7
+    with pd.read_csv(
+        path, sep=separator, dtype="str", keep_default_na=False, na_values=_MISSING, chunksize=ROWS_PER_READ
+    ) as pieces:
+        tables = [_by_name(piece).astype("category") for piece in pieces]
+    columns = {c: union_categoricals([t[c] for t in tables], sort_categories=True) for c in tables[0]}
+    return pd.DataFrame(columns, index=tables[0].index.append([t.index for t in tables[1:]]))
 
 
 def _name_column(frame: pd.DataFrame) -> str:
@@ -160,6 +162,10 @@ def _by_name(frame: pd.DataFrame) -> pd.DataFrame:
             raise ValueError("it has no columns")
         frame = frame.set_index(_name_column(frame))
     frame.index = frame.index.astype(object).where(frame.index.notna(), "").map(str)
+    return frame
+
+
+def _compacted(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({name: _compact(values) for name, values in frame.items()}, index=frame.index)
 
 

@@ -202,8 +202,9 @@ class _Tables:
             keep_default_na=False,
             na_values=[""],
         )
-        found = table.fillna({c: "" for c in labels if c in table})
-        return found if len(found) else None
+        given = [c for c in labels if c in table]
+        table[given] = table[given].astype(object).fillna("")
+        return table if len(table) else None
 
 
 def _sparsity(start: str, reader: _Tables) -> list[tuple[Plot, str]]:

@@ -145,7 +145,13 @@ def test_metrics_alone_equal_those_of_the_full_run(files, one, tmp_path, names, 
     ):
         alone, full = (pd.read_csv(f / table).set_index(keys) for f in (out, one))
         assert len(alone)
-        pd.testing.assert_frame_equal(alone, full.loc[alone.index], check_exact=True)
+        rounded = [name for name in ("low", "high") if name in alone and table == "aggregate.csv"]
+        full = full.loc[alone.index]
+        pd.testing.assert_frame_equal(
+            alone.drop(columns=rounded), full.drop(columns=rounded), check_exact=True
+        )
+        # a matrix product's last digit depends on the number of its columns
+        pd.testing.assert_frame_equal(alone[rounded], full[rounded], rtol=1e-12, atol=0)
     assert set(alone.index.get_level_values("metric")) == set(chosen(names))
     assert bool(tests) == (names[0] in ("de", "ES")) == (out / "de_real.parquet").exists()
 

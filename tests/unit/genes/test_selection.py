@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import scanpy as sc
 import scipy.sparse as sp
-from memory_passes import choose
+from memory_passes import choose, compare_by_batch
 from published import published
 
 from perturbdiff.config.settings import DataConfig
@@ -70,6 +70,8 @@ def real():
 
 
 def scanpy_table(adata, num, batch_key=None, target_sum=None, flavor="seurat"):
+    if batch_key:
+        compare_by_batch(flavor)
     adata = adata.copy()
     if flavor != "seurat_v3":
         sc.pp.normalize_total(adata, target_sum=target_sum)

@@ -189,7 +189,8 @@ def test_part_is_the_anndata_that_was_appended(tmp_path, monkeypatch):
         found = ad.read_zarr(tmp_path / "p.zarr")
     expected = pd.concat([obs for obs, _ in blocks])
     expected["age"] = expected["age"].astype(float)
-    pd.testing.assert_frame_equal(found.obs.astype({"note": object}), expected, check_index_type=False)
+    texts = {"note": object}
+    pd.testing.assert_frame_equal(found.obs.astype(texts), expected.astype(texts), check_index_type=False)
     assert (sparse.vstack([x for _, x in blocks]) != found.X).nnz == 0
     assert found.uns["a"]["b"] == 1
     assert list(found.var["mean"]) == list(range(30))
