@@ -295,13 +295,13 @@ def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
     """
     if not checked:
         check(path)
-    if path.is_dir():
+    with explain_damage(path):
+        if not path.is_dir():
+            return h5py.File(path, "r", rdcc_nbytes=cache)
         try:
             return open_group(path)
         except (FileNotFoundError, ValueError):
             raise UserError(f"{path}: is not an AnnData Zarr store or h5ad file") from None
-    with explain_damage(path):
-        return h5py.File(path, "r", rdcc_nbytes=cache)
 
 
 def check(path: Path) -> None:

@@ -19,13 +19,13 @@ from torch import Tensor
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
 from perturbdiff.conditions.condition import LABELS, conditions_of
-from perturbdiff.conditions.control_matching import words
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.model import Covariates
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.seeds import state, words
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store, dataset_of
 
@@ -94,10 +94,6 @@ def input_layer(bundle: Bundle, store: Store) -> int:
             "finetune it on this store, or name the store's folder like one of them"
         )
     return names.index(name) if name in names else 0
-
-
-def _state(words: tuple[int, ...]) -> int:
-    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _guidance(wanted: pd.DataFrame, settings: SampleConfig) -> Tensor | None:
@@ -243,7 +239,9 @@ class ConditionSampler:
         dataset = torch.full((len(sets),), self._dataset, device=device)
         # Noise is drawn on the CPU, so that it is the same on every machine.
         noise = [
-            torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
+            torch.Generator().manual_seed(
+                state(*words(self.seed, self._labels[one.request], one.number + 1)) >> 1
+            )
             for one in sets
         ]
 
