@@ -18,6 +18,7 @@ from perturbdiff.cli.options import (
     Recipe,
     Scheduler,
     Seed,
+    StorePath,
     Work,
     config_of,
     size_in_bytes,
@@ -68,7 +69,7 @@ def preprocess(
 
 
 def stats(
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    store: StorePath,
     out: Out,
     split: Annotated[
         Path | None, typer.Option("--split", help="Split file, to count cells in each part.")
@@ -122,8 +123,6 @@ def stats(
 
 
 store_app = typer.Typer(help="Describe, check or export a store.", no_args_is_help=True)
-
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
 
 
 @store_app.command("export", cls=Work)
