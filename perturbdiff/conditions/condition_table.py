@@ -58,7 +58,7 @@ def condition_table(obs: pd.DataFrame, control: str) -> pd.DataFrame:
         cell type and batch, or -1 if there is none. ``part`` is 0.
     """
     labels = list(SORTED_BY)
-    plain = obs[labels].astype(str)
+    plain = pd.DataFrame(obs[labels].astype(str))
     plain["n_cells"] = obs["n_cells"].to_numpy(np.int64) if "n_cells" in obs else np.int64(1)
     table = plain.groupby(labels, observed=True, sort=False)["n_cells"].sum().reset_index()
     return complete(sort_conditions(table, control), control)
@@ -67,11 +67,11 @@ def condition_table(obs: pd.DataFrame, control: str) -> pd.DataFrame:
 def complete(table: pd.DataFrame, control: str) -> pd.DataFrame:
     """Return a sorted table of conditions with the row range and the control of each condition added."""
     table = table.copy()
-    sizes = table["n_cells"].to_numpy(np.int64)
+    sizes: np.ndarray = table["n_cells"].to_numpy(np.int64)
     table["stop"] = np.cumsum(sizes)
     table["start"] = table["stop"] - sizes
     table["is_control"] = (table["perturbation"] == control).to_numpy()
-    group = table.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
+    group: np.ndarray = table.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     of_group = np.full(int(group.max(initial=-1)) + 1, -1, np.int64)
     controls = np.flatnonzero(table["is_control"])
     of_group[group[controls]] = controls

@@ -49,9 +49,9 @@ class Rows:
     """
 
     def __init__(self, conditions: pd.DataFrame, exclude: np.ndarray | None = None) -> None:
-        self.start = conditions["start"].to_numpy(np.int64)
-        stop = conditions["stop"].to_numpy(np.int64)
-        self.count = stop - self.start
+        self.start: np.ndarray = conditions["start"].to_numpy(np.int64)
+        stop: np.ndarray = conditions["stop"].to_numpy(np.int64)
+        self.count: np.ndarray = stop - self.start
         self._kept: dict[int, np.ndarray] = {}
         if exclude is None:
             return
@@ -129,8 +129,9 @@ class ControlPools:
         self._of_group = {groups[i]: np.array([i]) for i in usable}
         self._of_type, self._of_batch = _members(cell_types, usable), _members(batches, usable)
         self.fallbacks = {"cell_type": 0, "batch": 0}
-        named = conditions["control"].to_numpy(np.int64)  # pretraining names other controls than a store does
-        self._pool = {
+        # pretraining names other controls than a store does
+        named: np.ndarray = conditions["control"].to_numpy(np.int64)
+        self._pool: dict[int, np.ndarray] = {
             int(c): named[[c]] if named[c] >= 0 and rows.count[named[c]] > 0 else self.match(*groups[c])
             for c in wanted
         }

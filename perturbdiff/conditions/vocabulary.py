@@ -39,7 +39,9 @@ class Vocabulary:
     batch: tuple[str, ...]
     datasets: tuple[str, ...] = ("all",)
     control: str = "control"
-    _ids: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _ids: dict[str, dict[str, int]] = field(
+        default_factory=dict[str, dict[str, int]], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for kind in KINDS:
@@ -97,7 +99,7 @@ class Vocabulary:
 
     def encode_conditions(self, conditions: pd.DataFrame) -> dict[Kind, np.ndarray]:
         """Return int64 ids [n_conditions] of the three covariates of a condition table."""
-        perturbation = conditions["perturbation"].astype(str).to_numpy(object)
+        perturbation: np.ndarray = conditions["perturbation"].astype(str).to_numpy(object)
         if "is_control" in conditions:
             perturbation = np.where(conditions["is_control"].to_numpy(bool), self.control, perturbation)
         return {

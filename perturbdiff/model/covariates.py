@@ -119,7 +119,7 @@ class CovariateEncoder(nn.Module):
 
     def forward(self, covariates: Covariates) -> Tensor:
         """Map ids [B] or [B, S] to [B, out_width] or [B, S, out_width]."""
-        vectors = []
+        vectors: list[Tensor] = []
         for name in self.names:
             ids = getattr(covariates, name)
             vector = self.tables[name](ids)

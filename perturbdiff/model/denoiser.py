@@ -260,9 +260,9 @@ class Denoiser(nn.Module):
         control
             Control cells of the same context [B, S, G], model units.
         covariates
-            Ids [B] or [B, S]; None drops them for all sets.
+            Ids [B] or [B, S]. None drops them for all sets.
         self_condition
-            Earlier estimate of the clean cells [B, S, G]; None stands for zeros.
+            Earlier estimate of the clean cells [B, S, G]. None stands for zeros.
         drop
             Boolean [B]: sets whose covariates are dropped.
         dataset

@@ -29,7 +29,7 @@ NORMALISATION = 10.0
 
 
 def ordered(settings: Mapping[str, Any], kind: str, source: str = "checkpoint") -> tuple[str, ...]:
-    """Return a covariate's labels in the order of their codes; empty if the file has no dictionary of them.
+    """Return a covariate's labels in the order of their codes. Empty if the file has no dictionary of them.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def vocabulary_of(
     sources
         Names of the data sets it was trained on, which its batch labels begin with.
     control
-        Label of the controls; None: found among `CONTROLS`.
+        Label of the controls. None: found among `CONTROLS`.
     told
         False for a model that was never told the perturbation: only the control's label is kept.
     source
@@ -148,7 +148,7 @@ def read_genes(path: Path) -> list[str]:
 
 @dataclass
 class Stored:
-    """The settings of one checkpoint; a value that is missing or of another type counts as its default.
+    """The settings of one checkpoint. A value that is missing or of another type counts as its default.
 
     Attributes
     ----------
@@ -213,7 +213,7 @@ def _number(section: Mapping[str, Any], key: str, default: float) -> float:
 def recipe_of(layout: Layout, stored: Stored, *, name: str = "imported") -> Config:
     """Return the recipe of a released model.
 
-    Shapes decide the architecture; the stored settings decide what shapes cannot tell: the fusion, the noise
+    Shapes decide the architecture. The stored settings decide what shapes cannot tell: the fusion, the noise
     schedule, the loss, the variance of a DDPM step, the cutoff, and the course of training.
 
     Raises
@@ -278,7 +278,7 @@ def _loss(stored: Stored) -> dict[str, Any]:
 
 
 def _training(stored: Stored) -> dict[str, Any]:
-    """Return the course of training; what the file does not say stays the preset's."""
+    """Return the course of training. What the file does not say stays the preset's."""
     adam = stored.optimiser.get("optimizer")
     course = stored.optimiser.get("scheduler")
     found: dict[str, Any] = {"zero_control": stored.marginal}

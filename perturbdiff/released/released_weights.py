@@ -24,7 +24,7 @@ UNUSED = {
     "output head of the control stream": r"model\.control_final_layer\.",
     "control MLP of the last block": r"model\.blocks\.{last}\.block\.control_mlp\.",
 }
-"""Tensors without effect on the perturbed cells, by what they are; ``{last}`` is the last block's number."""
+"""Tensors without effect on the perturbed cells, by what they are. ``{last}`` is the last block's number."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Layout:
     covariate_width, inner_width
         Width of each covariate's vector, and of the vector between the covariates and D.
     datasets
-        Data sets with an input layer of their own; ``("all",)`` if there is one layer.
+        Data sets with an input layer of their own. ``("all",)`` if there is one layer.
     rows
         Rows of each covariate's table in the file, 0 if a frozen table is missing.
     semantic
         Width of the frozen vectors of the covariates that have them.
     num_doses
-        Distinct doses; 0 if doses have no vectors of their own.
+        Distinct doses. 0 if doses have no vectors of their own.
     """
 
     num_genes: int
@@ -77,7 +77,7 @@ class Translated:
     Attributes
     ----------
     state
-        By our names; views of the released tensors where nothing had to be put together.
+        By our names. Views of the released tensors where nothing had to be put together.
     dropped
         What was left behind: description, and number of values.
     """
@@ -114,7 +114,7 @@ class _Taker:
         return tensor
 
     def linear(self, ours: str, theirs: str, outputs: int, inputs: int, keep: int | None = None) -> dict:
-        """Return a linear layer's tensors under our name; ``keep`` leaves out the outputs after it."""
+        """Return a linear layer's tensors under our name. ``keep`` leaves out the outputs after it."""
         weight, bias = self(f"{theirs}.weight", outputs, inputs), self(f"{theirs}.bias", outputs)
         return {f"{ours}.weight": weight[:keep], f"{ours}.bias": bias[:keep]}
 
@@ -239,7 +239,7 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
 
 
 def _rows(table: Tensor, labels: int, kind: str, source: str, *, frozen: bool) -> Tensor:
-    """Return a table with the reserved row 0; tables of perturbations mostly have theirs already."""
+    """Return a table with the reserved row 0. Tables of perturbations mostly have theirs already."""
     if len(table) == labels:
         return _with_zero_row(table)
     if kind == "perturbation" and (len(table) == labels + 1 or (frozen and len(table) > labels)):
@@ -252,7 +252,7 @@ def _with_zero_row(table: Tensor) -> Tensor:
 
 
 def _block(take: _Taker, layout: Layout, index: int) -> dict[str, Tensor]:
-    """Return one block's tensors; the last one's control stream ends in it, so it keeps less."""
+    """Return one block's tensors. The last one's control stream ends in it, so it keeps less."""
     width, last = layout.width, index == layout.depth - 1
     theirs, ours = f"model.blocks.{index}.block", f"blocks.{index}"
     head = 2 * width // layout.heads
@@ -272,7 +272,7 @@ def _block(take: _Taker, layout: Layout, index: int) -> dict[str, Tensor]:
 
 
 def _left_behind(take: _Taker, layout: Layout) -> dict[str, int]:
-    """Return the values that were not taken, by what they are; refuse tensors that nobody knows."""
+    """Return the values that were not taken, by what they are. Refuse tensors that nobody knows."""
     last, weights = layout.depth - 1, take.weights
     left = {name for name in weights if name not in take.taken}
     dropped = {}

@@ -36,11 +36,11 @@ class Entry:
     arm
         What the run is in the comparison.
     level
-        A number, the x axis of curves; NaN for none.
+        A number, the x axis of curves. NaN for none.
     seed
         Empty if unknown.
     run
-        What was scored; None if that failed.
+        What was scored. None if that failed.
     """
 
     dataset: str
@@ -67,12 +67,12 @@ def read_design(path: Path, runs: Sequence[Run]) -> list[Entry]:
     """Read ``design.csv`` and match its lines with the runs.
 
     Runs of the table's data sets that have no line of their own (baselines that the workflow adds, ceilings) join
-    as an arm under their own name; runs of other data sets are left out. A line without a run has failed.
+    as an arm under their own name, and runs of other data sets are left out. A line without a run has failed.
 
     Parameters
     ----------
     path
-        CSV with a line for each scored run: dataset, method and part (valid, test); collection (empty: the data
+        CSV with a line for each scored run: dataset, method and part (valid, test), collection (empty: the data
         set), arm (empty: what the method is called without its seed), level (empty or a number), seed (empty: as
         the predictions say) and init may be empty or missing.
     runs
@@ -81,7 +81,7 @@ def read_design(path: Path, runs: Sequence[Run]) -> list[Entry]:
     Raises
     ------
     UserError
-        If the table cannot be read, lacks a column, or a line of it is not as above; if no line has a run.
+        If the table cannot be read, lacks a column, or a line of it is not as above, or if no line has a run.
     """
     table = _table(path)
     found = [_entry(path, number, row, runs) for number, row in enumerate(table.to_dict("records"), start=2)]

@@ -9,7 +9,17 @@ import pandas as pd
 
 from perturbdiff.report.experiments.experiment import DRAWS, Estimate, Estimates
 from perturbdiff.report.experiments.run_groups import Line
-from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, interval, number
+from perturbdiff.report.figures.page_tables import (
+    Cell,
+    Row,
+    Table,
+    aligned,
+    decimals_for,
+    interval,
+    mark,
+    number,
+    plus_minus,
+)
 from perturbdiff.report.figures.seed_means import markdown_table
 from perturbdiff.report.figures.svg import slug
 from perturbdiff.report.loading.comparison import ranks
@@ -45,7 +55,7 @@ def chosen(metrics: Sequence[Column], names: Sequence[str]) -> list[Column]:
 
 
 def arms(estimates: Estimates, names: Sequence[str], what: str) -> Table | None:
-    """Return lines × metrics of a group; None if no metric of these names was scored.
+    """Return lines × metrics of a group, or None if no metric of these names was scored.
 
     Parameters
     ----------
@@ -85,7 +95,7 @@ def _spreadless(estimates: Estimates) -> bool:
 
 
 def differences(estimates: Estimates, names: Sequence[str]) -> Table | None:
-    """Return differences to the reference, lines × metrics; None without a line that has a reference."""
+    """Return differences to the reference, lines × metrics, or None without a line that has a reference."""
     group = estimates.group
     columns = chosen(group.metrics, names)
     lines = [line for line in group.lines if line.entries and estimates.reference(line) is not None]
@@ -135,9 +145,8 @@ def _places(estimates: Estimates, metric: Column) -> dict[str, float]:
 
 
 def _cell(e: Estimate, digits: int, place: float | None, datasets: int) -> Cell:
-    kind = "na" if math.isnan(e.mean) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
-    sd = "" if math.isnan(e.sd) else f"± {number(e.sd, digits)}"
-    note = " ".join(filter(None, (sd, interval(e.low, e.high, digits))))
+    kind = "na" if math.isnan(e.mean) else mark(place)
+    note = _spread(e, digits)
     count = f"{e.datasets} of {datasets} data sets" if 0 < e.datasets < datasets else ""
     text = number(e.mean, digits)
     return Cell(text, f"num {kind}".strip(), note, value=e.mean, low=e.low, high=e.high, count=count)
@@ -185,8 +194,12 @@ def _table(estimates: Estimates, columns: Sequence[Column]) -> str:
 
 
 def _text(e: Estimate, digits: int) -> str:
-    sd = "" if math.isnan(e.sd) else f"± {number(e.sd, digits)}"
-    return " ".join(filter(None, (number(e.mean, digits), sd, interval(e.low, e.high, digits))))
+    return f"{number(e.mean, digits)} {_spread(e, digits)}".strip()
+
+
+def _spread(e: Estimate, digits: int) -> str:
+    """Return the standard deviation over seeds and the interval, as far as they are known."""
+    return f"{plus_minus(e.sd, digits)} {interval(e.low, e.high, digits)}".strip()
 
 
 def _gap_table(estimates: Estimates, columns: Sequence[Column]) -> str:
@@ -211,10 +224,8 @@ def text(every: Sequence[Estimates]) -> str:
             if not line.entries:
                 rows.append([line.label, "failed", *("–" for _ in columns[1:])])
                 continue
-            found = [(estimates.of(line, m.name), digits[m.name]) for m in columns]
-            sds = ["" if math.isnan(e.sd) else f" ± {number(e.sd, n)}" for e, n in found]
-            rows.append(
-                [line.label, *(f"{number(e.mean, n)}{sd}" for (e, n), sd in zip(found, sds, strict=True))]
-            )
+            scores = [(estimates.of(line, m.name), digits[m.name]) for m in columns]
+            fields = (f"{number(e.mean, n)} {plus_minus(e.sd, n)}".strip() for e, n in scores)
+            rows.append([line.label, *fields])
         blocks.append(aligned(rows))
     return "\n\n".join(blocks)

@@ -62,7 +62,7 @@ _ABLATION = (
 
 
 def dots(found: Experiment, name: str, title: str, intro: str) -> Section:
-    """Return dots with intervals of all arms: a figure per metric, groups side by side; and curves over levels."""
+    """Return dots with intervals of all arms: a figure per metric, groups side by side, and curves over levels."""
     section = Section(title, f"x-{name}", intro=intro)
     rest = Section("Further metrics", f"x-{name}-further", folded=True)
     for names, home in ((_DOTS, section), (_DOTS_FURTHER, rest)):
@@ -157,7 +157,7 @@ _FEWSHOT = (
 
 
 def main(found: Experiment) -> Section:
-    """Return radars of the arms' means where there is more than one run to average; the rest stands below."""
+    """Return radars of the arms' means where there is more than one run to average. The rest stands below."""
     section = Section("Main comparison", "x-main", intro=_MAIN)
     for i, estimates in enumerate(found.groups):
         lines = [line for line in _shown(estimates) if not line.leveled]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from perturbdiff.report.experiments.experiment import CONVENTION, Estimate, Estimates, Experiment, Work
 from perturbdiff.report.experiments.run_groups import Line
@@ -26,6 +26,7 @@ from perturbdiff.report.figures.svg import (
     canvas,
     draw,
     legend_text,
+    logarithmic,
     looks,
     slug,
     spread,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MOST_CURVES = 14
-"""Curves with a line of their own; the numbers beside the figure hold all."""
+"""Curves with a line of their own. The numbers beside the figure hold all."""
 _TITLE = 26  # letters in a line of a panel's title
 _FAR = -2.0  # scores of at most 1 below this squeeze all others on a plain axis
 _TICKS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.0, 0.5, 1.0)
@@ -104,7 +105,7 @@ class Panel:
     Attributes
     ----------
     rows
-        curve, x, mean, lowest and highest (over seeds), further columns for the CSV; a row per point.
+        curve, x, mean, lowest and highest (over seeds), further columns for the CSV. A row per point.
     flat
         What is drawn as a line from side to side: RANDOM, BEST or CEILING, and its height.
     """
@@ -185,17 +186,13 @@ def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
         axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_major_locator(FixedLocator([t for t in _TICKS if low <= t <= high]))
     elif wide:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        logarithmic(axes, "y", most=6)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
     left, right, wide = spread(xs)
     axes.set_xlim(left, right)
     if wide:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=5))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        logarithmic(axes, "x", subs=(1.0,), most=5)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4))
     plain = FuncFormatter(lambda value, _: f"{value:,.4g}".replace("-", "−"))

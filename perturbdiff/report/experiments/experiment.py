@@ -104,7 +104,7 @@ def _counted(path: Path) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of an arm minus its reference, on what both are scored on, with its 95 % interval; NaN if unknown."""
+    """Mean of an arm minus its reference, on what both are scored on, with its 95 % interval, or NaN if unknown."""
 
     value: float = math.nan
     low: float = math.nan
@@ -125,7 +125,7 @@ class Estimate:
     mean
         Over data sets of their means over perturbations or conditions, seeds averaged within each of these.
     sd
-        Sample standard deviation over seeds of a seed's mean over the data sets (n − 1); NaN for fewer than two.
+        Sample standard deviation over seeds of a seed's mean over the data sets (n − 1), or NaN for fewer than two.
     lowest, highest
         Of the seeds' means.
     low, high
@@ -167,7 +167,7 @@ class Estimates:
     against: str | None = None
 
     def of(self, line: Line, metric: str) -> Estimate:
-        """Return a metric of a line; all unknown if no run of it holds the metric."""
+        """Return a metric of a line. All unknown if no run of it holds the metric."""
         return self._found.get((line.label, metric), _UNKNOWN)
 
     def reference(self, line: Line) -> Line | None:
@@ -222,7 +222,7 @@ def _by_seed(line: Line) -> pd.DataFrame:
 
 
 def _gaps(ours: Mapping[str, Units], theirs: Mapping[str, Units]) -> dict[str, Units]:
-    """Return differences on the units that both have, NaN where one is not defined; data sets that both have."""
+    """Return differences on the units that both have, NaN where one is not defined, and data sets that both have."""
     found = {}
     for name in ours:
         if name not in theirs:
@@ -261,7 +261,7 @@ def _over_units(tables: Mapping[str, Units]) -> dict[str, tuple[float, float, fl
 
 
 def frame(every: Sequence[Estimates]) -> pd.DataFrame:
-    """Return a row per line and metric of all groups, with the columns `COLUMNS`; a failed line has one row."""
+    """Return a row per line and metric of all groups, with the columns `COLUMNS`. A failed line has one row."""
     rows = []
     for estimates in every:
         group = estimates.group
@@ -331,7 +331,7 @@ def experiment(
     entries
         See `read_design`.
     against
-        The arm that differences are to; default: the first one of each group.
+        The arm that differences are to. Default: the first one of each group.
     works, chapters
         See `Experiment`.
 

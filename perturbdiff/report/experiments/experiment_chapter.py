@@ -67,7 +67,7 @@ def figure_names(text: str) -> list[str]:
 def chapter(
     found: Experiment, names: Sequence[str], papers: pd.DataFrame | None, *, arms: bool
 ) -> ExperimentChapter | None:
-    """Return the chapter; None if there is nothing to show.
+    """Return the chapter, or None if there is nothing to show.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ class ExperimentRequest:
     Attributes
     ----------
     entries
-        Of the design; empty without one.
+        Of the design. Empty without one.
     figures
         Names of the figures to draw.
     papers
@@ -166,7 +166,7 @@ class ExperimentRequest:
         against
             Reference of differences, if it is an arm.
         records, bundles
-            Records of predictions and bundles, for parameters and work; read only if a figure shows them.
+            Records of predictions and bundles, for parameters and work, read only if a figure shows them.
         chapters
             Of the data sets, to lead to.
         """

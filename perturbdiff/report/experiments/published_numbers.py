@@ -11,7 +11,7 @@ import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.report.experiments.experiment import Estimates
-from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number, plus_minus
 from perturbdiff.report.figures.svg import slug
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.text_tables import read_texts
@@ -127,7 +127,7 @@ def _cell(value: float, digits: int, sd: float, metric: Column) -> Cell:
     else:
         text = number(value, digits)
     kind = "num na" if math.isnan(value) else "num"
-    note = "" if math.isnan(sd) else f"± {number(sd, digits)}"
+    note = plus_minus(sd, digits)
     return Cell(text, kind, note, hint=metric.label, value=value)
 
 

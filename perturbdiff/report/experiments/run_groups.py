@@ -27,7 +27,7 @@ class Line:
     level
         NaN for none.
     kind
-        model, baseline, ceiling; failed if nothing of it was scored.
+        model, baseline, ceiling, or failed if nothing of it was scored.
     missing
         Runs of it that failed.
     """
@@ -50,7 +50,7 @@ class Line:
 
     @property
     def seeds(self) -> list[str]:
-        """Return the seeds, each once; a single empty one where they are not known."""
+        """Return the seeds, each once, or a single empty one where they are not known."""
         return list(dict.fromkeys(e.seed for e in self.entries))
 
     @property
@@ -80,7 +80,7 @@ class Group:
     part
         valid, test, or empty where it is not known.
     lines
-        Models in the order of the design, baselines, ceilings; each by its levels.
+        Models in the order of the design, baselines, ceilings, each by its levels.
     """
 
     collection: str
@@ -174,7 +174,7 @@ def _lines(entries: Sequence[Entry]) -> list[Line]:
 def units(run: Run) -> Units:
     """Return the values of a run where its means are over.
 
-    A metric is averaged over perturbations of the whole pool where it has values there, else over conditions; a
+    A metric is averaged over perturbations of the whole pool where it has values there, else over conditions. A
     number for all perturbations (ES) is a unit by itself.
     """
     table = run.metrics

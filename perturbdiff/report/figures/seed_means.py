@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, number
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, number, plus_minus
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.results import Run, SeedGroup, families, stem
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Line:
-    """A method over its seeds; without runs if all of them failed.
+    """A method over its seeds, without runs if all of them failed.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Line:
     failed: int = 0
 
     def spread(self, metric: str) -> Spread:
-        """Return a metric's mean and standard deviation; NaN where it is not defined."""
+        """Return a metric's mean and standard deviation, or NaN where it is not defined."""
         values = np.array([run.score(metric)[0] for run in self.runs], dtype=np.float64)
         values = values[np.isfinite(values)]
         mean = float(values.mean()) if values.size else math.nan
@@ -97,7 +97,7 @@ def table(found: Sequence[Line], columns: Sequence[Column], name: str) -> Table:
         for metric in columns:
             spread = line.spread(metric.name)
             text = _lost(line, metric, columns) or number(spread.mean, digits[metric.name])
-            note = "" if math.isnan(spread.sd) else f"± {number(spread.sd, digits[metric.name])}"
+            note = plus_minus(spread.sd, digits[metric.name])
             fewer = f"{spread.n} of {len(line.runs)}" if 0 < spread.n < len(line.runs) else ""
             kind = "num" if line.runs else "num na"
             cells.append(Cell(text, kind, note, value=spread.mean, count=fewer))
@@ -115,7 +115,7 @@ def _digits(found: Sequence[Line], columns: Sequence[Column]) -> dict[str, int]:
 
 
 def _lost(line: Line, metric: Column, columns: Sequence[Column]) -> str:
-    """Return what stands in a field of a method without any run; empty for the others."""
+    """Return what stands in a field of a method without any run. Empty for the others."""
     return "" if line.runs else "failed" if metric is columns[0] else "–"
 
 
@@ -131,8 +131,8 @@ def _texts(found: Sequence[Line], columns: Sequence[Column]) -> list[list[str]]:
         fields = [line.name, line.count]
         for metric in columns:
             spread, places = line.spread(metric.name), digits[metric.name]
-            sd = "" if math.isnan(spread.sd) else f" ± {number(spread.sd, places)}"
-            fields.append(_lost(line, metric, columns) or f"{number(spread.mean, places)}{sd}")
+            mean = f"{number(spread.mean, places)} {plus_minus(spread.sd, places)}".strip()
+            fields.append(_lost(line, metric, columns) or mean)
         rows.append(fields)
     return rows
 
@@ -144,7 +144,7 @@ def markdown(found: Sequence[Line], columns: Sequence[Column]) -> str:
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; what a label holds ends no field and is no HTML."""
+    """Return a table in Markdown. What a label holds ends no field and is no HTML."""
     ruled = [heads, ["---"] * len(heads), *rows]
     fields = [" | ".join(_field(field) for field in row) for row in ruled]
     return "".join(f"| {line} |\n" for line in fields)

@@ -123,7 +123,7 @@ class DataPictures:
 
 
 def pictures(statistics: Sequence[Path]) -> list[DataPictures]:
-    """Return the figures of each folder of `stats`; those whose tables a folder lacks are left out.
+    """Return the figures of each folder of `stats`. Those whose tables a folder lacks are left out.
 
     Folders with the same tables, such as those of one store with several splits, are shown once under all their
     names.
@@ -183,7 +183,7 @@ def _pictures(prefix: str, name: str, folder: Path) -> DataPictures:
 
 
 class _Tables:
-    """Tables and summary of one folder; a table that is not there is None."""
+    """Tables and summary of one folder. A table that is not there is None."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -272,7 +272,7 @@ def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
             f"mean {page_tables.amount(round(float(described['mean']), 1))} cells",
         )
         label = f"{start}{name.replace('_', '-')}"
-        plot = store_plots.histogram(label, title, table, key, ("cells", what), text, logarithmic=True)
+        plot = store_plots.histogram(label, title, table, key, ("cells", what), text, log_axis=True)
         found.append((plot, f"{title}; controls are left out."))
     composition = reader.get("cell_types")
     if composition is not None and len(composition) > 1:

@@ -21,7 +21,7 @@ _MOST_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took; NaN where it is unknown.
+    """What a run took, NaN where it is unknown.
 
     Attributes
     ----------

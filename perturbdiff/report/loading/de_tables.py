@@ -18,7 +18,7 @@ from perturbdiff.report.loading.results import POOLED, Run
 from perturbdiff.runtime.errors import UserError
 
 STEP = 0.01
-"""Width of the bins of −log10 q; ties within one count as half in `Split.separation`."""
+"""Width of the bins of −log10 q. Ties within one count as half in `Split.separation`."""
 
 _MOST = 46.0  # −log10 q from here on is one bin: the tables hold q in float32
 _COLUMNS = ("q", "log2fc", "mean", "control_mean")
@@ -48,7 +48,7 @@ class Split:
 
     @cached_property
     def separation(self) -> float:
-        """Return the probability that a true DE gene has a smaller q than another gene; 0.5 is a coin's."""
+        """Return the probability that a true DE gene has a smaller q than another gene. 0.5 is a coin's."""
         if not self.true.sum() or not self.other.sum():
             return float("nan")
         below = np.cumsum(self.other) - self.other
@@ -56,7 +56,7 @@ class Split:
         return float(share / self.true.sum() / self.other.sum())
 
     def median(self, *, true: bool) -> float:
-        """Return the median of −log10 q of one of the groups, to the width of a bin; NaN if it is empty."""
+        """Return the median of −log10 q of one of the groups, to the width of a bin, or NaN if it is empty."""
         counts = self.true if true else self.other
         if not counts.sum():
             return float("nan")
@@ -88,7 +88,7 @@ class Effects:
 
 
 def read_side(run: Run, name: str) -> Side | None:
-    """Read ``de_real`` or ``de_pred`` of the whole pool; None if the folder does not hold it.
+    """Read ``de_real`` or ``de_pred`` of the whole pool, or None if the folder does not hold it.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[np.ndarray, tuple[str, 
 
 
 def paired_sides(run: Run) -> tuple[Side, Side] | None:
-    """Return both sides on the perturbations and genes that they share; None if there are none."""
+    """Return both sides on the perturbations and genes that they share, or None if there are none."""
     real, predicted = read_side(run, "de_real"), read_side(run, "de_pred")
     if real is None or predicted is None:
         return None
@@ -211,7 +211,7 @@ def top_genes(
 ) -> list[pd.DataFrame]:
     """Return the strongest DE genes of the perturbations with most of them, real and predicted.
 
-    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then q, then name; a
+    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then q, then name. A
     perturbation without such a gene is left out.
 
     Returns

@@ -35,8 +35,8 @@ def reason(logs: Sequence[Path]) -> str:
     Parameters
     ----------
     logs
-        Files of the stages in their order; those of stages that were never begun are not there. A log of ours ends
-        with an exit code and what was said last; of another, the last line that says something counts.
+        Files of the stages in their order. Those of stages that were never begun are not there. A log of ours ends
+        with an exit code and what was said last. Of another, the last line that says something counts.
 
     Returns
     -------
@@ -50,7 +50,7 @@ def reason(logs: Sequence[Path]) -> str:
 
 
 def _last_attempt(path: Path) -> list[str]:
-    """Return the lines of the last attempt that a log tells of, its beginning too; none if it cannot be read."""
+    """Return the lines of the last attempt that a log tells of, its beginning too, or none if it cannot be read."""
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, path.stat().st_size - _MOST))
@@ -63,7 +63,7 @@ def _last_attempt(path: Path) -> list[str]:
 
 
 def _failure(lines: Sequence[str]) -> str:
-    """Return what a log says of a failure; empty if it ended well or says nothing."""
+    """Return what a log says of a failure. Empty if it ended well or says nothing."""
     ours = bool(lines) and bool(_ATTEMPT.match(lines[0]))
     said = [_STAMP.sub("", line) for line in lines[ours:]]
     ended = next((match for line in reversed(said) if (match := _END.match(line))), None)
@@ -80,7 +80,7 @@ def _failure(lines: Sequence[str]) -> str:
 
 
 def _meaningful(lines: Iterable[str]) -> str:
-    """Return the last line that is no progress, frame of a trace or rule; an error rather than what follows it."""
+    """Return the last line that is no progress, frame of a trace or rule. An error rather than what follows it."""
     found = [
         line.strip() for line in lines if line.strip() and not _NOISE.match(line) and not _END.match(line)
     ]
@@ -97,7 +97,7 @@ class FailedRun:
     kind
         'model', or any other word for a baseline.
     reason
-        What its log says of the failure; empty if that is unknown.
+        What its log says of the failure. Empty if that is unknown.
     logs
         Names of its logs.
     files
@@ -146,13 +146,13 @@ class Expected:
 
 
 def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
-    """Read the table of what was to be run; without one nothing was.
+    """Read the table of what was to be run. Without one nothing was.
 
     Parameters
     ----------
     path
         CSV with the columns dataset, method, kind and log. ``log`` names files, ``;`` between them, in the order
-        of the stages that a method needs; names alone, and a link that leads out of its folder is not followed.
+        of the stages that a method needs. Names alone, and a link that leads out of its folder is not followed.
     folders
         Where the logs are looked for besides the table's own folder.
 

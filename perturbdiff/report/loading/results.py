@@ -41,6 +41,7 @@ _COLUMNS = (
     "definition",
 )
 _AGAIN = "copy it again or run evaluate again"
+_COLLAPSE = ("real", "predicted", "ratio", "verdict")
 _KEYS = ["scope", "perturbation"]
 _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
 _SEED = re.compile(r"(?:[\s._·#-]+(?:(?:seed|s)[\s._-]*)?\d*|seed[\s._-]*\d*)$", re.IGNORECASE)
@@ -73,7 +74,7 @@ class Run:
 
     @property
     def baseline(self) -> str | None:
-        """Return the name of the baseline that this is, whatever the run is called; None for models and ceilings."""
+        """Return the name of the baseline that this is, whatever the run is called, or None for models and ceilings."""
         return str(self.made_by.baseline or self.base) if self.kind == "baseline" else None
 
     @property
@@ -138,12 +139,12 @@ class Run:
         return self._scores.get((scope, metric), (float("nan"), 0, 0))
 
     def interval(self, metric: str, scope: Scope = POOLED) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of a metric's mean; NaN where the run holds none."""
+        """Return the 95 % bootstrap interval of a metric's mean, or NaN where the run holds none."""
         low, high, _ = self._further.get((scope, metric), (float("nan"),) * 3)
         return low, high
 
     def chance(self, metric: str, scope: Scope = POOLED) -> float:
-        """Return what the predictions score when they are given to other perturbations; NaN if unknown."""
+        """Return what the predictions score when they are given to other perturbations, or NaN if unknown."""
         return self._further.get((scope, metric), (float("nan"),) * 3)[2]
 
     @cached_property
@@ -161,22 +162,21 @@ class Run:
     @cached_property
     def collapse(self) -> pd.DataFrame | None:
         """Return the collapse check per scope (real, predicted, ratio, verdict), or None if it was not made."""
-        path = self.path / "collapse.csv"
-        if not path.is_file():
-            return None
-        texts = dict.fromkeys(("scope_kind", "scope", "verdict"), str)
-        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
-        return table if {"scope_kind", "real", "predicted", "ratio", "verdict"} <= set(table) else None
+        return self._csv("collapse", ("scope_kind", "scope", "verdict"), ("scope_kind", *_COLLAPSE))
 
     @cached_property
     def conditions(self) -> pd.DataFrame | None:
         """Return the table of conditions (cell_type, batch, perturbation, ...), or None if there is none."""
-        path = self.path / "conditions.csv"
+        return self._csv("conditions", LABELS, LABELS)
+
+    def _csv(self, name: str, texts: Sequence[str], needed: Sequence[str]) -> pd.DataFrame | None:
+        """Return ``name``.csv, or None if the folder has none or it lacks a column. Columns ``texts`` are strings."""
+        path = self.path / f"{name}.csv"
         if not path.is_file():
             return None
-        texts = dict.fromkeys(LABELS, str)
-        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
-        return table if set(LABELS) <= set(table) else None
+        types = dict.fromkeys(texts, str)
+        table = tabular.read_csv(path, _AGAIN, dtype=types, keep_default_na=False, na_values=[""])
+        return table if set(needed) <= set(table) else None
 
     @cached_property
     def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:
@@ -312,7 +312,7 @@ class SeedGroup:
     name
         What their names have in common, else the recipe's or the baseline's name.
     runs
-        In the order given; of equal seeds the first.
+        In the order given, of equal seeds the first.
     """
 
     name: str
@@ -320,7 +320,7 @@ class SeedGroup:
 
     @property
     def seeds(self) -> str:
-        """Return the seeds for reading; empty where the predictions do not tell them."""
+        """Return the seeds for reading. Empty where the predictions do not tell them."""
         return ", ".join(found) if all(found := [seed_of(r) for r in self.runs]) else ""
 
 
@@ -344,7 +344,7 @@ def families(runs: Sequence[Run]) -> list[SeedGroup]:
 
 
 def seed_of(run: Run) -> str:
-    """Return the seed of a run's predictions, of a model that was trained with another both; empty if unknown."""
+    """Return the seed of a run's predictions, of a model that was trained with another both. Empty if unknown."""
     seed, trained = run.made_by.seed, run.made_by.train_seed
     if trained is None or trained == seed:
         return "" if seed is None else str(seed)
@@ -366,7 +366,7 @@ def _identity(run: Run) -> tuple[Any, ...]:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """Return what a family is called; a single run has its own name."""
+    """Return what a family is called. A single run has its own name."""
     if len(runs) == 1:
         return runs[0].method
     names = {run.base for run in runs}

@@ -153,7 +153,7 @@ def _header(column: Column) -> dict[str, Any]:
 
 
 def _values(runs: Sequence[Run], columns: Sequence[Column], *, several: bool) -> dict[str, dict[str, float]]:
-    """Return what is defined; MultiQC leaves a field empty that is not there."""
+    """Return what is defined. MultiQC leaves a field empty that is not there."""
     found = {}
     for run in runs:
         scores = {c.name: run.score(c.name)[0] for c in columns}

@@ -70,7 +70,7 @@ def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
 
 
 def _frame(table: Table) -> pd.DataFrame:
-    """Return a table's numbers as they are (seconds, MiB) and its texts; NaN stays empty."""
+    """Return a table's numbers as they are (seconds, MiB) and its texts. NaN stays empty."""
     rows = [
         [row.head, *(cell.text if cell.value is None else cell.value for cell in row.cells), row.note]
         for row in table.rows
@@ -79,7 +79,7 @@ def _frame(table: Table) -> pd.DataFrame:
 
 
 def _markdown(table: Table) -> str:
-    """Return a table as it is read; notes stand below it."""
+    """Return a table as it is read. Notes stand below it."""
     rows = [[row.head, *(_field(cell.text, cell.value) for cell in row.cells)] for row in table.rows]
     notes = dict.fromkeys(f"- {row.head}: {row.note}\n" for row in table.rows if row.note)
     return seed_means.markdown_table(list(table.columns), rows) + ("\n" if notes else "") + "".join(notes)
@@ -213,7 +213,7 @@ def _check(runs: Sequence[Run], against: str | None, arms: Collection[str]) -> N
 
 
 def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
-    """Name every input; the run records count too, for the page shows times and memory."""
+    """Name every input. The run records count too, for the page shows times and memory."""
     inputs = {}
     for role, paths in given.items():
         for i, path in enumerate(paths, start=1):

@@ -37,7 +37,7 @@ class Section:
     Attributes
     ----------
     title, anchor
-        Heading and the id that links lead to; the anchor starts with the chapter's.
+        Heading and the id that links lead to. The anchor starts with the chapter's.
     intro, note
         Sentences above and below.
     links
@@ -47,7 +47,7 @@ class Section:
     figures
         Figures with their captions.
     tables
-        Tables; a title of theirs stands above each.
+        Tables, a title of theirs stands above each.
     folded
         Whether the section is closed until the reader opens it.
     small
@@ -83,7 +83,7 @@ def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
 
 @dataclass
 class ChapterData:
-    """The runs on one data set: models, methods of others, built-in baselines, ceilings; and what failed.
+    """The runs on one data set: models, methods of others, built-in baselines, ceilings, and what failed.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class ChapterData:
 
     @property
     def genes(self) -> list[pd.DataFrame]:
-        """Return the strongest DE genes, see `top_genes`; columns for the focus and its opponent."""
+        """Return the strongest DE genes, see `top_genes`. Columns for the focus and its opponent."""
         return self._read[1]
 
     @cached_property

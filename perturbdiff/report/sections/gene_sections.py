@@ -89,7 +89,7 @@ def distinct(subject: ChapterData) -> Section:
 
 
 def alike_table(subject: ChapterData) -> Table | None:
-    """Return the collapse check, a line per method; None if no run holds what it needs."""
+    """Return the collapse check, a line per method, or None if no run holds what it needs."""
     rows = []
     for run in subject.runs:
         record = _record(subject, run)

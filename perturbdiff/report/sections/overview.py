@@ -28,7 +28,7 @@ from perturbdiff.report.sections.chapter_data import ChapterData
 from perturbdiff.report.sections.score_sections import chance
 from perturbdiff.report.sections.verdict import Score, Standing, Verdict
 
-# Key metrics and what each asks, in the order of the first screen; of a pair, the first that was scored.
+# Key metrics and what each asks, in the order of the first screen, of a pair, the first that was scored.
 KEY: tuple[tuple[tuple[str, ...], str], ...] = (
     ((ENERGY,), "Are predicted and real cells one population?"),
     ((PDCORR,), "Is the mean change right?"),

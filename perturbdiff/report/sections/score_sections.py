@@ -87,7 +87,7 @@ def _panel(subject: ChapterData, metric: Column) -> Forest:
 
 
 def chance(run: Run, metric: str) -> float:
-    """Return chance as the run measured it, else as the definition of the metric gives it; NaN if unknown."""
+    """Return chance as the run measured it, else as the definition of the metric gives it, or NaN if unknown."""
     found = run.chance(metric)
     total = run.score(metric)[2]
     if np.isnan(found) and metric.startswith("PDS") and total > 1:
@@ -203,7 +203,7 @@ def _all_pairs(subject: ChapterData) -> Section:
 
 
 def _mean_rates(table: pd.DataFrame, methods: Sequence[str]) -> np.ndarray:
-    """Return the mean over metrics of the win rates [methods × methods]; a method against itself is a half."""
+    """Return the mean over metrics of the win rates [methods × methods]. A method against itself is a half."""
     mean = table.groupby(["method", "against"])["rate"].mean().to_dict()
     found = np.full((len(methods), len(methods)), np.nan)
     for i, a in enumerate(methods):
