@@ -272,7 +272,7 @@ def build(
     from perturbdiff.preprocessing.preprocessing_stage import Machine
     from perturbdiff.preprocessing.shared_genes import build_vocabulary
 
-    given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
+    changes = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
     settings: dict[str, Any] = {
         "composites": composites,
         "assign": assign,
@@ -280,7 +280,7 @@ def build(
         "machine": Machine(jobs, scheduler, size_in_bytes(memory_limit)),
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}
-    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))
+    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, changes).data, **settings)))
 
 
 @vocabulary_app.command("align", cls=Work)

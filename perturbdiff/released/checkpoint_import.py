@@ -142,7 +142,7 @@ def denoiser_of(
     Parameters
     ----------
     weights
-        By the names of the released code.
+        Tensors by the names of the released code.
     hyper
         ``model_cfg`` and ``cov_encoding_cfg`` (with the dictionaries), plain.
     unit
@@ -183,9 +183,9 @@ def build(
     Parameters
     ----------
     layout, config
-        What the tensors make up.
+        Architecture and recipe of the network that the tensors form.
     state
-        By our names. See `translate`.
+        Tensors by our names (see `translate`).
     unit
         Model values are log1p / unit.
     """

@@ -1,7 +1,7 @@
-"""The released code's tensors under our names: what network they are, and what is left behind.
+"""Translates tensors of the released code to our names, and reports which ones are not used.
 
-Everything is read from names and shapes, because the stored settings can be out of date: after finetuning with
-new gene layers they still name the old number of genes.
+Everything is read from names and shapes, because the stored settings can be out of date. After finetuning with new
+gene layers, they still contain the old number of genes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNUSED = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The network that a set of released tensors makes up.
+    """The architecture of the network that a set of released tensors forms.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def covariates(self) -> tuple[str, ...]:
-        """The covariates that the network is told."""
+        """The covariates of the network."""
         return tuple(self.rows)
 
     @property
@@ -77,21 +77,21 @@ class Translated:
     Attributes
     ----------
     state
-        By our names. Views of the released tensors where nothing had to be put together.
+        Tensors by our names. They are views of the released tensors, unless tensors had to be joined.
     dropped
-        What was left behind: description, and number of values.
+        Number of values that were not used, by description.
     """
 
     state: dict[str, Tensor]
     dropped: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> list[str]:
-        """Return a line for each group of tensors that was left behind."""
+        """Return a line for each group of tensors that is not used."""
         return [f"not used: {what} ({number:,} values)" for what, number in self.dropped.items()]
 
 
 class _Taker:
-    """Hands out tensors by name and remembers which were asked for."""
+    """Returns tensors by name and records which were used."""
 
     def __init__(self, weights: Mapping[str, Tensor], source: str) -> None:
         self.weights, self.source, self.taken = weights, source, set[str]()
@@ -120,14 +120,14 @@ class _Taker:
 
 
 def layout_of(weights: Mapping[str, Tensor], source: str = "checkpoint") -> Layout:
-    """Return the network that released tensors make up.
+    """Return the architecture of the network that released tensors form.
 
     Parameters
     ----------
     weights
-        By the names of the released code (``model.…``, ``cov_encoder.…``).
+        Tensors by the names of the released code (``model.…``, ``cov_encoder.…``).
     source
-        What the tensors are called in messages.
+        Name of the file in messages.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def layout_of(weights: Mapping[str, Tensor], source: str = "checkpoint") -> Layo
     """
     take = _Taker(weights, source)
     num_genes, width = take("model.final_layer.linear.weight", None, None).shape
-    blocks = {int(found[1]) for name in weights if (found := _BLOCK.match(name))}
+    blocks = {int(match[1]) for name in weights if (match := _BLOCK.match(name))}
     first = "model.blocks.0.block"
     head = take(f"{first}.attn.q_norm.weight", None).shape[0]
     hidden = take(f"{first}.mlp.fc1.weight", None, width).shape[0]
@@ -231,8 +231,8 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
             raise UserError(
                 f"{take.source}: 'cov_encoder.dose_indices' names doses that it has no vectors of"
             )
-        told = torch.nn.functional.one_hot(dose, layout.num_doses).float()
-        state["covariate_encoder.dose.weights"] = _with_zero_row(told)
+        one_hot = torch.nn.functional.one_hot(dose, layout.num_doses).float()
+        state["covariate_encoder.dose.weights"] = _with_zero_row(one_hot)
     parts = len(layout.covariates) + bool(layout.num_doses)
     inner = layout.inner_width
     return state | take.linear("covariate_encoder.project", "cov_encoder.transform", inner, parts * width)
@@ -307,10 +307,10 @@ def _encoder(kind: str, weights: Mapping[str, Tensor]) -> str | None:
 
 def _datasets(weights: Mapping[str, Tensor], num_genes: int, source: str) -> tuple[str, ...]:
     """Return the data sets with an input layer for the model's genes."""
-    found = {match["dataset"]: name for name in weights if (match := _INPUT.fullmatch(name))}
-    if None in found:
+    layers = {match["dataset"]: name for name in weights if (match := _INPUT.fullmatch(name))}
+    if None in layers:
         return ("all",)
-    fitting = [dataset for dataset, name in found.items() if weights[name].shape[1] == 2 * num_genes]
+    fitting = [dataset for dataset, name in layers.items() if weights[name].shape[1] == 2 * num_genes]
     if not fitting:
         raise UserError(f"{source}: no input layer for its {num_genes} genes; not a released model")
     return tuple(fitting)

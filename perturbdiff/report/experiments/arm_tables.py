@@ -60,9 +60,9 @@ def arms(estimates: Estimates, names: Sequence[str], what: str) -> Table | None:
     Parameters
     ----------
     names
-        Of the metrics.
+        Names of the metrics.
     what
-        What they are about, for the title.
+        Their common subject, for the title.
     """
     group = estimates.group
     columns = chosen(group.metrics, names)
@@ -133,15 +133,15 @@ def _digits(estimates: Estimates, columns: Sequence[Column]) -> dict[str, int]:
 def _places(estimates: Estimates, metric: Column) -> dict[str, float]:
     """Return the ranks of what competes: lines on all data sets, no ceilings."""
     every = len(estimates.group.datasets)
-    found = {
+    means = {
         line.label: e.mean
         for line in estimates.group.lines
         if line.kind in ("model", "baseline") and (e := estimates.of(line, metric.name)).datasets
         and len(line.datasets) == every
     }  # fmt: skip
-    if len(found) < 2:
+    if len(means) < 2:
         return {}
-    return {str(k): float(v) for k, v in ranks(pd.Series(found, dtype=float), metric.direction).items()}
+    return {str(k): float(v) for k, v in ranks(pd.Series(means, dtype=float), metric.direction).items()}
 
 
 def _cell(e: Estimate, digits: int, place: float | None, datasets: int) -> Cell:
@@ -165,9 +165,9 @@ def _gap(e: Estimate, metric: Column, digits: int) -> Cell:
 
 def _real(estimates: Estimates) -> str:
     """Return the number of real DE genes, which is the same for all."""
-    found = [estimates.of(line, "n_DE_real").mean for line in estimates.group.lines if line.entries]
-    found = [value for value in found if not math.isnan(value)]
-    return f"real {number(found[0], 1)}" if found else ""
+    means = [estimates.of(line, "n_DE_real").mean for line in estimates.group.lines if line.entries]
+    means = [value for value in means if not math.isnan(value)]
+    return f"real {number(means[0], 1)}" if means else ""
 
 
 def markdown(every: Sequence[Estimates]) -> str:

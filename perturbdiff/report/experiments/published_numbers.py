@@ -67,18 +67,18 @@ def beside(published: pd.DataFrame, every: Sequence[Estimates]) -> list[Table]:
     Groups of the validation part are left out: papers publish results of tests.
     """
     names = {str(name).casefold(): str(name) for name in published["dataset"]}
-    found = []
+    tables = []
     for estimates in every:
         group = estimates.group
         called = [group.collection, *(group.datasets if len(group.datasets) == 1 else [])]
         name = next((names[c.casefold()] for c in called if c.casefold() in names), None)
         if name is not None and group.part != "valid":
-            found.append(_table(name, pd.DataFrame(published[published["dataset"] == name]), estimates))
-    if not found:
+            tables.append(_table(name, pd.DataFrame(published[published["dataset"] == name]), estimates))
+    if not tables:
         logger.info(
             "no published result is on a data set of this report (published: %s)", listing(names.values())
         )
-    return found
+    return tables
 
 
 def _table(name: str, published: pd.DataFrame, estimates: Estimates) -> Table:

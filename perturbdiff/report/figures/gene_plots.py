@@ -57,7 +57,7 @@ def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float
     Parameters
     ----------
     groups
-        By the label of their row, e.g. the real test first, then the methods.
+        Distributions by the label of their row: the real test first, then the methods.
     alpha
         A dashed line marks where a gene counts as DE.
     """
@@ -77,8 +77,8 @@ def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float
                 middle = middle if middle < edges[-1] else beyond.mean()
                 axes.plot([middle, middle], [row, row + sign * 0.46], color=INK, lw=1.6)
             axes.axhline(row, color=INK, lw=0.5)
-            told = groups[label].separation
-            text = "n/a" if np.isnan(told) else f"{told:.2f}"
+            separation = groups[label].separation
+            text = "n/a" if np.isnan(separation) else f"{separation:.2f}"
             axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontweight="bold")
         axes.axvline(np.sqrt(-np.log10(alpha)), color=INK, lw=0.9, ls=(0, (4, 3)))
         _separation_axes(axes, shown, top, beyond)
@@ -140,7 +140,7 @@ def paired_dots(
     Parameters
     ----------
     genes
-        Of one perturbation, see `effects.top_genes`: gene, real and a column per method and its q.
+        Genes of one perturbation (see `de_tables.top_genes`): gene, real, and a column for each method and its q.
     methods
         At most two. An open symbol says that the method does not call the gene DE.
     """
@@ -191,7 +191,7 @@ def rank_histograms(
     Parameters
     ----------
     ranks
-        Of each method: 0 for the most similar, at most ``total`` − 1.
+        Ranks for each method, from 0 for the most similar to at most ``total`` − 1.
     total
         Perturbations among which is ranked. More than 20 are put into 20 bins.
     """
@@ -241,11 +241,11 @@ def sizes(
     Parameters
     ----------
     tables
-        Of each method a row per perturbation, see `effects.Effects`.
+        For each method a table with a row per perturbation (see `de_tables.Effects`).
     columns
-        Of the real and of the predicted size. Numbers of genes if their names start with ``de``.
+        Columns of the real and of the predicted size. They are numbers of genes if their names start with ``de``.
     labels
-        Of the axes.
+        Labels of the axes.
     """
     counts = columns[0].startswith("de")
     shown = list(tables)[:MOST_PANELS]
@@ -301,7 +301,7 @@ def gene_table(genes: pd.DataFrame, method: str, alpha: float, prefix: str) -> T
     Parameters
     ----------
     genes
-        See `effects.top_genes`.
+        See `de_tables.top_genes`.
     method
         Whose predictions are shown. Its columns are in ``genes``.
     alpha

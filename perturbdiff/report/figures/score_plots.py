@@ -84,14 +84,14 @@ def radar(
     strong = order[:_COLORED]
     angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
     around = np.append(angles, angles[:1])
-    given = pd.DataFrame(columns=scores.columns) if lines is None else lines[scores.columns]
-    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + len(given) + 1) // 2)) as (figure, flat):
+    references = pd.DataFrame(columns=scores.columns) if lines is None else lines[scores.columns]
+    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + len(references) + 1) // 2)) as (figure, flat):
         flat.remove()
         axes = figure.add_subplot(projection="polar")
         axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
         axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
         handles = [Line2D([], [], color=look[m].color, lw=2.0, ls=look[m].dash) for m in strong]
-        for i, (_, row) in enumerate(given.iterrows()):
+        for i, (_, row) in enumerate(references.iterrows()):
             style = {"color": (INK, GREY)[i % 2], "lw": 1.1, "ls": ("-", _DASHES)[i % 2]}
             axes.plot(around, _ring(row), **style)
             handles.append(Line2D([], [], **style))
@@ -106,9 +106,13 @@ def radar(
         axes.set_ylim(0, 1.02)
         axes.set_yticks((0.25, 0.5, 0.75, 1.0), ("", "", "", ""))
         axes.spines["polar"].set_visible(False)
-        words = [legend_text(m) for m in (*strong, *map(str, given.index))]
+        words = [legend_text(m) for m in (*strong, *map(str, references.index))]
         figure.legend(handles, words, loc="outside lower center", ncols=2, handlelength=1.4)
-        data = (scores if given.empty else pd.concat([scores, given])).rename_axis("method").reset_index()
+        data = (
+            (scores if references.empty else pd.concat([scores, references]))
+            .rename_axis("method")
+            .reset_index()
+        )
         return draw(figure, name, title, data)
 
 

@@ -170,10 +170,10 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
             _violin(axes, row, values, _COLORS[kind])
             x = row + rng.uniform(-0.08, 0.08, len(values))
             axes.scatter(x, values, s=4, color=_COLORS[kind], alpha=0.5, lw=0, rasterized=len(table) > DENSE)
-            own = pd.DataFrame(means[means["kind"] == kind])
-            if len(own):
+            interval = pd.DataFrame(means[means["kind"] == kind])
+            if len(interval):
                 mean, low, high = (
-                    float(_root(own[c].to_numpy(np.float64))[0]) for c in ("mean", "low", "high")
+                    float(_root(interval[c].to_numpy(np.float64))[0]) for c in ("mean", "low", "high")
                 )
                 axes.plot([row - 0.17, row + 0.17], [mean, mean], color=INK, lw=1.8)
                 if np.isfinite(low):
@@ -239,9 +239,9 @@ def beside(name: str, kind: str, table: pd.DataFrame, values: pd.DataFrame) -> P
         rng = np.random.default_rng(0)
         color = _COLORS["between"]
         for row, line in enumerate(table.to_dict("records")):
-            own = values.loc[values["cell_type"] == line["cell_type"], "ed"].to_numpy(np.float64)
-            y = row + rng.uniform(-0.2, 0.2, len(own))
-            right.scatter(own, y, s=4, color=color, alpha=0.4, lw=0, rasterized=len(values) > DENSE)
+            distances = values.loc[values["cell_type"] == line["cell_type"], "ed"].to_numpy(np.float64)
+            y = row + rng.uniform(-0.2, 0.2, len(distances))
+            right.scatter(distances, y, s=4, color=color, alpha=0.4, lw=0, rasterized=len(values) > DENSE)
             if np.isfinite(line["low"]):
                 right.plot([line["low"], line["high"]], [row, row], color=color, lw=4, alpha=0.45)
             right.plot([line["mean"]] * 2, [row - 0.3, row + 0.3], color=INK, lw=1.6)

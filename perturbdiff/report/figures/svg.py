@@ -131,14 +131,14 @@ def looks(
     order = list(dict.fromkeys(family.values()))
     turns = math.ceil(len(order) / len(PALETTE))
     seen: Counter[str] = Counter()
-    found = {}
+    by_method = {}
     for name in names:
         turn, place = divmod(order.index(family[name]), len(PALETTE))
         color = PALETTE[(place + 2 * turn) % len(PALETTE)]
         shape = turn + turns * seen[family[name]]
         seen[family[name]] += 1
-        found[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
-    return {**found, **{name: Look(GREY, "D") for name in ceilings}}
+        by_method[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
+    return {**by_method, **{name: Look(GREY, "D") for name in ceilings}}
 
 
 @contextlib.contextmanager
@@ -173,8 +173,8 @@ def panels(
     number: int, columns: int, width: float, height: float, **shared: Any
 ) -> Iterator[tuple[Figure, list[Axes]]]:
     """Yield a styled figure and the axes of its panels, in lines of ``columns``. Sizes are in inches."""
-    with canvas(width, height) as (figure, whole):
-        whole.remove()
+    with canvas(width, height) as (figure, single):
+        single.remove()
         grid = figure.subplots(-(-number // columns), columns, squeeze=False, **shared).ravel()
         for axes in grid[number:]:
             axes.set_visible(False)

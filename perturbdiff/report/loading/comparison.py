@@ -45,7 +45,7 @@ def compare(pairs: pd.DataFrame, *, higher: bool, seed: int = 0) -> Paired:
     higher
         Whether larger values are better.
     seed
-        Of the bootstrap over conditions (2,000 draws).
+        Seed of the bootstrap over conditions (2,000 draws).
     """
     advantage = (pairs["a"] - pairs["b"]).to_numpy() * (1.0 if higher else -1.0)
     won = (advantage > 0) + 0.5 * (advantage == 0)
@@ -157,9 +157,9 @@ def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
         None with fewer than two perturbations or genes.
     """
     x, y = shared(real, predicted)
-    found = collapse(x.to_numpy(np.float64), y.to_numpy(np.float64))
-    if found is None:
+    result = collapse(x.to_numpy(np.float64), y.to_numpy(np.float64))
+    if result is None:
         return None
-    names, pairs = x.index.to_numpy(), found.pairs
+    names, pairs = x.index.to_numpy(), result.pairs
     columns = {"first": names[pairs.first], "second": names[pairs.second]}
-    return Alike(found, pd.DataFrame({**columns, "real": pairs.real, "predicted": pairs.predicted}))
+    return Alike(result, pd.DataFrame({**columns, "real": pairs.real, "predicted": pairs.predicted}))

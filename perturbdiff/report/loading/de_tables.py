@@ -131,10 +131,10 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[np.ndarray, tuple[str, 
     """Return for each row the number of its label, and the labels in the order of their names."""
     if column.null_count:
         raise UserError(f"{path}: a row without perturbation or gene; run evaluate again")
-    whole = column.unify_dictionaries().combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    labels = whole.dictionary.to_pylist()
-    codes = whole.indices.to_numpy(zero_copy_only=False)
+    joined = column.unify_dictionaries().combine_chunks()
+    joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+    labels = joined.dictionary.to_pylist()
+    codes = joined.indices.to_numpy(zero_copy_only=False)
     used = np.flatnonzero(np.bincount(codes, minlength=len(labels)))
     order = sorted(used.tolist(), key=lambda i: labels[i])
     place = np.zeros(len(labels), np.int64)
@@ -164,8 +164,8 @@ def _both(a: Sequence[str], b: Sequence[str]) -> tuple[str, ...]:
 def _kept(side: Side, perturbations: tuple[str, ...], genes: tuple[str, ...]) -> Side:
     rows = pd.Index(side.perturbations).get_indexer(pd.Index(perturbations))
     columns = pd.Index(side.genes).get_indexer(pd.Index(genes))
-    found = (matrix[np.ix_(rows, columns)] for matrix in (side.q, side.fold, side.change))
-    return Side(perturbations, genes, *found)
+    matrices = (matrix[np.ix_(rows, columns)] for matrix in (side.q, side.fold, side.change))
+    return Side(perturbations, genes, *matrices)
 
 
 def effects(real: Side, predicted: Side, alpha: float) -> Effects:
@@ -174,7 +174,7 @@ def effects(real: Side, predicted: Side, alpha: float) -> Effects:
     Parameters
     ----------
     real, predicted
-        Of the same perturbations and genes.
+        Test results for the same perturbations and genes.
     alpha
         A gene is DE where q is below it.
     """
@@ -188,8 +188,10 @@ def effects(real: Side, predicted: Side, alpha: float) -> Effects:
             "size_predicted": _norms(predicted.change),
         }
     )
-    found = collapse(np.nan_to_num(real.change), np.nan_to_num(predicted.change))
-    return Effects(table, _split(real.q, true), _split(predicted.q, true), found, tuple(real.perturbations))
+    collapsed = collapse(np.nan_to_num(real.change), np.nan_to_num(predicted.change))
+    return Effects(
+        table, _split(real.q, true), _split(predicted.q, true), collapsed, tuple(real.perturbations)
+    )
 
 
 def _norms(change: np.ndarray) -> np.ndarray:
@@ -223,7 +225,7 @@ def top_genes(
     true = real.q < alpha
     counts = true.sum(axis=1)
     order = [i for i in np.argsort(-counts, kind="stable")[:perturbations] if counts[i]]
-    found = []
+    tables = []
     for i in order:
         size = np.where(true[i], np.abs(np.nan_to_num(real.fold[i])), -1.0)
         chosen = np.lexsort((np.array(real.genes), real.q[i], -size))[: min(genes, counts[i])]
@@ -239,5 +241,5 @@ def top_genes(
             lacks = (place < 0) | (row < 0)
             columns[name] = np.where(lacks, np.nan, side.fold[row, place])
             columns[f"{name} q"] = np.where(lacks, np.nan, side.q[row, place])
-        found.append(pd.DataFrame(columns))
-    return found
+        tables.append(pd.DataFrame(columns))
+    return tables

@@ -100,9 +100,9 @@ class Run:
     @cached_property
     def contexts(self) -> list[Scope]:
         """Return the mean of the contexts and the contexts, if more than one was scored."""
-        found = dict.fromkeys(scope for scope, _ in self._scores)
-        contexts = [scope for scope in found if scope[0] == "context"]
-        return [s for s in found if s[0] in ("contexts", "context")] if len(contexts) > 1 else []
+        scopes = dict.fromkeys(scope for scope, _ in self._scores)
+        contexts = [scope for scope in scopes if scope[0] == "context"]
+        return [s for s in scopes if s[0] in ("contexts", "context")] if len(contexts) > 1 else []
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
@@ -124,9 +124,9 @@ class Run:
         """
         table = self.metrics
         wanted = (table["metric"] == metric) & (table["perturbation"] != _ALL) & table["value"].notna()
-        found = _rows(table, wanted)
+        of_metric = _rows(table, wanted)
         for kind in ("condition", "context", POOLED[0]):
-            rows = _rows(found, found["scope_kind"] == kind)
+            rows = _rows(of_metric, of_metric["scope_kind"] == kind)
             if len(rows):
                 break
         index = pd.MultiIndex.from_arrays(
@@ -150,14 +150,16 @@ class Run:
     @cached_property
     def alpha(self) -> float:
         """Return the q below which a gene counts as differentially expressed."""
-        found = self.summary.get("alpha", (self.manifest.get("config") or {}).get("alpha", 0.05))
-        return float(found)
+        value = self.summary.get("alpha", (self.manifest.get("config") or {}).get("alpha", 0.05))
+        return float(value)
 
     @cached_property
     def findings(self) -> list[dict[str, Any]]:
         """Return what evaluation found worth saying: records of kind, text and, mostly, count."""
-        found = self.summary.get("findings")
-        return [f for f in found if isinstance(f, dict) and f.get("text")] if isinstance(found, list) else []
+        entries = self.summary.get("findings")
+        return (
+            [f for f in entries if isinstance(f, dict) and f.get("text")] if isinstance(entries, list) else []
+        )
 
     @cached_property
     def collapse(self) -> pd.DataFrame | None:
@@ -275,10 +277,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    found = untrusted.read(path, "JSON")
-    if not isinstance(found, dict):
+    record = untrusted.read(path, "JSON")
+    if not isinstance(record, dict):
         raise UserError(f"{path}: holds no record; copy it again or make it again")
-    return found
+    return record
 
 
 def _kind(method: str, summary: dict[str, Any]) -> Kind:
@@ -293,14 +295,14 @@ def _kind(method: str, summary: dict[str, Any]) -> Kind:
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each path: its last part, with its folder's before it where that is not enough."""
-    found = []
+    names = []
     for path in paths:
         name = path.name
         if sum(p.name == path.name for p in paths) > 1:
             name = f"{path.absolute().parent.name}/{path.name}"
-        again = sum(n == name or n.startswith(f"{name} #") for n in found)
-        found.append(f"{name} #{again + 1}" if again else name)
-    return found
+        again = sum(n == name or n.startswith(f"{name} #") for n in names)
+        names.append(f"{name} #{again + 1}" if again else name)
+    return names
 
 
 @dataclass(frozen=True)

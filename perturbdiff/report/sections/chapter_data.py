@@ -207,16 +207,16 @@ def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:
     focus = ranked[0]
     others = {r.method: r for r in ranked if r is not focus}
     if against is not None:
-        if (found := next((r for r in others.values() if against in r.names), None)) is not None:
-            return found
+        if (named_run := next((r for r in others.values() if against in r.names), None)) is not None:
+            return named_run
         if against not in focus.names:
             hint = nearest(against, others)
             raise UserError(f"no run of '{against}' on {focus.dataset}{hint} methods: {listing(others)}")
     usual = next((r for r in others.values() if r.baseline == "nearest-context"), None)
     if not others or usual is not None:
         return usual
-    own = next(f.runs for f in families(ranked) if focus in f.runs)
-    others = {m: r for m, r in others.items() if r not in own} or others  # rather than another seed
+    same_method = next(f.runs for f in families(ranked) if focus in f.runs)
+    others = {m: r for m, r in others.items() if r not in same_method} or others  # rather than another seed
     columns = metric_columns(ranked)
     metric = named(columns, PDCORR) or columns[0]
     table = pd.Series(score_table(list(others.values()), [metric])[metric.name])

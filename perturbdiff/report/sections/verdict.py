@@ -69,11 +69,11 @@ class Standing:
     @property
     def relation(self) -> Relation:
         """Return better only if better than each baseline, worse if worse than any, and unknown without one."""
-        found = {gain.relation for gain in self.gains}
+        relations = {gain.relation for gain in self.gains}
         for relation in ("worse", "level", "unknown"):
-            if relation in found:
+            if relation in relations:
                 return relation
-        return "better" if found else "unknown"
+        return "better" if relations else "unknown"
 
     @property
     def rivals(self) -> list[str]:
@@ -156,7 +156,7 @@ def judge(standings: Iterable[Standing], perturbations: int, collapse: str = "")
     Parameters
     ----------
     standings
-        Of the key metrics. The rules look at those of `CORE`, the sentence at all.
+        Standings in the key metrics. The rules use those of `CORE`, and the sentence uses all.
     perturbations
         How many perturbations were scored.
     collapse
@@ -257,12 +257,12 @@ def line(standing: Standing) -> str:
     """Say in a line where the model stands on one metric."""
     digits = _digits(standing)
     words = [f"{_capital(_spoken(standing.metric))} {_text(standing.ours.value, digits)}"]
-    found = next((g for g in standing.gains if g.over == standing.best), None)
+    gain = next((g for g in standing.gains if g.over == standing.best), None)
     if standing.baseline is not None:
         words.append(f", best baseline {standing.best} {_text(standing.baseline.value, digits)}")
-    if found is not None and found.relation != "unknown":
-        low, high = (_text(v, digits) for v in (found.low, found.high))
-        words.append(f" (advantage {_text(found.value, digits)}, 95 % interval {low} to {high})")
+    if gain is not None and gain.relation != "unknown":
+        low, high = (_text(v, digits) for v in (gain.low, gain.high))
+        words.append(f" (advantage {_text(gain.value, digits)}, 95 % interval {low} to {high})")
     if not math.isnan(standing.position):
         share = round(100 * standing.position)
         words.append(f"; {share} % of the way from chance to ceiling".replace("-", "−"))
