@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from perturbdiff.cli.options import (
     Part,
     Recipe,
     Seed,
+    Shared,
     config_of,
     shard_of,
     with_options,
@@ -78,14 +78,6 @@ Dataset = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """The options that ``evaluate`` and ``ceiling`` share."""
-
-    config: EvaluateConfig
-    settings: dict[str, Any]
-
-
 def scoring_options(
     perturbation: Column = None,
     control: Control = None,
@@ -102,7 +94,7 @@ def scoring_options(
     overrides: Overrides = None,
     seed: Seed = None,
     force: Force = False,
-) -> Scoring:
+) -> Shared:
     """Collect the options that ``evaluate`` and ``ceiling`` share. Options override the recipe."""
     config = config_of(recipe, overrides, seed)
     options = {
@@ -117,7 +109,7 @@ def scoring_options(
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}
-    return Scoring(_changed(config.evaluate, options), settings)
+    return Shared(_changed(config.evaluate, options), settings)
 
 
 @with_options(scoring_options)
@@ -140,7 +132,7 @@ def evaluate(
         typer.Option("--method", help="Name of the method in the tables; default: the file's name."),
     ] = None,
     *,
-    scoring: Scoring,
+    scoring: Shared,
 ) -> None:
     """Score predictions against real cells.
 
@@ -164,7 +156,7 @@ def ceiling(
     ] = None,
     part: Part = "test",
     *,
-    scoring: Scoring,
+    scoring: Shared,
 ) -> None:
     """Score real cells against real cells.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -20,6 +19,7 @@ from perturbdiff.cli.options import (
     Recipe,
     Resume,
     Seed,
+    Shared,
     SplitFile,
     StorePath,
     config_of,
@@ -28,17 +28,6 @@ from perturbdiff.cli.options import (
     store_and_split,
     with_options,
 )
-
-if TYPE_CHECKING:
-    from perturbdiff.config.settings import Config
-
-
-@dataclass(frozen=True)
-class Training:
-    """The options that every command of training has."""
-
-    config: Config
-    settings: dict[str, Any]
 
 
 def training_options(
@@ -59,12 +48,12 @@ def training_options(
     device: Device = "auto",
     seed: Seed = None,
     force: Force = False,
-) -> Training:
+) -> Shared:
     """Collect the options that ``pretrain``, ``train`` and ``finetune`` share."""
     changes = [*(overrides or ()), *([] if keep_every is None else [f"train.keep_every={keep_every}"])]
     settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
     settings |= {"resume": resume, "device": device, "force": force}
-    return Training(config_of(recipe, changes, seed), settings)
+    return Shared(config_of(recipe, changes, seed), settings)
 
 
 @with_options(training_options)
@@ -86,7 +75,7 @@ def pretrain(
         ),
     ] = None,
     *,
-    training: Training,
+    training: Shared,
 ) -> None:
     """Learn a prior from unperturbed cells."""
     from perturbdiff.training.training_stages import pretrain as run
@@ -97,7 +86,7 @@ def pretrain(
 
 
 @with_options(training_options)
-def train(store: StorePath, split: SplitFile, out: Out, training: Training) -> None:
+def train(store: StorePath, split: SplitFile, out: Out, training: Shared) -> None:
     """Train a model from scratch and write a bundle."""
     from perturbdiff.training.training_stages import train as run
 
@@ -119,7 +108,7 @@ def finetune(
         ),
     ] = "keep",
     *,
-    training: Training,
+    training: Shared,
 ) -> None:
     """Continue from a pretrained bundle on perturbation data."""
     from perturbdiff.training.training_stages import finetune as run

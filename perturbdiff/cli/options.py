@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -58,7 +59,15 @@ class Program(TyperGroup):
             raise
 
 
-def with_options(shared: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+@dataclass(frozen=True)
+class Shared:
+    """What the options that several commands share become: a section of the recipe, and arguments of the stage."""
+
+    config: Any
+    settings: dict[str, Any]
+
+
+def with_options(shared: Callable[..., Shared]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the parameters of ``shared`` too.
 
     They follow the command's own in the help. The command's last parameter receives what ``shared`` returns.
@@ -71,10 +80,8 @@ def with_options(shared: Callable[..., Any]) -> Callable[[Callable[..., None]], 
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
-            command(
-                **{name: values[name] for name in own},
-                **{last: shared(**{name: values[name] for name in common})},
-            )
+            rest = {name: values.pop(name) for name in common}
+            command(**values, **{last: shared(**rest)})
 
         merged = [*(parameters[name] for name in own), *common.values()]
         run.__signature__ = inspect.Signature(  # pyright: ignore[reportAttributeAccessIssue] # Typer reads it
