@@ -37,6 +37,7 @@ from perturbdiff.diffusion.samplers import sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Estimates
 from perturbdiff.training.module import Draws, TrainingModule
+from perturbdiff.training.optimizer import Optimizer
 
 EMA_EVERY = 10
 KINDS = {
@@ -49,7 +50,6 @@ class ExpressionView:
 
     name: str
     module: torch.nn.Module
-    optimizer: torch.optim.Optimizer
     average: AveragedModel
 
     def loss(self, *, drop: bool, again: bool, noise: Tensor | None = None) -> Tensor:
@@ -58,11 +58,13 @@ class ExpressionView:
     def sample(self) -> Tensor:
         raise NotImplementedError
 
+    def update(self) -> None:
+        """Take an optimiser step with the gradients that there are, and drop them."""
+        raise NotImplementedError
+
     def step(self, *, drop: bool, again: bool) -> None:
-        self.optimizer.zero_grad()
         self.loss(drop=drop, again=again).backward()
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
-        self.optimizer.step()
+        self.update()
 
     def works(self) -> dict[str, Callable[[], object]]:
         steps = {kind: partial(self.step, drop=drop, again=again) for kind, (drop, again) in KINDS.items()}
@@ -82,7 +84,7 @@ class Ours(ExpressionView):
         config = recipes.load("released", [*overrides, "model.gene_embedding=shared"])
         self.cells, self.given = cells, given
         self.module = TrainingModule(denoiser(given, given.genes), config)
-        self.optimizer = self.module.configure_optimizers()
+        self.optimizer = Optimizer(self.module.denoiser, config.train)
         self.average = AveragedModel(self.module, multi_avg_fn=get_ema_multi_avg_fn(0.99))
         self.sets = SimpleNamespace(
             target=cells.target, control=cells.control, dataset=torch.zeros(given.sets, dtype=torch.long),
@@ -95,6 +97,9 @@ class Ours(ExpressionView):
                 "self_condition": True, "cutoff": 0.0,
             }
         )  # fmt: skip
+
+    def update(self) -> None:
+        self.optimizer.step(self.module.config.train.warmup_steps)
 
     def loss(self, *, drop: bool, again: bool, noise: Tensor | None = None) -> Tensor:
         if noise is None:
@@ -126,6 +131,11 @@ class Theirs(ExpressionView):
         self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.99))
         self.module = self.net
         self.labels = tuple(ids[:, None].expand(-1, given.cells) for ids in cells.labels)
+
+    def update(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def loss(self, *, drop: bool, again: bool, noise: Tensor | None = None) -> Tensor:
         one = self.cells
@@ -220,7 +230,7 @@ def memory(given: argparse.Namespace) -> None:
         loss = side.loss(drop=False, again=True)
     total = sum(kept.values()) / 2**20
     loss.backward()
-    side.optimizer.step()
+    side.update()
     side.step(drop=False, again=True)
     print(json.dumps({
         "kept activations": total, "peak before": before, "peak, sampling": sampled, "peak, training": peak_memory(),

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/small_steps.py STORE SPLIT [--other CHECKOUT] [--steps 200] [--repeats 5]
 
 STORE and SPLIT are what the recipe `demo` makes. Each turn is a process of its own that trains with the whole loop:
-loading, Lightning, callbacks, optimiser, average. The first 20 steps warm up; start-up, validation and checkpoints are
+loading, loop, callbacks, optimiser, average. The first 20 steps warm up; start-up, validation and checkpoints are
 left out. Medians, and the ratio of each pair of turns.
 """
 

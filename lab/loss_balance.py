@@ -33,7 +33,8 @@ from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.module import Draws, TrainingModule, optimizer
+from perturbdiff.training.module import Draws, TrainingModule
+from perturbdiff.training.optimizer import Optimizer
 from perturbdiff.training.setup import TrainingSetup, from_scratch
 
 READINGS = {
@@ -127,16 +128,12 @@ def look(module: TrainingModule, material: TrainingSetup, reduction: str, steps:
 
 
 def train(
-    module: TrainingModule, material: TrainingSetup, adam: torch.optim.Optimizer, start: int, stop: int
+    module: TrainingModule, material: TrainingSetup, optimizer: Optimizer, start: int, stop: int
 ) -> None:
     """Take the optimiser steps ``start`` to ``stop`` (exclusive)."""
     for step, batch in batches(material, start, stop):
-        for group in adam.param_groups:
-            group["lr"] = module.learning_rate(step)
-        adam.zero_grad()
         module.objective(batch, module.draws(batch.target.shape, step))["total"].backward()
-        torch.nn.utils.clip_grad_norm_(module.parameters(), module.config.train.clip_norm)
-        adam.step()
+        optimizer.step(step)
 
 
 def show(name: str, reading: str, step: int, genes: int, found: Balance) -> None:
@@ -157,11 +154,11 @@ def study(store: Path, split: Path, options: argparse.Namespace) -> None:
         began = time.process_time()
         material = from_scratch(store, split, recipe(reading, options))
         module = TrainingModule(material.model, material.config)
-        adam = optimizer(module.denoiser, material.config.train)
+        optimizer = Optimizer(module.denoiser, material.config.train)
         reduction = "sum" if reading == "sum" else "mean"
         half = options.steps // 2
         for start, stop in ((0, 0), (0, half), (half, options.steps)):
-            train(module, material, adam, start, stop)
+            train(module, material, optimizer, start, stop)
             show(
                 store.name,
                 reading,

@@ -11,6 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from perturbdiff.conditions.cell_distances import distances as cell_distances
+from perturbdiff.conditions.cell_distances import mean_distance_within
+
 Floats = NDArray[np.float64]
 
 
@@ -82,7 +85,7 @@ def distances(sets: NDArray[np.floating], others: NDArray[np.floating]) -> Float
     flat = others.reshape(-1, others.shape[2])
     found = np.empty((len(sets), len(others)))
     for i, cells in enumerate(sets):
-        found[i] = _apart(cells, flat).reshape(-1, *others.shape[:2]).mean(axis=(0, 2))
+        found[i] = cell_distances(cells, flat).reshape(-1, *others.shape[:2]).mean(axis=(0, 2))
     return 2.0 * found - _spread(sets)[:, None] - _spread(others)
 
 
@@ -119,16 +122,9 @@ def _kept(num_others: int, level: float) -> int:
     return int(level * (num_others + 1) + 1e-9)
 
 
-def _apart(cells: Floats, others: Floats) -> Floats:
-    """Return the Euclidean distance of each cell from each other one."""
-    squared = (cells**2).sum(axis=1)[:, None] + (others**2).sum(axis=1) - 2.0 * cells @ others.T
-    return np.sqrt(np.maximum(squared, 0.0))
-
-
 def _spread(sets: Floats) -> Floats:
     """Return the mean distance of two different cells of each set, float64 [n]."""
-    upper = np.triu_indices(sets.shape[1], 1)
-    return np.array([_apart(cells, cells)[upper].mean() for cells in sets])
+    return np.array([mean_distance_within(cells) for cells in sets])
 
 
 def _check(sets: NDArray[np.floating]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 EXTERNAL_KINDS = {"tool": "external method", "script": "own script"}
 """Kinds of baselines that are not ours, in words."""
+SOURCES = ("predicted", "control")
+"""What a cell of a predictions file is: column ``source`` of its obs."""
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,15 @@ from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.h5_output import append
 from perturbdiff.io.zarr_check import open_group
+from perturbdiff.method import SOURCES
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 
 KIND = "predictions"
-SOURCES = ("predicted", "control")
 
 _DEFAULTS = {"source": SOURCES[0], "cell": ""}
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
@@ -120,7 +121,7 @@ class PredictionWriter:
         matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
         for name, dtype in (("data", np.float32), ("indices", np.int32)):
             _create(matrix, name, dtype, _CHUNK_VALUES)
-        _append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
+        append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
         obs = root.create_group("obs")
         for name in ("_index", "cell"):
             column = _create(obs, name, str, _CHUNK_CELLS)
@@ -164,9 +165,9 @@ class PredictionWriter:
 
     def _write(self, block: sparse.csr_matrix, obs: pd.DataFrame) -> None:
         matrix = self._root["X"]
-        _append(matrix["data"], np.asarray(block.data))
-        _append(matrix["indices"], np.asarray(block.indices, np.int32))
-        _append(matrix["indptr"], np.asarray(block.indptr, np.int64)[1:] + self.n_values)
+        append(matrix["data"], np.asarray(block.data))
+        append(matrix["indices"], np.asarray(block.indices, np.int32))
+        append(matrix["indptr"], np.asarray(block.indptr, np.int64)[1:] + self.n_values)
         self._append_obs(obs)
         self.n_values += block.nnz
 
@@ -176,16 +177,16 @@ class PredictionWriter:
         source = obs["source"].to_numpy(object)
         names = np.empty(len(obs), dtype=object)
         for kind in SOURCES:
-            mine = np.flatnonzero(source == kind)
-            names[mine] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(mine))]
-            self._numbered[kind] += len(mine)
-        _append(self._root["obs"]["_index"], names)
-        _append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
+            rows = np.flatnonzero(source == kind)
+            names[rows] = [f"{kind}-{self._numbered[kind] + i}" for i in range(len(rows))]
+            self._numbered[kind] += len(rows)
+        append(self._root["obs"]["_index"], names)
+        append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
-        found, inverse = np.unique(labels.astype(str), return_inverse=True)
-        codes = np.array([known.setdefault(label, len(known)) for label in found.tolist()], dtype=np.int32)
+        distinct, inverse = np.unique(labels.astype(str), return_inverse=True)
+        codes = np.array([known.setdefault(label, len(known)) for label in distinct.tolist()], dtype=np.int32)
         small = np.int8 if len(known) < 1 << 7 else np.int16 if len(known) < 1 << 15 else np.int32
         self._codes[name].append(codes[inverse].astype(small))
 
@@ -231,7 +232,7 @@ class PredictionWriter:
         matrix, temporary = self._root["X"], f"{name}_recast"
         old, new = matrix[name], _create(matrix, temporary, dtype, chunk)
         for start in range(0, old.shape[0], 16 * chunk):
-            _append(new, np.asarray(old[start : start + 16 * chunk]).astype(dtype))
+            append(new, np.asarray(old[start : start + 16 * chunk]).astype(dtype))
         del matrix[name]
         if isinstance(matrix, h5py.Group):
             matrix.move(temporary, name)
@@ -260,8 +261,8 @@ class PredictionWriter:
 
 def _labelled(obs: pd.DataFrame) -> pd.DataFrame:
     """Return all columns of obs as text, those that were left out with their defaults."""
-    given = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
-    return pd.DataFrame({name: given[name].astype(str).to_numpy(object) for name in (*LABELS, *_DEFAULTS)})
+    complete = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
+    return pd.DataFrame({name: complete[name].astype(str).to_numpy(object) for name in (*LABELS, *_DEFAULTS)})
 
 
 def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
@@ -270,24 +271,7 @@ def _create(group: Any, name: str, dtype: Any, chunk: int) -> Any:
         return group.create_array(name, shape=(0,), dtype=dtype, chunks=(chunk,))
     if dtype is str:
         return group.create_dataset(name, (0,), h5py.string_dtype(), maxshape=(None,), chunks=(4096,))
-    return group.create_dataset(
-        name,
-        (0,),
-        dtype,
-        maxshape=(None,),
-        chunks=(chunk,),
-        compression="gzip",
-        compression_opts=1,
-        shuffle=True,
-    )
-
-
-def _append(array: Any, values: np.ndarray) -> None:
-    if not len(values):
-        return
-    start = array.shape[0]
-    array.resize((start + len(values),))
-    array[start:] = values
+    return h5_output.growing(group, name, dtype, chunk)
 
 
 def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
@@ -406,11 +390,13 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
     """
     table = store.conditions
     pairs = zip(table["cell_type"].astype(str), table["batch"].astype(str), strict=True)
-    own = {pair: i for i, (pair, real) in enumerate(zip(pairs, table["is_control"], strict=True)) if real}
-    asked = zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True)
-    here = [own[pair] for pair in dict.fromkeys(asked) if pair in own]
+    control_of = {
+        pair: i for i, (pair, real) in enumerate(zip(pairs, table["is_control"], strict=True)) if real
+    }
+    wanted_groups = zip(wanted["cell_type"].astype(str), wanted["batch"].astype(str), strict=True)
+    conditions = [control_of[pair] for pair in dict.fromkeys(wanted_groups) if pair in control_of]
     genes = GeneMap(store.genes, writer.genes, name=str(store.path))
-    for i in here:
+    for i in conditions:
         labels = {name: str(table[name].iloc[i]) for name in ("cell_type", "batch")}
         labels |= {"perturbation": str(writer.facts["control"]), "source": SOURCES[1]}
         first, last = int(table["start"].iloc[i]), int(table["stop"].iloc[i])
@@ -418,4 +404,4 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
             rows = slice(start, min(start + _ROWS_PER_READ, last))
             obs = pd.DataFrame({"cell": store.cell_names(rows.start, rows.stop)}).assign(**labels)
             writer.append(genes.apply(store.expression(rows)), obs)
-    return int(table["n_cells"].to_numpy(np.int64)[here].sum())
+    return int(table["n_cells"].to_numpy(np.int64)[conditions].sum())

@@ -1,4 +1,4 @@
-"""A tool of others that is a wheel of one line, in a registry of its own."""
+"""An external tool that is a wheel of one line, in a registry of its own."""
 
 import hashlib
 import zipfile
@@ -55,3 +55,12 @@ def load(monkeypatch, folder, name="fake"):
     monkeypatch.setattr(known_tools, "FOLDER", folder)
     known_tools._load.cache_clear()
     return known_tools.load(name)
+
+
+def serve(monkeypatch, folder):
+    """Load the tool. It can be installed from a folder alone, and no Python is downloaded."""
+    digest = make_wheel(folder / "wheels")
+    given = {"UV_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "wheels"), "UV_PYTHON_DOWNLOADS": "never"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    return load(monkeypatch, make_registry(folder / "registry", digest=digest))

@@ -10,9 +10,10 @@ import pandas as pd
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_sums import GeneSums, SumsRequest, gene_groups, gene_sums
-from perturbdiff.genes.selection import choose_genes, second_pass, sums_stored_values
+from perturbdiff.genes.gene_sums import GeneSums, gene_groups
+from perturbdiff.genes.selection import choose_genes, sums_stored_values
 from perturbdiff.io.matrices import Block
+from perturbdiff.preprocessing.gene_passes import SumsRequest, gene_sums, second_pass
 
 
 @dataclass

@@ -1,13 +1,12 @@
-"""The `baseline` stage: learn from the training conditions of a store, predict those of a part."""
+"""The `baseline` stage: learn from the training conditions of a store and predict the conditions of a part."""
 
 from __future__ import annotations
 
 import logging
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task, open_task, write
-from perturbdiff.baselines.simple import control_copy, linear, mean_of, nearest_context, resample
+from perturbdiff.baselines.simple import BASELINES, NAMES
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
@@ -26,34 +25,22 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-METHODS: dict[str, Callable[[Task], Predictor]] = {
-    "control": control_copy,
-    "mean-perturbation": partial(mean_of, column="perturbation"),
-    "mean-celltype": partial(mean_of, column="cell_type"),
-    "mean-batch": partial(mean_of, column="batch"),
-    "mean-overall": partial(mean_of, column=None),
-    "linear": linear,
-    "nearest-context": nearest_context,
-    "resample": resample,
-}
-NAMES = tuple(METHODS)
-
 _CELLS_PER_BLOCK = 4096
 
 
 def predict(
     name: str, store: Path, split: Path, out: Path, *, part: str = "test", seed: int = 0, force: bool = False
 ) -> Path:
-    """Predict every condition of a part with a baseline, as many cells as there are in truth.
+    """Predict every condition of a part with a built-in baseline, as many cells as the condition really has.
 
     Parameters
     ----------
     name
-        One of `NAMES`; docs/baselines.md tells what each does.
+        One of `NAMES`. docs/baselines.md describes them.
     store
-        The store. Expression is read of training and control cells only.
+        The store. Only the expression of training cells and control cells is read.
     split
-        Its split.
+        The split of its conditions.
     out
         Predictions to write (.h5ad or .zarr), with the real controls appended.
     part
@@ -69,9 +56,9 @@ def predict(
     Raises
     ------
     UserError
-        If the name is unknown, the split does not fit the store, the part has no conditions or controls lack.
+        If the name is unknown, the split does not fit the store, or the part has no conditions or no controls.
     """
-    if name not in METHODS:
+    if name not in BASELINES:
         raise UserError(f"no baseline '{name}'{nearest(name, NAMES)} baselines: {listing(NAMES, 20)}")
     out = Path(out)
     folder = predictions.format_of(out) == ".zarr"
@@ -86,25 +73,22 @@ def predict(
     return out
 
 
-FROM_CONTROLS = ("control", "linear", "nearest-context")
-"""Baselines whose cells are made from `Task.matched` control cells."""
-
-
 def _write(
     stage: provenance.Stage, name: str, store: Store, split: pd.DataFrame, part: str, seed: int
 ) -> None:
-    """Learn, predict and write; note the numbers of cells written, and the seconds of learning and predicting."""
+    """Learn, predict and write. Note the numbers of cells written, and the seconds of learning and predicting."""
+    baseline = BASELINES[name]
     spent = {"seconds": {}, "cpu_seconds": {}}
     with _measured(spent, "train"):
         task, wanted = open_task(store, split, part, seed)
-        predictor = METHODS[name](task)
+        predictor = baseline.learn(task)
     made_by = Method(
         baseline=name,
         baseline_kind="built-in",
         seed=seed,
-        controls="balanced" if name in FROM_CONTROLS else None,
+        controls="balanced" if baseline.from_controls else None,
     )
-    learned = part == "train" and name != "control"
+    learned = part == "train" and baseline.trained
     with _measured(spent, "predict"):
         blocks = _cells(task, wanted, predictor)
         stage.results |= write(stage.path, store, wanted, blocks, name, made_by, learned=learned)
@@ -114,7 +98,7 @@ def _write(
 
 @contextmanager
 def _measured(spent: dict[str, dict[str, float]], phase: str) -> Iterator[None]:
-    """Note the wall and CPU seconds of a block, as the adapters of methods of others do."""
+    """Note the wall and CPU seconds of a block, as the adapters of external methods do."""
     wall, cpu = time.perf_counter(), time.process_time()
     yield
     spent["seconds"][phase] = round(time.perf_counter() - wall, 3)

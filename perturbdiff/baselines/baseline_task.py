@@ -1,4 +1,4 @@
-"""What every baseline is given, and what it answers for a condition."""
+"""What every baseline gets (`Task`), what it returns for a condition (`Recipe`), and how its cells are written."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.conditions.condition import Condition, conditions_of
-from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import listing
 from perturbdiff.runtime.progress import track
+from perturbdiff.runtime.seeds import generator
 from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-_DRAW = 21  # first word of the seeds
+_DRAW = 21  # the first number of each seed, so that these draws differ from all others
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Task:
         return self.store.conditions
 
     def labels(self, column: str) -> np.ndarray:
-        """Return a label of every condition, object [n_conditions]; the perturbation of controls is the control."""
+        """Return one label of every condition, object [n_conditions]. Controls have the control as perturbation."""
         return self.conditions[column].astype(str).to_numpy(object)
 
     @cached_property
@@ -109,7 +110,7 @@ class Task:
     def matched(self, condition: int, size: int) -> np.ndarray:
         """Return matched control rows of a condition, int64 [size].
 
-        The choice of ``sample.controls=balanced``: with the same seed the very cells that our model starts from.
+        The choice is that of ``sample.controls=balanced``. With the same seed, our model starts from the same cells.
         """
         return self._balanced.take(self.controls.pool(condition), self._names[condition], size)
 
@@ -119,7 +120,7 @@ class Task:
         return conditions_of(self.conditions)
 
     def rng(self, condition: int) -> np.random.Generator:
-        """Return the generator of a condition's draws: the same whatever else is predicted."""
+        """Return the generator of a condition's draws. It does not depend on what else is predicted."""
         return generator(_DRAW, self.seed, condition)
 
     def groups(self, labels: np.ndarray, use: np.ndarray) -> tuple[np.ndarray, list[str]]:
@@ -139,7 +140,7 @@ class Task:
         ), names
 
     def report_unseen(self, what: str, seen: set[str], column: str, fallback: str) -> None:
-        """Log which labels of the wanted conditions are unseen in training and what is done for them."""
+        """Log which labels of the wanted conditions are unseen in training, and what is predicted for them instead."""
         unseen = sorted(set(self.labels(column)[self.wanted]) - seen)
         if unseen:
             name = column.replace("_", " ")
@@ -154,7 +155,7 @@ Blocks = Iterable[tuple[pd.DataFrame, sparse.csr_matrix]]
 
 
 def open_task(store: Store, split: pd.DataFrame, part: str, seed: int) -> tuple[Task, pd.DataFrame]:
-    """Return what a baseline is given, and `predictions.requests` of a part.
+    """Return the task of a baseline, and the conditions of a part with their numbers of cells.
 
     Raises
     ------
@@ -176,7 +177,7 @@ def write(
     *,
     learned: bool,
 ) -> dict[str, int]:
-    """Write a predictions file; return the numbers of cells in it.
+    """Write a predictions file and return the numbers of cells in it.
 
     Parameters
     ----------

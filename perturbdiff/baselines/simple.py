@@ -6,7 +6,9 @@ The linear model is that of Ahlmann-Eltze, Huber and Anders: change = gene embed
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -27,7 +29,7 @@ def control_copy(task: Task) -> Predictor:
 def resample(task: Task) -> Predictor:
     """Predict real training cells of the same perturbation, drawn at random from all training contexts.
 
-    With repeats only if there are too few; matched controls for a perturbation unseen in training.
+    Cells are repeated only if there are too few. A perturbation unseen in training gets matched controls.
     """
     labels = task.labels("perturbation")
     pools: dict[str, list[int]] = {}
@@ -52,8 +54,8 @@ def mean_of(task: Task, column: str | None) -> Predictor:
     task
         What to learn from and to predict.
     column
-        'perturbation', 'cell_type' or 'batch'; None: all training cells. A label unseen in training gets the mean
-        of all training cells.
+        'perturbation', 'cell_type' or 'batch'; None for the mean of all training cells, which a label unseen in
+        training gets too.
     """
     labels = task.labels(column or "perturbation")
     groups, names = task.groups(labels, task.train)
@@ -76,7 +78,7 @@ def gene_embedding(profiles: np.ndarray, components: int = NUM_COMPONENTS) -> np
     profiles
         float64 [n, G]: mean log1p profile of each pseudobulk.
     components
-        K, at most n - 1 and G - 1.
+        K, which is at most n - 1 and G - 1.
     """
     centred = profiles - profiles.mean(axis=1, keepdims=True)
     keep = min(components, len(centred) - 1, centred.shape[1] - 1)
@@ -175,10 +177,12 @@ def linear(task: Task) -> Predictor:
     genes = task.store.genes
     weights, mean = solve(changes, counts, embedding, perturbation_embedding(seen, genes, embedding, seen))
     wanted = sorted(set(perturbation[task.wanted]))
-    asked = perturbation_embedding(wanted, genes, embedding, seen)
-    known = {label for label, row in zip(wanted, asked, strict=True) if row.any()}
+    embeddings = perturbation_embedding(wanted, genes, embedding, seen)
+    known = {label for label, row in zip(wanted, embeddings, strict=True) if row.any()}
     task.report_unseen("linear", known, "perturbation", "the mean change is used")
-    change = {label: embedding @ (weights @ row) + mean for label, row in zip(wanted, asked, strict=True)}
+    change = {
+        label: embedding @ (weights @ row) + mean for label, row in zip(wanted, embeddings, strict=True)
+    }
 
     def predict(condition: int, size: int) -> Recipe:
         rows = task.matched(condition, size)
@@ -192,15 +196,15 @@ def control_means(task: Task, conditions: np.ndarray) -> dict[int, np.ndarray]:
     groups = np.where(task.is_control, np.cumsum(task.is_control) - 1, -1)
     means, cells = group_means(task.store, groups, int(task.is_control.sum()), label="control means")
     known: dict[tuple[int, ...], np.ndarray] = {}
-    found = {}
+    means_of = {}
     for condition in map(int, conditions):
         pool = task.controls.pool(condition)
         key = tuple(map(int, pool))
         if key not in known:
             weight = cells[groups[pool]]
             known[key] = weight @ means[groups[pool]] / weight.sum()
-        found[condition] = known[key]
-    return found
+        means_of[condition] = known[key]
+    return means_of
 
 
 class _Mean:
@@ -222,8 +226,8 @@ def nearest_context(task: Task) -> Predictor:
     """Predict matched control cells plus a mean change, clipped at 0.
 
     A context is a (cell type, batch). The change of a training condition is its mean minus the mean of its matched
-    controls. Averaged are the training contexts of the same cell type in which the perturbation was seen; if
-    there are none, all contexts in which it was seen; for a perturbation unseen in training, all conditions.
+    controls. The mean is over the training contexts of the same cell type in which the perturbation was seen. If
+    there are none, all contexts in which it was seen are averaged, and for an unseen perturbation all conditions.
     """
     perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
     base = control_means(task, task.perturbed)
@@ -231,13 +235,13 @@ def nearest_context(task: Task) -> Predictor:
     by_type: dict[tuple[str, str], _Mean] = {}
     by_perturbation: dict[str, _Mean] = {}
     overall = _Mean(task.store.n_genes)
-    asked = {p for _, p in wanted}
+    perturbations = {p for _, p in wanted}
     for condition, mean in condition_means(task.store, task.perturbed, label="training changes"):
         label = str(perturbation[condition])
         kind = (str(cell_type[condition]), label)
         change = mean - base[condition]
         overall.add(change)
-        if label in asked:
+        if label in perturbations:
             by_perturbation.setdefault(label, _Mean(len(change))).add(change)
         if kind in wanted:
             by_type.setdefault(kind, _Mean(len(change))).add(change)
@@ -256,3 +260,69 @@ def nearest_context(task: Task) -> Predictor:
         return Recipe(rows=rows, shift=mean.value)
 
     return predict
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A built-in baseline. With equal seeds, its predictions are equal bit for bit.
+
+    Attributes
+    ----------
+    learn
+        Learns from a task and returns the predictor.
+    cell
+        What a predicted cell is.
+    unseen
+        What it is for a perturbation that does not occur in training.
+    from_controls
+        Whether predicted cells are made from matched control cells.
+    trained
+        Whether it uses the training cells. If so, predictions of training conditions count as seen.
+    """
+
+    learn: Callable[[Task], Predictor]
+    cell: str
+    unseen: str
+    from_controls: bool = False
+    trained: bool = True
+
+
+BASELINES: Mapping[str, Baseline] = {
+    "control": Baseline(
+        control_copy,
+        "a matched control cell, without any change",
+        "the same",
+        from_controls=True,
+        trained=False,
+    ),
+    "mean-perturbation": Baseline(
+        partial(mean_of, column="perturbation"),
+        "the mean of all training cells with this perturbation",
+        "mean of all training cells",
+    ),
+    "mean-celltype": Baseline(
+        partial(mean_of, column="cell_type"), "the mean of all training cells of this cell type", "–"
+    ),
+    "mean-batch": Baseline(
+        partial(mean_of, column="batch"), "the mean of all training cells of this batch", "–"
+    ),
+    "mean-overall": Baseline(partial(mean_of, column=None), "the mean of all training cells", "–"),
+    "linear": Baseline(
+        linear,
+        "a matched control cell plus the change of a linear model, clipped at 0",
+        "the model's change if perturbations are described by genes and this one is a measured gene (below); "
+        "otherwise the mean change of all conditions",
+        from_controls=True,
+    ),
+    "nearest-context": Baseline(
+        nearest_context,
+        "a matched control cell plus the mean change in the nearest training contexts, clipped at 0",
+        "mean change of all conditions",
+        from_controls=True,
+    ),
+    "resample": Baseline(resample, "a real training cell with this perturbation", "a matched control cell"),
+}
+"""The built-in baselines by name. The command line, the report and the documentation read this table; a test compares
+the workflow's lists with it."""
+
+NAMES = tuple(BASELINES)

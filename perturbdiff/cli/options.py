@@ -53,10 +53,6 @@ class Program(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
-        except SystemExit as stop:  # Lightning raises this on a second Ctrl-C
-            if isinstance(stop.__context__, KeyboardInterrupt):
-                raise Interrupted from None
-            raise
 
 
 @dataclass(frozen=True)

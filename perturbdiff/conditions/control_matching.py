@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,8 +11,10 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.conditions.cell_distances import from_products
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.seeds import generator, words
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,6 @@ _GENES = 2048  # columns made dense at a time
 _SWAPS = 4  # maximum number of exchanges for each chosen cell
 _POOL = 22  # first word of the seeds of slices
 _KEPT = 4  # slices whose distances are kept in memory, 16 MiB each
-
-
-def generator(*words: int) -> np.random.Generator:
-    """Return the random generator of these non-negative numbers. It is the same on any machine."""
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(words)))
 
 
 class Rows:
@@ -191,12 +187,6 @@ def _members(names: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.array(members) for name, members in groups.items()}
 
 
-def words(seed: int, labels: tuple[str, ...], number: int) -> tuple[int, ...]:
-    """Return the seed of set ``number`` - 1 of a condition. Number 0 is for its control cells."""
-    digest = hashlib.sha256("\0".join(labels).encode()).digest()
-    return (seed, int.from_bytes(digest[:8], "little"), number)
-
-
 def distances(values: sparse.csr_matrix) -> np.ndarray:
     """Return the distances between cells [N, G], log1p, in fractions of a log1p unit: int32 [N, N]."""
     columns: Any = sparse.csc_matrix(values, dtype=np.float64)
@@ -205,8 +195,8 @@ def distances(values: sparse.csr_matrix) -> np.ndarray:
     for start in range(0, columns.shape[1], _GENES):
         block = columns[:, start : start + _GENES].toarray()
         product += block @ block.T  # sums of whole numbers below 2^53 are exact in any order
-    square = product.diagonal()
-    return np.rint(np.sqrt(square[:, None] + square - 2 * product) * _FINE).astype(np.int32)
+    squares = product.diagonal()
+    return np.rint(from_products(product, squares, squares) * _FINE).astype(np.int32)
 
 
 def represent(apart: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:

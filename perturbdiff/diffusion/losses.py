@@ -95,10 +95,11 @@ def cross_energy_distance(x: Tensor, y: Tensor, *, factor: Literal["paper", "hal
     whole sets can learn to do that, and then its sets look right while its cells do not.
     """
     with torch.autocast(x.device.type, enabled=False):
-        x, y = x.float(), y.float()
-        one, other = slice(0, None, 2), slice(1, None, 2)
-        between = distances(x[one], y[other]).mean((-1, -2)) + distances(x[other], y[one]).mean((-1, -2))
-        within = distances(x[one], x[other]).mean((-1, -2)) + distances(y[one], y[other]).mean((-1, -2))
+        x, y = (cells.float().unflatten(0, (-1, 2)) for cells in (x, y))  # [n, 2, m, G]
+        (x1, x2), (y1, y2) = x.unbind(1), y.unbind(1)
+        (sx1, sx2), (sy1, sy2) = ((cells * cells).sum(-1).unbind(1) for cells in (x, y))
+        between = _distances(x1, y2, sx1, sy2).mean((-1, -2)) + _distances(x2, y1, sx2, sy1).mean((-1, -2))
+        within = _distances(x1, x2, sx1, sx2).mean((-1, -2)) + _distances(y1, y2, sy1, sy2).mean((-1, -2))
         return 0.5 * (between - within) if factor == "half" else between - within
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import container, folders, machine, programs, slurm_job
+from perturbdiff.doctor import folders, job, machine, programs
 from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
@@ -20,24 +20,17 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
     places
         Folders that a run will use (work, output, checkpoints); none: the current folder.
     """
-    inside, in_job = container.is_inside(), slurm_job.is_inside()
     looks: list[Look] = [
-        ("Python", machine.python),
-        ("perturbdiff", machine.version),
-        ("CPU", machine.cpus),
+        ("Python", machine.python_and_cpus),
         ("memory", machine.memory),
         ("torch", machine.torch_version),
         ("GPU", machine.gpus),
         ("temporary files", machine.temporary_files),
     ]
-    if in_job:
-        looks += [
-            ("job", slurm_job.describe),
-            ("time left", slurm_job.time_left),
-            ("allocation", slurm_job.resources),
-        ]
-    if inside:
-        looks += [("image", container.describe), ("home", container.home)]
+    if job.in_job():
+        looks += [("job", job.describe), ("time left", job.time_left), ("allocation", job.resources)]
+    if job.in_container():
+        looks += [("image", job.image), ("home", job.home)]
     else:
         looks += [
             ("Java", programs.java),
@@ -45,8 +38,8 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
             ("Apptainer", programs.apptainer),
             ("Slurm", programs.slurm),
         ]
-        if not in_job:
+        if not job.in_job():
             looks += [("accounts", programs.accounts)]
     for place in dict.fromkeys(Path(os.path.abspath(p)) for p in places or [Path.cwd()]):  # noqa: PTH100 - no disk access
-        looks.append((str(place), lambda place=place: folders.look(place, asked_for=bool(places))))
+        looks.append((str(place), lambda place=place: folders.look(place, required=bool(places))))
     return gather(looks)

@@ -1,4 +1,4 @@
-"""What one check has found, how it is shown, and how checks are kept from waiting for ever."""
+"""A finding, how findings are shown, and how a check that hangs is given up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Look = tuple[str, "Callable[[], Check | list[Check]]"]
 
 GIB = 1 << 30
 LIMIT = 75.0
-"""Seconds after which a check that has said nothing is given up."""
+"""Seconds after which a check without a result is given up."""
 _SIGN = {"ok": "ok     ", "note": "note   ", "absent": "-      ", "problem": "PROBLEM"}
 
 
@@ -63,25 +63,29 @@ def render(checks: Sequence[Check]) -> str:
 
 def as_json(checks: Sequence[Check]) -> str:
     """Return the findings as JSON: version, host, number of problems, and the list of checks."""
-    problems = sum(check.status == "problem" for check in checks)
-    found = {"version": __version__, "host": platform.node(), "problems": problems}
-    return json.dumps(found | {"checks": [asdict(check) for check in checks]}, indent=2, ensure_ascii=False)
+    record = {
+        "version": __version__,
+        "host": platform.node(),
+        "problems": sum(check.status == "problem" for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+    return json.dumps(record, indent=2, ensure_ascii=False)
 
 
 def gather(looks: Sequence[Look], limit: float | None = None) -> list[Check]:
     """Run all checks at once and return what they found, in order.
 
-    A check that does not answer within ``limit`` seconds (a dead network file system holds whoever asks it) becomes
+    A check without a result after ``limit`` seconds (a dead network file system blocks whoever reads from it) becomes
     a problem. Its thread is left behind; it does not keep the process from ending.
     """
-    found: dict[int, list[Check]] = {}
+    results: dict[int, list[Check]] = {}
 
     def run(i: int, name: str, look: Callable[[], Check | list[Check]]) -> None:
         try:
             checks = look()
-        except Exception as error:  # noqa: BLE001 - the other checks still have something to say
+        except Exception as error:  # noqa: BLE001 - the other checks are still of use
             checks = Check(name, "problem", f"could not be looked at: {type(error).__name__}: {error}")
-        found[i] = checks if isinstance(checks, list) else [checks]
+        results[i] = checks if isinstance(checks, list) else [checks]
 
     threads = [threading.Thread(target=run, args=(i, *look), daemon=True) for i, look in enumerate(looks)]
     seconds = LIMIT if limit is None else limit
@@ -92,9 +96,8 @@ def gather(looks: Sequence[Look], limit: float | None = None) -> list[Check]:
         thread.join(max(end - time.monotonic(), 0))
     late = f"no answer within {seconds:.0f} s"
     remedy = "whatever it asks hangs (a dead network file system, a driver, a controller)"
-    return [
-        c for i, look in enumerate(looks) for c in found.get(i, [Check(look[0], "problem", late, remedy)])
-    ]
+    missing = [[Check(name, "problem", late, remedy)] for name, _ in looks]
+    return [check for i in range(len(looks)) for check in results.get(i, missing[i])]
 
 
 def ask(program: str, *arguments: str, timeout: float = 10, alone: bool = False) -> str | None:
@@ -105,7 +108,7 @@ def ask(program: str, *arguments: str, timeout: float = 10, alone: bool = False)
     if shutil.which(program) is None:
         return None
     try:
-        # a session of its own: launchers start children that would survive them
+        # A session of its own, because launchers start children that would survive them.
         process = subprocess.Popen(
             [program, *arguments],
             stdin=subprocess.DEVNULL,
@@ -117,15 +120,15 @@ def ask(program: str, *arguments: str, timeout: float = 10, alone: bool = False)
     except OSError:
         return None
     try:
-        said, _ = process.communicate(timeout=timeout)
+        output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         return None
-    return said.strip() if process.returncode == 0 else None
+    return output.strip() if process.returncode == 0 else None
 
 
-def span(seconds: float) -> str:
+def in_words(seconds: float) -> str:
     """Return a length of time in words, e.g. ``3 h 05 min``."""
     minutes = int(seconds // 60)
     if minutes < 1:
@@ -138,7 +141,7 @@ def span(seconds: float) -> str:
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number where the system knows no name for it, as in some containers."""
+    """Return the name of the user, or the number where the system has no name for it, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

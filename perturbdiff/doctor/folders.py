@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perturbdiff.doctor import container, slurm_job
+from perturbdiff.doctor import job
 from perturbdiff.doctor.findings import GIB, Check, ask
 
 _MOUNTS = Path("/proc/self/mounts")
@@ -20,7 +20,7 @@ _SHARED = re.compile(
     r"|fuse\.(sshfs|glusterfs|ceph.*|daos)"
 )
 _MEMORY = ("tmpfs", "ramfs")
-# how to ask for a quota, which most file systems do not show as free space
+# Commands that show a quota, which most file systems do not count in the free space they report.
 _QUOTA = {
     "lustre": "lfs quota -hu $USER",
     "gpfs": "mmlsquota",
@@ -28,7 +28,7 @@ _QUOTA = {
     "nfs": "quota -s",
 }
 _NODE_ONLY = re.compile(r"\b(localflock|nolock|local_lock=(flock|all))\b")
-# what a second process says while the first holds the lock; two handles of one process may share it on NFS
+# A second process tries the lock while this one holds it, because two handles of one process may share it on NFS.
 _TRY = """
 import fcntl, sys
 with open(sys.argv[1], "a") as handle:
@@ -40,8 +40,11 @@ sys.exit(3)
 """
 
 
-def look(folder: Path, *, asked_for: bool) -> list[Check]:
-    """Look at one folder; one that does not exist yet is judged by what it would be made in."""
+def look(folder: Path, *, required: bool) -> list[Check]:
+    """Look at one folder; if it does not exist yet, at the one in which it would be made.
+
+    A folder that cannot be written is a problem if it is ``required``, else a note.
+    """
     place = next(p for p in (folder, *folder.parents) if p.exists())
     if not place.is_dir():
         return [Check("folder", "problem", f"{folder}: {place} is a file", "name a folder")]
@@ -50,24 +53,24 @@ def look(folder: Path, *, asked_for: bool) -> list[Check]:
     if os.access(place, os.W_OK | os.X_OK):
         return [room, _sharing(folder, kind), _locks(folder, place, kind, options)]
     found = f"{folder}: not allowed in {place}"
-    if asked_for:
+    if required:
         return [room, Check("writing", "problem", found, "a run cannot write there: choose another folder")]
     return [room, Check("writing", "note", found, "name the folders of your run: --folder")]
 
 
 def mount_of(folder: Path) -> tuple[str, str]:
     """Return type and options of the file system that holds a folder."""
-    best, found = -1, ("unknown", "")
+    deepest, mount = -1, ("unknown", "")
     target = folder.resolve()
     for line in _MOUNTS.read_text().splitlines():
         fields = line.split()
         if len(fields) < 4:
             continue
         point = Path(re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), fields[1]))
-        # the last of equal mounts hides those below
-        if target.is_relative_to(point) and len(point.parts) >= best:
-            best, found = len(point.parts), (fields[2], fields[3])
-    return found
+        # The last of several mounts on one folder hides the others.
+        if target.is_relative_to(point) and len(point.parts) >= deepest:
+            deepest, mount = len(point.parts), (fields[2], fields[3])
+    return mount
 
 
 def _room(folder: Path, place: Path, kind: str) -> Check:
@@ -84,21 +87,20 @@ def _room(folder: Path, place: Path, kind: str) -> Check:
 
 
 def _sharing(folder: Path, kind: str) -> Check:
-    """Say whether other nodes see the folder; matters where jobs run on them."""
+    """Say whether other nodes see the folder, which matters if jobs run on them."""
     if _SHARED.fullmatch(kind):
         return Check("sharing", "ok", f"{folder}: {kind}, a network file system")
-    found = f"{folder}: {kind}, " + (
-        "memory of this node" if kind in _MEMORY else "looks like this node's own"
-    )
-    if not (slurm_job.is_inside() or container.is_inside() or ask("sbatch", "--version")):
+    where = "memory of this node" if kind in _MEMORY else "looks like this node's own"
+    found = f"{folder}: {kind}, {where}"
+    if not (job.in_job() or job.in_container() or ask("sbatch", "--version")):
         return Check("sharing", "ok", f"{found}; no cluster here")
     remedy = "all nodes must see -work-dir, --outdir, --ckpt_dir, inputs and image"
     return Check("sharing", "note", found, remedy)
 
 
 def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
-    """Hold a lock, as a training does with its checkpoints, and let a second process try; look at time stamps."""
-    # perturbdiff.runtime.locks: without the kernel's lock the file's time stamp tells that its holder lives
+    """Hold a lock, as a training does on its checkpoints, and let a second process try to take it."""
+    # Without the kernel's lock, perturbdiff.runtime.locks sees from a file's time stamp that its holder still runs.
     remedy = "trainings on one checkpoint folder know each other by a sign of life every 15 s instead"
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".perturbdiff-doctor-") as held:
@@ -107,9 +109,8 @@ def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
                 return Check("locks", "problem", found, "keep --ckpt_dir on another file system")
             fault = _fault(held.fileno(), held.name)
     except OSError as error:
-        return Check(
-            "locks", "problem", f"{folder}: no file can be made ({error.strerror})", "choose another folder"
-        )
+        found = f"{folder}: no file can be made ({error.strerror})"
+        return Check("locks", "problem", found, "choose another folder")
     if fault is None and _NODE_ONLY.search(options):
         fault = f"works within one node only ({kind} mounted with {options})"
     if fault:
@@ -118,7 +119,7 @@ def _locks(folder: Path, place: Path, kind: str, options: str) -> Check:
 
 
 def _fault(handle: int, name: str) -> str | None:
-    """Return what is wrong with the kernel's lock there, None if a second process respects it."""
+    """Return what is wrong with the kernel's lock on a file, None if a second process respects it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         tried = subprocess.run(
@@ -132,7 +133,7 @@ def _fault(handle: int, name: str) -> str | None:
 
 
 def _renews(path: Path) -> bool:
-    """Whether a file's time stamp can be set, as the sign of life of a holder."""
+    """Whether a file's time stamp can be set, by which the holder of a lock shows that it still runs."""
     before = path.stat().st_mtime
     os.utime(path, (before + 100, before + 100))
     return path.stat().st_mtime != before

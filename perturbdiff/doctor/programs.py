@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import slurm_job
+from perturbdiff.doctor import job
 from perturbdiff.doctor.findings import Check, ask, user_name
 
 _MIN_NEXTFLOW = (24, 10)
@@ -34,12 +34,12 @@ def java() -> Check:
 
 def nextflow(folders: Sequence[Path]) -> Check:
     """Version of Nextflow on PATH, or of one that bin/get-nextflow installed in one of the folders."""
-    own = [
+    installed = [
         str(path)
         for folder in folders
         for path in sorted((folder / ".cache" / "nextflow").glob("*/nextflow"), reverse=True)
     ]
-    for program in ["nextflow", *own]:
+    for program in ["nextflow", *installed]:
         match = re.search(r"version (\d+)\.(\d+)\.(\d+)", ask(program, "-version", timeout=60) or "")
         if match and (int(match[1]), int(match[2])) >= _MIN_NEXTFLOW:
             return Check("Nextflow", "ok", f"{match[1]}.{match[2]}.{match[3]} ({shutil.which(program)})")
@@ -61,31 +61,27 @@ def apptainer() -> list[Check]:
         return [Check("Apptainer", "absent", f"none (but {other})" if other else "none", remedy)]
     match = re.search(r"(\d+)\.(\d+)", version)
     if match and (int(match[1]), int(match[2])) < _MIN_APPTAINER:
-        return [
-            Check("Apptainer", "problem", version, "1.2 or newer is needed; ask the site, or module avail")
-        ]
+        remedy = "1.2 or newer is needed; ask the site, or module avail"
+        return [Check("Apptainer", "problem", version, remedy)]
     return [Check("Apptainer", "ok", version), _mounting(), _building()]
 
 
-def _settings() -> dict[str, str]:
-    return dict(re.findall(r"^(\w+)=(.*)$", ask("apptainer", "buildcfg") or "", re.MULTILINE))
-
-
 def _mounting() -> Check:
-    """Say how an image gets mounted: by the kernel (setuid), by squashfuse, or unpacked for each task."""
-    name, settings = "running images", _settings()
-    libexec = Path(settings.get("LIBEXECDIR", "/usr/libexec")) / "apptainer" / "bin"
-    suid = libexec / "starter-suid"
-    if suid.exists() and suid.stat().st_mode & 0o4000:
+    """Say how an image is opened: mounted by the kernel (setuid) or by squashfuse, or unpacked for each task."""
+    name = "running images"
+    configured = re.search(r"^LIBEXECDIR=(.*)$", ask("apptainer", "buildcfg") or "", re.MULTILINE)
+    libexec = Path(configured[1] if configured else "/usr/libexec") / "apptainer" / "bin"
+    starter = libexec / "starter-suid"
+    if starter.exists() and starter.stat().st_mode & 0o4000:
         return Check(name, "ok", "mounted by the kernel (setuid installation)")
     path = f"{libexec}:{os.environ.get('PATH', '')}"
     fuse = next((p for p in ("squashfuse_ll", "squashfuse") if shutil.which(p, path=path)), None)
-    lacks = [] if fuse else ["squashfuse"]
-    lacks += [] if os.access(_FUSE, os.R_OK | os.W_OK) else [f"{_FUSE} for ordinary users"]
-    lacks += [] if _namespaces() else ["user namespaces"]
-    if lacks:
+    missing = [] if fuse else ["squashfuse"]
+    missing += [] if os.access(_FUSE, os.R_OK | os.W_OK) else [f"{_FUSE} for ordinary users"]
+    missing += [] if _namespaces() else ["user namespaces"]
+    if missing:
         remedy = "each task may unpack the image first (minutes, gigabytes), or not start: ask the site"
-        return Check(name, "note", f"not seen: {', '.join(lacks)}", remedy)
+        return Check(name, "note", f"not seen: {', '.join(missing)}", remedy)
     return Check(name, "ok", f"mounted by {fuse}, in a user namespace: no unpacking")
 
 
@@ -98,11 +94,11 @@ def _building() -> Check:
     name, user = "building images", user_name()
     if os.geteuid() == 0:
         return Check(name, "ok", "as root")
-    marks = (f"{user}:", f"{os.getuid()}:")
+    starts = (f"{user}:", f"{os.getuid()}:")
     missing = [
         str(file)
         for file in (_ETC / "subuid", _ETC / "subgid")
-        if not any(line.startswith(marks) for line in _lines(file))
+        if not any(line.startswith(starts) for line in _lines(file))
     ]
     if not missing:
         return Check(name, "ok", f"--fakeroot: {user} has subordinate ids")
@@ -110,9 +106,8 @@ def _building() -> Check:
         found = f"--fakeroot by the fakeroot command (no entry in {' and '.join(missing)})"
         return Check(name, "note", found, "not tried: if the build fails, build elsewhere and copy the .sif")
     found = f"--fakeroot is not possible: {user} is not in {' and '.join(missing)}"
-    return Check(
-        name, "absent", found, "build the image on another machine and copy the .sif, or ask the site"
-    )
+    remedy = "build the image on another machine and copy the .sif, or ask the site"
+    return Check(name, "absent", found, remedy)
 
 
 def _lines(file: Path) -> list[str]:
@@ -128,12 +123,12 @@ def slurm() -> list[Check]:
     if not version:
         remedy = "-profile slurm needs sbatch; without it tasks run on this machine"
         return [Check("Slurm", "absent", "none", remedy)]
-    said = ask("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c|%m|%G")
-    if said is None:
+    table = ask("sinfo", "--noheader", "--format=%R|%a|%l|%D|%c|%m|%G")
+    if table is None:
         return [Check("Slurm", "problem", version, "sinfo does not answer: is the controller up?")]
-    if slurm_job.is_inside():
+    if job.in_job():
         return [Check("Slurm", "ok", version)]
-    kinds = list(dict.fromkeys(line.strip() for line in said.splitlines() if line.count("|") == 6))
+    kinds = list(dict.fromkeys(line.strip() for line in table.splitlines() if line.count("|") == 6))
     rows = [_partition(kind.split("|")) for kind in kinds]
     if len(rows) > _MANY:
         rows[_MANY:] = [Check("partition", "ok", f"and {len(rows) - _MANY} more kinds of nodes: sinfo")]
@@ -147,25 +142,24 @@ def _partition(fields: list[str]) -> Check:
     size = f"{int(memory) / 1024:.0f} GiB" if memory.isdigit() else "? GiB"
     gres = "no GPU" if gpus in ("(null)", "") else gpus
     found = f"{name}: {time}; {nodes} nodes with {cores} CPUs, {size}, {gres}"
-    if state != "up":
-        return Check("partition", "note", f"{found}; {state}")
-    return Check("partition", "ok", found)
+    return (
+        Check("partition", "ok", found) if state == "up" else Check("partition", "note", f"{found}; {state}")
+    )
 
 
 def accounts() -> Check:
     """Accounts that may be charged, where the site keeps accounts."""
     fields = "format=account%60,partition%60,qos%120"
     user = f"user={user_name()}"
-    said = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, fields, alone=True)
-    if said is None:
-        return Check(
-            "accounts", "absent", "sacctmgr tells none; the site says whether --slurm_account is needed"
-        )
-    rows = [line.split("|") for line in said.splitlines() if line.count("|") >= 2]
+    table = ask("sacctmgr", "--noheader", "--parsable2", "show", "associations", user, fields, alone=True)
+    if table is None:
+        found = "sacctmgr tells none; the site says whether --slurm_account is needed"
+        return Check("accounts", "absent", found)
+    rows = [line.split("|") for line in table.splitlines() if line.count("|") >= 2]
     if not rows:
         return Check("accounts", "note", "none in your name", "ask the site: jobs may need --slurm_account")
-    parts = [
+    names = [
         account + (f" (partition {partition})" if partition else "") + (f" (qos {qos})" if qos else "")
         for account, partition, qos, *_ in rows
     ]
-    return Check("accounts", "ok", "; ".join(dict.fromkeys(parts)))
+    return Check("accounts", "ok", "; ".join(dict.fromkeys(names)))

@@ -59,7 +59,7 @@ class EmbeddingTable:
         problem = _problem(self.names, self.vectors)
         if problem:
             raise UserError(f"semantic table: {problem}")
-        for row, name in enumerate(self.names):  # a name's own row comes before that of a stripped one
+        for row, name in enumerate(self.names):  # the row of the exact name, set below, takes precedence
             self._rows.setdefault(name.strip(), row)
         self._rows.update({name: row for row, name in enumerate(self.names)})
 
@@ -70,8 +70,7 @@ class EmbeddingTable:
 
     def row(self, name: str) -> int | None:
         """Return the row of a name, compared exactly and then without surrounding blanks, or None."""
-        found = self._rows.get(name)
-        return self._rows.get(name.strip()) if found is None else found
+        return self._rows.get(name, self._rows.get(name.strip()))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.row(name) is not None
@@ -153,7 +152,7 @@ class SemanticRows:
     missing: tuple[str, ...] = ()
 
     def report(self, kind: str) -> str:
-        """Return one line on what was found."""
+        """Return one line on which labels have which vectors."""
         line = f"{kind}: {len(self.vectors)} labels, vectors of {self.vectors.shape[1]} numbers"
         for what, labels in (
             ("by agent, without the dose", self.agent),
@@ -201,15 +200,15 @@ def semantic_rows(
         If labels are not in the table and ``missing_embedding`` is ``error``.
     """
     mean = table.vectors.mean(axis=0, dtype=np.float64)
-    own = np.full_like(mean, mean.mean()) if settings.control_embedding == "scalar" else mean
+    of_control = np.full_like(mean, mean.mean()) if settings.control_embedding == "scalar" else mean
     vectors = np.empty((len(labels), table.width), np.float32)
     notes: dict[str, list[str]] = {"agent": [], "combined": [], "missing": []}
     for place, label in enumerate(labels):
         if label == control and not control_by_name:
-            vectors[place] = own
+            vectors[place] = of_control
             continue
-        found, how = find(label, table, settings, parts=kind == "perturbation", control=control)
-        vectors[place] = mean if found is None else found
+        vector, how = find(label, table, settings, parts=kind == "perturbation", control=control)
+        vectors[place] = mean if vector is None else vector
         if how:
             notes[how].append(label)
     missing = notes["missing"]
@@ -236,15 +235,15 @@ def find(
     whole = table.row(label)
     if whole is not None:
         return table.vectors[whole], ""
-    found = agents(label, settings.combination_separator, names=table, control=control) if parts else ()
-    rows = [_agent_row(agent, table) for agent in found]
+    of_label = agents(label, settings.combination_separator, names=table, control=control) if parts else ()
+    rows = [_agent_row(agent, table) for agent in of_label]
     known = [row for row in rows if row is not None]
     if not rows or len(known) < len(rows):
         return None, "missing"
     if len(rows) == 1:
         return table.vectors[known[0]], "agent"
-    chosen = table.vectors[known].astype(np.float64)
-    return (chosen.sum(0) if settings.combination == "sum" else chosen.mean(0)), "combined"
+    vectors = table.vectors[known].astype(np.float64)
+    return (vectors.sum(0) if settings.combination == "sum" else vectors.mean(0)), "combined"
 
 
 def _agent_row(agent: Agent, table: EmbeddingTable) -> int | None:

@@ -14,16 +14,17 @@ perturbation    A    B
 PDCorr        0.9  1.0
 PDS_L1        1.0  1.0
 
-`METRICS` says of every metric what it is: formula, direction, range, and when it is undefined. `DEFINITIONS`
-holds what tells the two releases of cell-eval apart. The functions behind the metrics are in
+`METRICS` describes every metric: formula, direction, range, and when it is undefined. `DEFINITIONS` holds the
+differences between the two releases of cell-eval. The functions behind the metrics are in
 `perturbdiff.evaluation.metrics.profile_metrics`, those over cells in
 `perturbdiff.evaluation.metrics.populations`; chance levels and the collapse check in the modules of that name.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perturbdiff.runtime.lazy import attach
 
 if TYPE_CHECKING:
     from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
@@ -48,27 +49,6 @@ if TYPE_CHECKING:
     from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
     from perturbdiff.evaluation.metrics.sorted_columns import Columns
     from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
-
-_PLACES = {
-    "evaluation_stage": ("ceiling", "evaluate"),
-    "in_memory": ("compare", "tabulate"),
-    "metrics.bounds": ("spearman_brown",),
-    "metrics.catalogue": ("METRICS", "chosen", "score"),
-    "metrics.differential": (
-        "DEFAULT",
-        "DEFINITIONS",
-        "Controls",
-        "Definition",
-        "Differential",
-        "benjamini_hochberg",
-        "fold_change",
-    ),
-    "metrics.populations": ("condition_metrics", "energy_distance", "mmd", "wasserstein"),
-    "metrics.profile_metrics": ("Comparison", "Metric"),
-    "metrics.sorted_columns": ("Columns",),
-    "scoring.intervals": ("bootstrap_mean", "bootstrap_means"),
-}
-_HOMES = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "DEFAULT",
@@ -96,14 +76,25 @@ __all__ = [
     "tabulate",
     "wasserstein",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import what is asked for, and only that: the command line must not wait for all of it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "evaluation_stage": ("ceiling", "evaluate"),
+        "in_memory": ("compare", "tabulate"),
+        "metrics.bounds": ("spearman_brown",),
+        "metrics.catalogue": ("METRICS", "chosen", "score"),
+        "metrics.differential": (
+            "DEFAULT",
+            "DEFINITIONS",
+            "Controls",
+            "Definition",
+            "Differential",
+            "benjamini_hochberg",
+            "fold_change",
+        ),
+        "metrics.populations": ("condition_metrics", "energy_distance", "mmd", "wasserstein"),
+        "metrics.profile_metrics": ("Comparison", "Metric"),
+        "metrics.sorted_columns": ("Columns",),
+        "scoring.intervals": ("bootstrap_mean", "bootstrap_means"),
+    },
+)

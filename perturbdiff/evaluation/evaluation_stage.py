@@ -1,4 +1,4 @@
-"""`evaluate`: predictions and truth in, a folder of tables out; `ceiling`: how well real cells predict themselves."""
+"""The stages `evaluate`, predictions against real cells, and `ceiling`, real cells against real cells."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.cells_by_condition import Sparse
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"
 
-_EXTRA, _TURNS = 10, 8  # further directions that are followed along, and how often they are turned
+_EXTRA, _TURNS = 10, 8  # further directions of the subspace iteration, and its number of steps
 
 
 def choose(conditions: pd.DataFrame, most: int) -> list[Condition]:
     """Return at most ``most`` conditions by falling real effect, each perturbation once while there are others.
 
-    Conditions smaller than the median are passed over: the mean of few cells is far from anything.
+    Conditions smaller than the median are left out, because the mean of few cells is mostly noise.
     """
     large = pd.DataFrame(conditions[conditions["n_cells"] >= conditions["n_cells"].median()])
     ranked = large.sort_values(["effect", "perturbation"], ascending=[False, True], kind="stable")
@@ -50,7 +50,7 @@ def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: in
     conditions
         Which conditions to show, see `choose`.
     cells
-        At most so many of each kind in a condition.
+        Most cells of each kind in a condition.
 
     Returns
     -------
@@ -133,7 +133,7 @@ def evaluate(
     threads
         Threads that compare; by default the processors that this process may use. The result does not depend on it.
     shard
-        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.score_tables.merge`.
+        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.merge_scores.merge`.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def evaluate(
     ) as stage:
         if not stage.skip:
             predicted = inputs.open_predictions(
-                files["predictions"], config, own=not inputs.is_store(files["truth"])
+                files["predictions"], config, ours=not inputs.is_store(files["truth"])
             )
             real = inputs.open_truth(files["truth"], config, control=predicted.control)
             names = {
@@ -177,9 +177,9 @@ def ceiling(
     shard: tuple[int, int] = (0, 1),
     force: bool = False,
 ) -> Path:
-    """Score one random half of each condition's real cells against the other: the data's own ceiling.
+    """Score one random half of each condition's real cells against the other, as the ceiling of any method's score.
 
-    Half the cells are half the evidence: full-size predictions meet a truth with less noise than these halves.
+    Halves are noisier than all cells: a full-size prediction is compared with less noisy real cells than these.
 
     Parameters
     ----------
@@ -225,15 +225,15 @@ def _run(
 ) -> None:
     """Score ``pairs`` and write every table into the stage's folder, or those of a part."""
     scored = score_cells(pairs, config, seed=seed, threads=threads, shard=shard)
-    found = _tables(scored, pairs, config, stage.path, seed)
+    tables = _tables(scored, pairs, config, stage.path, seed)
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
-        found.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
-    found.facts, found.findings = _facts(pairs), list(pairs.findings)
+        tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
+    tables.facts, tables.findings = _facts(pairs), list(pairs.findings)
     if shard[1] == 1:
-        stage.results.update(score_tables.write_folder(stage.path, found, config, names, seed))
+        stage.results.update(score_tables.write_folder(stage.path, tables, config, names, seed))
     else:
-        found.save(stage.path)
+        tables.save(stage.path)
         stage.results.update(
             {**names, "scopes": [list(scope) for unit in scored.units for scope in unit.scopes]}
         )
@@ -259,10 +259,10 @@ def _tables(
                     alike.append((*scope, *numbers, likeness.verdict))
                 if scored.wanted.tests:
                     writer.add(scope, comparison)
-    own = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
+    conditions = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
     return score_tables.Tables(
         metrics=pd.concat(metrics, ignore_index=True) if metrics else pd.DataFrame(),
-        conditions=pd.DataFrame(own).drop(columns="own", errors="ignore").reset_index(drop=True),
+        conditions=pd.DataFrame(conditions).drop(columns="own", errors="ignore").reset_index(drop=True),
         chance=pd.DataFrame(by_chance, columns=pd.Index(score_tables.CHANCE)),
         collapse=pd.DataFrame(alike, columns=pd.Index(score_tables.COLLAPSE)),
     )
@@ -284,7 +284,7 @@ def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
 
 
 def _settings(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
-    """Return what the manifest says was set; a whole run says nothing of parts."""
+    """Return what the manifest says was set; a whole run does not mention shards."""
     part = {} if shard[1] == 1 else {"shard": list(shard)}
     return {**config.model_dump(), **more, **part}
 

@@ -18,7 +18,7 @@ from perturbdiff.evaluation.metrics.differential import (
     Differential,
 )
 from perturbdiff.evaluation.metrics.profile_metrics import MIN_DE, Comparison
-from perturbdiff.evaluation.metrics.sorted_columns import Sparse
+from perturbdiff.io.matrices import Sparse
 
 Matrix = np.ndarray | Sparse
 Labels = Sequence[str] | np.ndarray | pd.Series
@@ -58,7 +58,7 @@ def compare(
     min_de
         Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
     own_controls
-        Hold predicted cells against the controls among them. By default both sides share the real controls, so
+        Compare predicted cells with the controls among them. By default both sides share the real controls, so
         that no method can gain by shifting its own.
     threads
         Perturbations tested at a time; the result does not depend on it.
@@ -96,10 +96,10 @@ def compare(
 
     tasks = [(side, name) for side in (0, 1) for name in names]
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        found = list(pool.map(test, tasks)) if threads > 1 else [test(task) for task in tasks]
+        results = list(pool.map(test, tasks)) if threads > 1 else [test(task) for task in tasks]
     tables = []
     for side in (0, 1):
-        rows = found[side * len(names) : (side + 1) * len(names)]
+        rows = results[side * len(names) : (side + 1) * len(names)]
         p, mean = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
         tables.append(Differential.of(p, mean, controls[side].mean, definition=rules, alpha=alpha))
     return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de)
@@ -117,7 +117,7 @@ def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:
     """
     wanted = [name for name in chosen(names) if METRICS[name].compute is not None]
     num = len(comparison.perturbations)
-    values = {name: np.broadcast_to(found, num) for name, found in score(comparison, wanted).items()}
+    values = {name: np.broadcast_to(scores, num) for name, scores in score(comparison, wanted).items()}
     return pd.DataFrame(values, index=pd.Index(comparison.perturbations, name="perturbation"))
 
 
@@ -127,8 +127,8 @@ def _groups(cells: Matrix, labels: Labels, words: str) -> dict[str, np.ndarray]:
     if names.shape != (cells.shape[0],):
         raise ValueError(f"{names.size} labels for {cells.shape[0]} {words} cells")
     order = np.argsort(names, kind="stable")
-    found, first = np.unique(names[order], return_index=True)
-    return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
+    distinct, first = np.unique(names[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, first[1:]), strict=True))
 
 
 def _by_rows(cells: Matrix) -> Matrix:

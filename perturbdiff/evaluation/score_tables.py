@@ -1,9 +1,9 @@
-"""`merge`: the parts of one evaluation in, the folder of a single run out."""
+"""The tables of an evaluation, and the folder that they are written to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,128 +17,24 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
+from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
-from perturbdiff.runtime import job_shards, provenance, tabular, untrusted
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime import provenance, tabular, untrusted
+from perturbdiff.runtime.errors import UserError
 
-FEW_CELLS = 10
-FEW_PERTURBATIONS = 5
-UNDEFINED = 0.2  # share of perturbations without a value
-LIBRARY = 2.0  # factor between predicted and real library sizes
 DIFFERENTIAL = {"real": "de_real.parquet", "predicted": "de_pred.parquet"}
 CHANCE = ("scope_kind", "scope", "metric", "chance")
 COLLAPSE = ("scope_kind", "scope", "real", "predicted", "ratio", "verdict")
 PART = "part.json"
-"""File that tells a part from a whole evaluation."""
-_CSV_ROWS = 200_000  # a table with more rows has no CSV twin
+"""File that marks a part of an evaluation."""
+_CSV_ROWS = 200_000  # a table with more rows is not written as CSV too
 _GROUP_ROWS = 1 << 19  # rows of a row group of the DE tables
 _FRAMES = ("metrics", "conditions", "chance", "collapse", "points")
-_STAGES = ("evaluate", "ceiling")
-
-Finding = dict[str, Any]
-
-
-def findings(
-    metrics: pd.DataFrame, conditions: pd.DataFrame, collapse: pd.DataFrame, config: EvaluateConfig
-) -> list[Finding]:
-    """Return ``kind``, ``text`` and ``count`` of everything that limits what the numbers say.
-
-    Parameters
-    ----------
-    metrics, conditions, collapse
-        Tables of a whole evaluation as `perturbdiff.evaluation.score_tables` writes them.
-    """
-    pooled = pd.DataFrame(metrics[metrics["scope_kind"] == POOLED])
-    found = [
-        *_few_cells(conditions),
-        *_few_perturbations(pooled),
-        *_no_de(pooled, config),
-        *_undefined(pooled),
-        *_library(conditions),
-        *_collapse(collapse),
-    ]
-    return [{"kind": kind, "text": text, "count": count} for kind, text, count in found]
-
-
-def _few_cells(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
-    found = []
-    for column, what in (("n_cells", "real"), ("n_predicted", "predicted")):
-        if few := int((conditions[column] < FEW_CELLS).sum()):
-            text = (
-                f"{few} of {len(conditions)} conditions have fewer than {FEW_CELLS} {what} cells; "
-                "their values are mostly noise"
-            )
-            found.append(("few_cells", text, few))
-    return found
-
-
-def _few_perturbations(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
-    coupled = pooled[pooled["metric"].str.startswith("PDS") | (pooled["metric"] == "ES")]
-    num = pooled.loc[pooled["perturbation"] != "*", "perturbation"].nunique()
-    if coupled.empty or num >= FEW_PERTURBATIONS:
-        return []
-    noun = "1 perturbation" if num == 1 else f"{num} perturbations"
-    text = f"only {noun} to tell apart; discrimination scores (PDS) and ES mean little"
-    return [("few_perturbations", text, num)]
-
-
-def _no_de(pooled: pd.DataFrame, config: EvaluateConfig) -> list[tuple[str, str, int]]:
-    counts = pooled.loc[pooled["metric"] == "n_DE_real", "value"]
-    none, few = int((counts == 0).sum()), int((counts < config.min_de).sum())
-    if not few:
-        return []
-    text = f"{few} of {len(counts)} perturbations have fewer than {config.min_de} real DE genes in the pool"
-    if none:
-        text += f", {none} of them none, which DEOver and DEPrec count as 0"
-    return [("no_de", f"{text}; DEOver_10 and DEPrec_10 leave them out", few)]
-
-
-def _undefined(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
-    several = pooled[pooled["perturbation"] != "*"]
-    shares = several.assign(missing=several["status"] == "undefined").groupby("metric", sort=False)["missing"]
-    names = [str(name) for name, share in shares.mean().items() if share > UNDEFINED]
-    if not names:
-        return []
-    text = (
-        f"{listing(names)} {'is' if len(names) == 1 else 'are'} undefined for more than a fifth of the perturbations; "
-        "the means are over the others"
-    )
-    return [("undefined", text, len(names))]
-
-
-def _library(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
-    ratios = conditions["library_ratio"].dropna() if "library_ratio" in conditions else pd.Series(dtype=float)
-    if ratios.empty or 1 / LIBRARY <= (middle := float(ratios.median())) <= LIBRARY:
-        return []
-    far = int(((ratios < 1 / LIBRARY) | (ratios > LIBRARY)).sum())
-    text = (
-        f"predicted cells hold {middle:.2g} times the normalised counts of real cells (median over conditions); "
-        "are both sides normalised alike?"
-    )
-    return [("scale", text, far)]
-
-
-def _collapse(collapse: pd.DataFrame) -> list[tuple[str, str, int]]:
-    if collapse.empty:
-        return []
-    bad = collapse[~collapse["verdict"].isin(["as different as the truth", "less alike than the truth"])]
-    pooled = pd.DataFrame(bad[bad["scope_kind"] == POOLED])
-    found = []
-    for row in pooled.to_dict("records"):
-        text = (
-            f"predictions of different perturbations: {row['verdict']} (median correlation of changes "
-            f"{row['predicted']:.2f}, real {row['real']:.2f}; size of changes {row['ratio']:.2f} of the real ones)"
-        )
-        found.append(("collapse", text, 1))
-    if labels := sorted(set(bad["scope"]) - set(pooled["scope"])):
-        text = f"in {len(labels)} contexts predictions are collapsed or too alike: {listing(labels)}"
-        found.append(("collapse", text, len(labels)))
-    return found
 
 
 @dataclass
 class Tables:
-    """What was found in some scopes.
+    """The scores of some scopes.
 
     Attributes
     ----------
@@ -153,9 +49,9 @@ class Tables:
     points
         The embedding; empty in a part without the pool.
     facts
-        Of the inputs, the same in every part; ``largest_predicted_value`` is of the cells read.
+        Facts about the inputs, the same in every part; only ``largest_predicted_value`` is of the cells read.
     findings
-        What the inputs gave rise to say.
+        Remarks on the inputs.
     """
 
     metrics: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -194,8 +90,8 @@ class Tables:
         """Return the tables of all parts in the order of a single run."""
         frames = {}
         for name in _FRAMES:
-            if found := [t for part in parts if len(t := getattr(part, name))]:
-                frames[name] = pd.concat(found, ignore_index=True)
+            if tables := [t for part in parts if len(t := getattr(part, name))]:
+                frames[name] = pd.concat(tables, ignore_index=True)
         for name in ("metrics", "chance", "collapse"):
             if name in frames:
                 frames[name] = _by_scope(frames[name])
@@ -256,7 +152,7 @@ def write_folder(
         **tables.facts,
         "headline": _headline(means),
         "collapse": tables.collapse.to_dict("records"),
-        "findings": [*tables.findings, *findings(metrics, conditions, tables.collapse, config)],
+        "findings": [*tables.findings, *limits(metrics, conditions, tables.collapse, config)],
     }
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     if len(metrics) <= _CSV_ROWS:
@@ -274,11 +170,11 @@ def _members(conditions: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:
     """Return each context's conditions as (scope, perturbation)."""
     scope = conditions["cell_type"] + "|" + conditions["batch"]
     keys = list(zip(scope, conditions["perturbation"], strict=True))
-    found: dict[str, list[tuple[str, str]]] = {}
+    members: dict[str, list[tuple[str, str]]] = {}
     for context, key in zip(conditions["context"], keys, strict=True):
         if context != "":
-            found.setdefault(str(context), []).append(key)
-    return found
+            members.setdefault(str(context), []).append(key)
+    return members
 
 
 def _headline(means: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -327,23 +223,9 @@ class DifferentialWriter:
             writer.close()
 
 
-def differential_scopes(path: Path) -> list[Scope]:
-    """Return the scope of each row group of a DE table."""
-    with pq.ParquetFile(path) as file:
-        names = ["scope_kind", "scope"]
-        first = [file.read_row_group(i, columns=names).slice(0, 1) for i in range(file.num_row_groups)]
-    return [(t["scope_kind"][0].as_py(), t["scope"][0].as_py()) for t in first]
-
-
-def read_group(path: Path, number: int) -> pa.Table:
-    """Return a row group of a DE table."""
-    with pq.ParquetFile(path) as file:
-        return file.read_row_group(number)
-
-
 def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: slice) -> pa.Table:
     """Return a row per perturbation and gene."""
-    found, genes = getattr(comparison, side), comparison.genes
+    results, genes = getattr(comparison, side), comparison.genes
     perturbations = comparison.perturbations[rows]
     num, width = len(perturbations), len(genes)
 
@@ -356,73 +238,10 @@ def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: s
             "scope": repeated(scope[1:], np.zeros(num * width)),
             "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
             "gene": repeated(genes, np.tile(np.arange(width), num)),
-            "p": found.p[rows].ravel(),
-            "q": found.q[rows].ravel(),
-            "log2fc": found.log2_fold[rows].ravel(),
-            "mean": found.mean[rows].ravel().astype(np.float32),
-            "control_mean": np.tile(found.control.astype(np.float32), num),
+            "p": results.p[rows].ravel(),
+            "q": results.q[rows].ravel(),
+            "log2fc": results.log2_fold[rows].ravel(),
+            "mean": results.mean[rows].ravel().astype(np.float32),
+            "control_mean": np.tile(results.control.astype(np.float32), num),
         }
     )
-
-
-def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
-    """Join the parts that `evaluate` or `ceiling` wrote with ``shard=(I, N)``.
-
-    The tables and the manifest are those of a single run, to the last byte.
-
-    Parameters
-    ----------
-    parts
-        All N folders, in any order.
-    out
-        Folder to write.
-
-    Returns
-    -------
-    Path
-        ``out``.
-
-    Raises
-    ------
-    UserError
-        If a folder is no part, parts are missing or given twice, or they are not of the same evaluation.
-    """
-    ordered, records = job_shards.ordered([Path(part) for part in parts], "evaluate", _is_part)
-    first = records[0]
-    base = {key: first[key] for key in job_shards.DETERMINE}
-    base["config"] = {k: v for k, v in first["config"].items() if k != "shard"}
-    with provenance.stage(
-        str(base["stage"]),
-        Path(out),
-        config={},
-        inputs=job_shards.roles(ordered),
-        folder=True,
-        force=force,
-        base=base,
-    ) as stage:
-        if not stage.skip:
-            found = Tables.joined([Tables.load(part) for part in ordered])
-            names = {key: str(first["results"][key]) for key in ("kind", "method", "dataset")}
-            fields = {k: v for k, v in base["config"].items() if k in EvaluateConfig.model_fields}
-            config = EvaluateConfig.model_validate(fields)
-            summary = write_folder(stage.path, found, config, names, int(base["seed"]))
-            _join_differential(ordered, stage.path)
-            stage.results.update(summary)
-            stage.notes["parts"] = len(ordered)
-    return Path(out)
-
-
-def _is_part(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    return manifest["stage"] in _STAGES and (folder / PART).is_file()
-
-
-def _join_differential(parts: Sequence[Path], folder: Path) -> None:
-    """Copy the DE tables row group by row group, in the order of the scopes."""
-    with DifferentialWriter(folder) as writer:
-        for side, name in DIFFERENTIAL.items():
-            groups: list[tuple[tuple[bool, Scope], Path, int]] = []
-            for path in (part / name for part in parts):
-                scopes = differential_scopes(path) if path.is_file() else []
-                groups += [((scope[0] != POOLED, scope), path, i) for i, scope in enumerate(scopes)]
-            for _, path, number in sorted(groups):
-                writer.add_group(side, read_group(path, number))

@@ -1,4 +1,4 @@
-"""Lists of gene names: text files, folders of a vocabulary, and the genes of data; ids and names told apart."""
+"""Lists of gene names from text files, folders of a vocabulary and data, and whether they are names or ids."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def read_names(path: Path) -> list[str]:
 
 def kinds_of(names: Sequence[str]) -> np.ndarray:
     """Return for each name which of `KINDS` it is, int8."""
-    found = [_ID.fullmatch(name) for name in names]
-    return np.array([0 if m is None else 1 if m.group(2) is None else 2 for m in found], np.int8)
+    matches = [_ID.fullmatch(name) for name in names]
+    return np.array([0 if m is None else 1 if m.group(2) is None else 2 for m in matches], np.int8)
 
 
 def main_kind(kinds: np.ndarray) -> int:
@@ -63,7 +63,7 @@ def main_kind(kinds: np.ndarray) -> int:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """Return a short name for each path: the file's own, with as many folders before it as make all differ."""
+    """Return a short name for each path: the file name, after as many of its folders as make all names differ."""
     parts = [Path(path).absolute().parts for path in paths]
     length = 1
     while True:

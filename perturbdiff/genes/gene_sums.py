@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,10 +10,6 @@ import pandas as pd
 from perturbdiff.genes import highly_variable
 from perturbdiff.io.matrices import Block
 from perturbdiff.runtime.compiled import kernel
-
-if TYPE_CHECKING:
-    from perturbdiff.preprocessing.passes import PieceReader
-
 
 _SMALL = 32
 """Counts below this have their logarithm computed once per cell: nearly all do."""
@@ -41,14 +35,14 @@ def add_gene_sums(
         if g < 0 or divisor[i] <= 0:
             continue
         factor = 1.0 / divisor[i]
-        own = sums[g]
+        of_group = sums[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
                 value = data[k] * factor
-                own[j, 0] += value
-                own[j, 1] += value * value
-                own[j, 2] += 1.0
+                of_group[j, 0] += value
+                of_group[j, 1] += value * value
+                of_group[j, 2] += 1.0
 
 
 @kernel
@@ -68,7 +62,7 @@ def add_log_sums(
         if g < 0:
             continue
         small[:] = -1.0
-        own = sums[g]
+        of_group = sums[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
@@ -79,9 +73,9 @@ def add_log_sums(
                     value = small[count]
                 else:
                     value = np.log1p(data[k] * factor[i])
-                own[j, 0] += value
-                own[j, 1] += value * value
-                own[j, 2] += 1.0
+                of_group[j, 0] += value
+                of_group[j, 1] += value * value
+                of_group[j, 2] += 1.0
 
 
 @kernel
@@ -96,22 +90,22 @@ def add_clipped_sums(
 ) -> None:
     """Add values up to ``limit`` [group, gene] to ``sums`` [group, gene, 3] and count those above it.
 
-    Sums of whole numbers are exact in any order; what is above the limit counts as the limit, later.
+    Sums of whole numbers are exact in any order. A count above the limit is later replaced by the limit.
     """
     for i in range(len(indptr) - 1):
         g = group[i]
         if g < 0:
             continue
-        own, top = sums[g], limit[g]
+        of_group, top = sums[g], limit[g]
         for k in range(indptr[i], indptr[i + 1]):
             j = columns[indices[k]]
             if j >= 0 and data[k] > 0:
                 value = np.float64(data[k])
                 if value > top[j]:
-                    own[j, 2] += 1.0
+                    of_group[j, 2] += 1.0
                 else:
-                    own[j, 0] += value
-                    own[j, 1] += value * value
+                    of_group[j, 0] += value
+                    of_group[j, 1] += value * value
 
 
 @kernel
@@ -137,7 +131,7 @@ def add_target_sums(
 
 
 @kernel
-def own_values(
+def values_of_own_gene(
     indptr: np.ndarray,
     indices: np.ndarray,
     data: np.ndarray,
@@ -146,7 +140,7 @@ def own_values(
     gene: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write value * factor of its row of each row's own ``gene`` (-1: none); 0 where it is not stored."""
+    """Write, for each row, the value of its own ``gene`` (-1: none) times the row's factor; 0 if it is not stored."""
     for i in range(len(indptr) - 1):
         out[i] = 0.0
         if gene[i] < 0:
@@ -255,91 +249,6 @@ def gene_groups(conditions: pd.DataFrame, look: np.ndarray, *, by_batch: bool) -
     return np.where(look, batches.codes, _LEFT_OUT).astype(np.int32), len(batches.categories)
 
 
-@dataclass(frozen=True)
-class SumsRequest:
-    """What the passes of this module are told.
-
-    Attributes
-    ----------
-    group
-        Group of each condition, int32, -1 for those left out.
-    num_groups
-        Number of groups.
-    stored, log
-        For `gene_sums`: sum values as stored; the stored values are log1p.
-    target_sum
-        For `log_sums`: depth that cells are scaled to.
-    limits
-        For `clipped_sums`: file with the largest count each gene may have, float64 [groups, G].
-    """
-
-    group: np.ndarray
-    num_groups: int
-    stored: bool = False
-    log: bool = False
-    target_sum: float = 1.0
-    limits: str = ""
-
-
 def group_of_cells(codes: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return the group of each cell from that of its condition; dropped cells (code -1) have none (-1)."""
+    """Return the group of each cell, which is its condition's; dropped cells (code -1) have none (-1)."""
     return np.where(codes >= 0, group[np.maximum(codes, 0)], _LEFT_OUT).astype(np.int32)
-
-
-def _rows(reader: PieceReader, group: np.ndarray) -> Iterable[tuple[Block, slice]]:
-    """Yield the piece's blocks that hold a cell of any group, with the places of their rows in the piece."""
-    for block in reader.blocks():
-        rows = slice(block.start - reader.piece.start, block.stop - reader.piece.start)
-        if (group[rows] >= 0).any():
-            yield block, rows
-
-
-def gene_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
-    """Return a piece's `GeneSums` as arrays, as the first pass makes them, of the cells that are left.
-
-    A pass of its own, needed where a later filter (the knock-down) has dropped cells after the first pass.
-    """
-    sums = GeneSums(request.num_groups, reader.num_genes)
-    group = group_of_cells(reader.codes, request.group)
-    divisor = None if request.stored or request.log else np.asarray(reader.saved("scan")["depth"], np.float64)
-    for block, rows in _rows(reader, group):
-        if request.log and not request.stored:
-            block = replace(block, data=np.expm1(block.data, dtype=np.float64))
-        sums.add(block, reader.columns, group[rows], None if divisor is None else divisor[rows])
-    return sums.arrays()
-
-
-def log_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
-    """Return a piece's sums of log1p(count * target_sum / depth) as arrays of `GeneSums`."""
-    sums = GeneSums(request.num_groups, reader.num_genes)
-    group = group_of_cells(reader.codes, request.group)
-    depth = np.asarray(reader.saved("scan")["depth"], np.float64)
-    factor = request.target_sum / np.where(depth > 0, depth, 1.0)
-    for block, rows in _rows(reader, group):
-        sums.count(group[rows])
-        add_log_sums(
-            block.indptr, block.indices, block.data, reader.columns, group[rows], factor[rows], sums.values
-        )
-    return sums.arrays()
-
-
-def clipped_sums(reader: PieceReader, request: SumsRequest) -> dict[str, np.ndarray]:
-    """Return a piece's sums of counts up to their gene's limit, and the number of those above.
-
-    As arrays of `GeneSums`, the number in the place of the positive values; all sums are exact.
-    """
-    sums = GeneSums(request.num_groups, reader.num_genes)
-    group = group_of_cells(reader.codes, request.group)
-    present = np.unique(group[group >= 0])
-    limits = np.asarray(np.load(request.limits, mmap_mode="r")[present])
-    local = np.full(request.num_groups, _LEFT_OUT, np.int32)
-    local[present] = np.arange(len(present))
-    values = np.zeros((len(present), reader.num_genes, 3))
-    for block, rows in _rows(reader, group):
-        sums.count(group[rows])
-        add_clipped_sums(
-            block.indptr, block.indices, block.data, reader.columns,
-            group_of_cells(group[rows], local), limits, values,
-        )  # fmt: skip
-    sums.values[present] = values
-    return sums.arrays()

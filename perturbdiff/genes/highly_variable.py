@@ -1,7 +1,7 @@
 """Scanpy's three flavors of highly variable genes, from each batch's means and variances.
 
-Nothing here sees a cell: the moments come from streaming sums (`perturbdiff.genes.selection`). Ties, undefined
-values and the combination of batches are those of scanpy 1.11, so that the same genes are chosen.
+The moments come from streaming sums (`perturbdiff.genes.gene_sums`), so that no cell is needed here. Ties, undefined
+values and the combination of batches are treated as in scanpy 1.11, so that the same genes are chosen.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def dispersions(flavor: str, mean: np.ndarray, variance: np.ndarray, num_top: in
         mean, dispersion = np.log1p(mean), np.log(dispersion)
     frame = pd.DataFrame({"means": mean, "dispersions": dispersion})
     statistics, bins = (_seurat_bins if flavor == "seurat" else _cell_ranger_bins)(frame)
-    own = statistics.loc[bins].set_index(frame.index)
+    of_bin = statistics.loc[bins].set_index(frame.index)
     with np.errstate(divide="ignore", invalid="ignore"):
-        frame["dispersions_norm"] = (frame["dispersions"] - own["centre"]) / own["width"]
+        frame["dispersions_norm"] = (frame["dispersions"] - of_bin["centre"]) / of_bin["width"]
     scores = frame["dispersions_norm"].to_numpy()
     defined = np.sort(scores[~np.isnan(scores)])[::-1]
     cut = defined[min(num_top, len(defined)) - 1] if len(defined) else np.inf
@@ -119,22 +119,21 @@ def rank_by_dispersion(
     """Return all genes' statistics with the chosen ones marked, over one batch or combined as ``batch_key`` does.
 
     With ``by_batch``, genes are ordered by the number of batches that choose them, then by their mean
-    normalised dispersion; a gene a batch does not detect counts there as zero, and a batch of one cell
-    chooses none (scanpy then ranks rounding errors).
+    normalised dispersion. A gene that a batch does not detect has 0 there. A batch of one cell chooses no gene
+    (scanpy would rank rounding errors).
     """
     if not by_batch:
         (batch,) = batches
         return dispersions(flavor, batch.mean, batch.variance, num_top).set_index(pd.Index(genes))
     names, frames = np.asarray(genes, object), []
     for batch in batches:
-        seen = batch.detected
-        absent = pd.DataFrame(0.0, index=pd.Index(names[~seen]), columns=pd.Index(_COLUMNS))
-        if seen.any():
-            found = dispersions(flavor, batch.mean[seen], batch.variance[seen], num_top)
-            found["highly_variable"] &= batch.cells > 1
-            found.index = pd.Index(names[seen])
-            frames.append(found.astype({"highly_variable": float}))
-        frames.append(absent)
+        detected = batch.detected
+        if detected.any():
+            frame = dispersions(flavor, batch.mean[detected], batch.variance[detected], num_top)
+            frame["highly_variable"] &= batch.cells > 1
+            frame.index = pd.Index(names[detected])
+            frames.append(frame.astype({"highly_variable": float}))
+        frames.append(pd.DataFrame(0.0, index=pd.Index(names[~detected]), columns=pd.Index(_COLUMNS)))
     every = pd.concat(frames)
     how = {**dict.fromkeys(_COLUMNS[:-1], "mean"), "highly_variable": "sum"}
     table = pd.DataFrame(every.groupby(every.index, observed=True).agg(how))
@@ -172,7 +171,7 @@ def regularised_deviation(batch: Moments, name: str) -> np.ndarray | None:
 
 
 def _fit(x: np.ndarray, y: np.ndarray) -> loess:
-    if int(len(x) * SPAN) < 1:  # with no neighbour to fit to, the library ends the process
+    if int(len(x) * SPAN) < 1:  # without a neighbour to fit to, the library would end the process
         raise ValueError("too few points")
     model = loess(x, y, span=SPAN, degree=2)
     model.fit()
@@ -182,7 +181,7 @@ def _fit(x: np.ndarray, y: np.ndarray) -> loess:
 def clipped_variance(
     batch: Moments, deviation: np.ndarray, limit: np.ndarray, sums: np.ndarray
 ) -> np.ndarray:
-    """Return the variance of the standardised counts, those above ``limit`` counted as it, float64 [G].
+    """Return the variance of the standardised counts, counts above ``limit`` replaced by it, float64 [G].
 
     Parameters
     ----------

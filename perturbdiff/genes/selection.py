@@ -5,18 +5,19 @@ What each flavor needs of the cells, by batch and gene:
 - ``seurat``: the first pass alone. Scanpy's recipe is normalize_total, log1p, and a selection that undoes the
   logarithm again: only mean and variance of depth-normalised counts x T / L matter. Both scale with the target T,
   so the sums of x / L and (x / L)^2 are enough, and T, the median depth, may be known later.
-- ``cell_ranger``: mean and variance of log1p(x T / L), a second pass (`log_sums`) once T is known. For log1p
+- ``cell_ranger``: mean and variance of log1p(x T / L), a second pass once T is known. For log1p
   input the first pass sums the values as they are, and that is all.
-- ``seurat_v3``: mean and variance of raw counts from the first pass, a fit, and then a second pass
-  (`clipped_sums`) for the sums of counts clipped at what the fit allows.
+- ``seurat_v3``: mean and variance of raw counts from the first pass, a fit, and then a second pass for the sums of
+  counts clipped at what the fit allows.
+
+The passes are in `perturbdiff.preprocessing.gene_passes`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,8 +25,7 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes import highly_variable
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.genes.gene_sums import GeneSums, SumsRequest, clipped_sums, log_sums
-from perturbdiff.runtime import files
+from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
@@ -53,56 +53,14 @@ def sums_stored_values(config: DataConfig) -> bool:
     )
 
 
-class SecondPass(NamedTuple):
-    """A further pass over the cells: run ``body`` with ``request`` on every piece."""
-
-    name: str
-    body: Callable[[Any, Any], dict[str, np.ndarray]]
-    request: SumsRequest
-
-
-def second_pass(
-    config: DataConfig, sums: GeneSums, group: np.ndarray, target_sum: float, scratch: Path
-) -> SecondPass | None:
-    """Return the pass that the flavor needs after the first, or None.
-
-    Parameters
-    ----------
-    config
-        Flavor, scale and number of genes; no choice among the genes needs no pass.
-    sums
-        Of the first pass.
-    group
-        As `gene_groups` returns it, int32 [conditions].
-    target_sum
-        Depth that cells are scaled to.
-    scratch
-        Folder that every task can read; seurat_v3 leaves a file of limits there.
+def fits(sums: GeneSums) -> Iterable[tuple[int, highly_variable.Moments, np.ndarray]]:
+    """Yield number, moments and expected deviation of each batch in which seurat_v3 can rank genes.
 
     Raises
     ------
     UserError
         If seurat_v3's fit fails.
     """
-    num_groups, num_genes = sums.values.shape[:2]
-    if config.num_hvgs is None or config.num_hvgs >= num_genes or not sums.values.any():
-        return None
-    if config.hvg_flavor == "cell_ranger" and config.input_scale == "counts":
-        return SecondPass("log-sums", log_sums, SumsRequest(group, num_groups, target_sum=target_sum))
-    if config.hvg_flavor != "seurat_v3":
-        return None
-    limits = np.zeros((num_groups, num_genes))
-    for batch, moments, deviation in _fits(sums):
-        limits[batch] = deviation * np.sqrt(moments.cells) + moments.mean
-    path = scratch / "clip-limits.npy"
-    scratch.mkdir(parents=True, exist_ok=True)
-    with files.writing(path) as temporary, temporary.open("wb") as handle:
-        np.save(handle, limits)
-    return SecondPass("clipped-sums", clipped_sums, SumsRequest(group, num_groups, limits=str(path)))
-
-
-def _fits(sums: GeneSums) -> Iterable[tuple[int, highly_variable.Moments, np.ndarray]]:
-    """Yield number, moments and expected deviation of each batch that seurat_v3 can rank genes in."""
     without = 0
     for batch in np.flatnonzero(sums.cells):
         moments = sums.moments(int(batch))
@@ -145,7 +103,7 @@ def choose_genes(
     flavor
         Scanpy's name of the recipe.
     second
-        What the pass of `second_pass` returned for each piece, in order; None if it is not needed.
+        What the second pass returned for each piece, in order; None if the flavor needs none.
 
     Returns
     -------
@@ -164,13 +122,13 @@ def choose_genes(
         )
     wanted = len(genes) if num_hvgs is None else num_hvgs
     if flavor != "seurat" and second is None and wanted >= len(genes):
-        table = pd.DataFrame(index=pd.Index(genes))  # no choice, so no pass was spent on its statistics
+        table = pd.DataFrame(index=pd.Index(genes))  # all genes are kept, so no second pass was made
     elif flavor == "seurat_v3":
         table = _rank_by_variance(sums, second, genes, wanted, by_batch=by_batch)
     else:
-        found, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
-        found = found if by_batch else found.pooled()
-        batches = [found.moments(int(batch), factor) for batch in np.flatnonzero(found.cells)]
+        ranked, factor = (sums, target_sum) if second is None else (GeneSums.from_arrays(second), 1.0)
+        ranked = ranked if by_batch else ranked.pooled()
+        batches = [ranked.moments(int(batch), factor) for batch in np.flatnonzero(ranked.cells)]
         table = highly_variable.rank_by_dispersion(flavor, batches, genes, wanted, by_batch=by_batch)
     if wanted >= len(genes):
         if wanted > len(genes):
@@ -203,7 +161,7 @@ def _rank_by_variance(
         raise ValueError("seurat_v3 needs the pass of clipped sums")
     clipped = GeneSums.from_arrays(second)
     variances = []
-    for batch, moments, deviation in _fits(sums):
+    for batch, moments, deviation in fits(sums):
         limit = deviation * np.sqrt(moments.cells) + moments.mean
         variances.append(highly_variable.clipped_variance(moments, deviation, limit, clipped.values[batch]))
     if not variances:

@@ -1,7 +1,8 @@
 """Raw inputs: files of counts and their labels, checked before a value is used.
 
-``opening`` is the one door for files that others made. ``counts`` opens h5ad, Zarr and 10x files, ``matrices`` reads
-their values by blocks of rows, ``columns`` and ``cell_labels`` turn obs into numbers.
+``opening`` checks and opens files that others made, and ``layouts`` finds what they hold. ``input_file`` is one such
+file, read in pieces: ``counts`` is one of raw counts, ``row_file`` one whose rows are read by their numbers.
+``matrices`` reads values by blocks of rows, ``columns`` and ``cell_labels`` turn obs into numbers.
 """
 
 from typing import TYPE_CHECKING

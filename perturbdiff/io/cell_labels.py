@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.conditions.condition_table import ALL, RESERVED, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
 from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
+from perturbdiff.io.input_file import InputFile
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def read_labels(inputs: Inputs) -> Labels:
     numbers = _Numbers()
     codes = np.empty(inputs.n_cells, np.int32)
     for file, offset in zip(inputs.files, inputs.offsets, strict=False):
-        reader = _LabelReader(file, inputs.config, numbers)
+        reader = _ConditionReader(file, inputs.config, numbers)
         for start, stop in row_ranges(file.n_cells):
             codes[offset + start : offset + stop] = reader.read(start, stop)
         reader.check()
@@ -96,46 +98,94 @@ class _Numbers:
         return pd.DataFrame(names)
 
 
-class _LabelReader:
-    """Reads the labels of one file, and what is wrong with them."""
+class LabelCodes:
+    """Numbers the labels of one file's cells, some rows at a time, and remembers which cells have none.
 
-    def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers) -> None:
-        self._file, self._config, self._numbers = file, config, numbers
-        self._columns: dict[str, Column] = {}
+    Parameters
+    ----------
+    file
+        The file.
+    keys
+        obs column of each label; None: all cells have the label of ``constants``.
+    texts
+        Texts of each label, which may be those of other files as well.
+    constants
+        Label of all cells where there is no column, by default `ALL`.
+    roles
+        Setting that names each column, for messages.
+
+    Raises
+    ------
+    UserError
+        If the file lacks a column.
+    """
+
+    def __init__(
+        self,
+        file: InputFile,
+        keys: Mapping[str, str | None],
+        texts: Mapping[str, Texts],
+        *,
+        constants: Mapping[str, str] | None = None,
+        roles: Mapping[str, str] | None = None,
+    ) -> None:
+        self._file, self._keys, self._texts, self._constants = file, keys, texts, constants or {}
+        self._columns = {
+            label: file.open_column(key, (roles or {}).get(label, ""))
+            for label, key in keys.items()
+            if key is not None
+        }
         self._missing: dict[str, tuple[int, int]] = {}
-        self._wrong_doses, self._first_wrong = 0, ("", 0)
-        roles = {"perturbation": "", "cell_type": "; null if the data has none"}
-        roles["batch"] = roles["cell_type"]
-        for label, hint in roles.items():
-            key = getattr(config, f"{label}_key")
-            if key is not None:
-                self._columns[label] = file.open_column(key, f"data.{label}_key{hint}")
-        if config.dose_key is not None and config.perturbation_key is not None:
-            self._columns["dose"] = file.open_column(config.dose_key, "data.dose_key")
 
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Return the number of each cell's combination of labels, int32; `MISSING` where one is missing."""
-        numbers = self._numbers
-        agent = self._label("perturbation", numbers.agent, self._config.control, start, stop)
-        dose = self._doses(agent, start, stop)
-        cell_type = self._label("cell_type", numbers.cell_type, ALL, start, stop)
-        batch = self._label("batch", numbers.batch, ALL, start, stop)
-        return numbers.conditions(numbers.contexts(cell_type, batch), numbers.perturbations(agent, dose))
-
-    def _label(self, label: str, texts: Texts, constant: str, start: int, stop: int) -> np.ndarray:
-        column = self._columns.get(label)
-        if column is None:
-            return np.full(stop - start, texts.number(constant), np.int32)
-        codes = column.codes(start, stop, texts)
+    def read(self, label: str, start: int, stop: int) -> np.ndarray:
+        """Return the number of each cell's text, int32; `MISSING` where there is none."""
+        texts = self._texts[label]
+        if label not in self._columns:
+            return np.full(stop - start, texts.number(self._constants.get(label, ALL)), np.int32)
+        codes = self._columns[label].codes(start, stop, texts)
         missing = codes == MISSING
         if missing.any():
             count, first = self._missing.get(label, (0, start + int(np.argmax(missing))))
             self._missing[label] = count + int(missing.sum()), first
         return codes
 
+    def check(self) -> None:
+        """Raise a `UserError` if a cell that was read has no label."""
+        for label, (count, row) in self._missing.items():
+            raise UserError(
+                f"{self._file.path}: obs column '{self._keys[label]}' has {count} missing values (first: cell "
+                f"'{self._file.cell_name(row)}'); give these cells a label or drop them"
+            )
+
+
+class _ConditionReader:
+    """Reads the labels and doses of one file's cells as numbers of their combinations."""
+
+    def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers) -> None:
+        self._file, self._config, self._numbers = file, config, numbers
+        keys = {label: getattr(config, f"{label}_key") for label in LABELS}
+        hint = "; null if the data has none"
+        roles = {label: f"data.{label}_key{hint if label != 'perturbation' else ''}" for label in LABELS}
+        texts = {"perturbation": numbers.agent, "cell_type": numbers.cell_type, "batch": numbers.batch}
+        self._labels = LabelCodes(file, keys, texts, constants={"perturbation": config.control}, roles=roles)
+        self._dose: Column | None = None
+        if config.dose_key is not None and config.perturbation_key is not None:
+            self._dose = file.open_column(config.dose_key, "data.dose_key")
+        self._wrong_doses, self._first_wrong = 0, ("", 0)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return the number of each cell's combination of labels, int32; `MISSING` where one is missing."""
+        numbers = self._numbers
+        agent = self._labels.read("perturbation", start, stop)
+        dose = self._doses(agent, start, stop)
+        contexts = numbers.contexts(
+            *(self._labels.read(label, start, stop) for label in ("cell_type", "batch"))
+        )
+        return numbers.conditions(contexts, numbers.perturbations(agent, dose))
+
     def _doses(self, agent: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the number of each cell's dose; that of a control is 0, whatever it says."""
-        column, texts = self._columns.get("dose"), self._numbers.dose
+        """Return the number of each cell's dose; that of a control is 0, whatever the file says."""
+        column, texts = self._dose, self._numbers.dose
         if column is None:
             return np.zeros(len(agent), np.int32)
         codes = column.codes(start, stop, texts)
@@ -145,24 +195,19 @@ class _LabelReader:
         if wrong.any():
             if not self._wrong_doses:
                 row = int(np.argmax(wrong))
-                said = texts.names[codes[row]] if codes[row] != MISSING else ""
-                self._first_wrong = said, start + row
+                text = texts.names[codes[row]] if codes[row] != MISSING else ""
+                self._first_wrong = text, start + row
             self._wrong_doses += int(wrong.sum())
         return np.where(control | wrong, 0, codes).astype(np.int32)
 
     def check(self) -> None:
         """Raise a `UserError` if a label was missing or a dose was no number."""
-        file, config = self._file, self._config
-        for label, (count, row) in self._missing.items():
-            raise UserError(
-                f"{file.path}: obs column '{getattr(config, f'{label}_key')}' has {count} missing values (first: cell "
-                f"'{file.cell_names(row, row + 1)[0]}'); give these cells a label or drop them"
-            )
+        self._labels.check()
         if self._wrong_doses:
-            said, row = self._first_wrong
+            text, row = self._first_wrong
             raise UserError(
-                f"{file.path}: obs column '{config.dose_key}' is not a number for {self._wrong_doses} treated cells "
-                f"(first: {said!r}, cell '{file.cell_names(row, row + 1)[0]}'); give doses as numbers"
+                f"{self._file.path}: obs column '{self._config.dose_key}' is not a number for {self._wrong_doses} "
+                f"treated cells (first: {text!r}, cell '{self._file.cell_name(row)}'); give doses as numbers"
             )
 
 
@@ -173,7 +218,7 @@ def _number(text: str) -> float:
         return np.nan
 
 
-def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path] = ()) -> pd.DataFrame:
+def read_conditions(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path] = ()) -> pd.DataFrame:
     """Return the conditions of raw inputs before a store exists, reading obs only.
 
     Parameters
@@ -207,10 +252,10 @@ def conditions_of(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Path
         n_cells = counts
     number, values = np.arange(len(n_cells)), {}
     for name, text, pair in zip(reversed(names), reversed(texts), reversed(pairs), strict=True):
-        before, own = pair.pairs()
+        before, codes = pair.pairs()
         labelled = isinstance(columns[names.index(name)].dtype, pd.CategoricalDtype)
         known = columns[names.index(name)].cat.categories if labelled else text.names
-        values[name] = [str(known[k]) for k in own[number]]
+        values[name] = [str(known[k]) for k in codes[number]]
         number = before[number]
     table = pd.DataFrame(labels.conditions.loc[number, list(SORTED_BY)]).reset_index(drop=True)
     for name in names:
@@ -226,9 +271,9 @@ def extra_names(config: DataConfig) -> tuple[str, ...]:
     UserError
         If one has the name of another column of the store.
     """
-    own = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
-    own |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
-    kept = tuple(name for name in config.extra_obs if own.get(name) != name)
+    kept_as = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
+    kept_as |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
+    kept = tuple(name for name in config.extra_obs if kept_as.get(name) != name)
     for name in kept:
         plain_name(name, "data.extra_obs:")
     taken = [name for name in kept if name in RESERVED]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
-import h5py
 import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.io.columns import CheckedColumn, Column, JoinedTable, LabelTable, joined, tables_for
+from perturbdiff.io.columns import Column, joined
 from perturbdiff.io.damage import explain_damage
-from perturbdiff.io.layouts import find_layout
-from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
+from perturbdiff.io.input_file import InputFile
+from perturbdiff.io.label_tables import JoinedTable, LabelTable, tables_for
 from perturbdiff.io.opening import open_root
-from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +43,9 @@ def join_genes(files: Sequence[tuple[str, list[str]]], how: Literal["intersectio
     known = dict.fromkeys(first)
     common = set(first)
     for name, genes in files[1:]:
-        own = set(genes)
-        common &= own
-        if own.isdisjoint(known) or (how == "intersection" and not common):
+        names = set(genes)
+        common &= names
+        if names.isdisjoint(known) or (how == "intersection" and not common):
             raise UserError(
                 f"{listing([n for n, _ in files], 3)}: have no gene in common ({files[0][0]}: {listing(first, 2)}; "
                 f"{name}: {listing(genes, 2)}); give files with the same kind of gene names, or name the genes of all "
@@ -69,8 +67,8 @@ def join_genes(files: Sequence[tuple[str, list[str]]], how: Literal["intersectio
 
 def _warn_lacking(files: Sequence[tuple[str, list[str]]], every: Sequence[str]) -> None:
     for name, genes in files:
-        own = set(genes)
-        lacking = [gene for gene in every if gene not in own]
+        names = set(genes)
+        lacking = [gene for gene in every if gene not in names]
         if lacking:
             logger.warning(
                 "%s: lacks %d of the %d genes of all files (%s); they count as 0 in its cells",
@@ -81,24 +79,14 @@ def _warn_lacking(files: Sequence[tuple[str, list[str]]], every: Sequence[str]) 
             )
 
 
-class CountsFile:
-    """One input: its matrix by row blocks, its gene names and its obs columns, read on demand.
+class CountsFile(InputFile):
+    """One input of raw counts.
 
     Attributes
     ----------
-    path
-        The file or Zarr folder.
-    genes
-        Names of the genes, the columns of the blocks.
-    n_cells
-        Number of rows.
-    matrix
-        The values; ``matrix.num_values`` of them are stored.
-    left_out
-        Number of features that are not genes, by their type (10x files).
     config, scratch
-        As given: with ``path``, all that another process needs to open the file again; it says ``checked``, for the
-        file was looked at.
+        As given. With ``path`` they let another process open the file again, which passes ``checked`` because the
+        file was checked here.
     """
 
     def __init__(
@@ -110,56 +98,32 @@ class CountsFile:
         *,
         checked: bool = False,
     ) -> None:
-        self.path, self.config, self.scratch, self._checked = path, config, scratch, checked
-        self._stack = contextlib.ExitStack()
-        try:
-            with explain_damage(path):
-                self._layout = find_layout(path, self._open(), config.layer)
-                self.n_cells, self.left_out = self._layout.n_cells, self._layout.left_out
-                self.genes = self._layout.gene_names(config.gene_key)
-                self.matrix = self._layout.matrix(scratch)
-            self._check()
-            self._table = None if table is None else JoinedTable(table, path, self.n_cells, self.cell_names)
-        except BaseException:
-            self.close()
-            raise
+        self.config, self.scratch = config, scratch
+        root = open_root(path, checked=checked)
+        super().__init__(path, root, layer=config.layer, gene_key=config.gene_key, scratch=scratch)
+        self._table = None
+        if table is not None:
+            try:
+                self._table = JoinedTable(table, path, self.n_cells, self.cell_names)
+            except BaseException:
+                self.close()
+                raise
 
-    def _open(self) -> Any:
-        root = open_root(self.path, checked=self._checked)
-        if isinstance(root, h5py.File):
-            self._stack.callback(root.close)
-        return root
-
-    def _check(self) -> None:
-        if self.n_cells == 0 or not self.genes:
-            raise UserError(
-                f"{self.path}: has {self.n_cells} cells and {len(self.genes)} genes; nothing to read"
-            )
-        shape = (self.n_cells, len(self.genes))
-        if self.matrix.shape != shape:
-            layer = self.config.layer
-            raise UserError(f"{self.path}: {layer} has shape {self.matrix.shape}, obs and var say {shape}")
-        names = pd.Index(self.genes)
-        if not names.is_unique:
-            twice = names[names.duplicated()].unique()
-            with explain_damage(self.path):
-                keys = self._layout.unique_keys()
-            other = f"set data.gene_key={keys[0]}, whose names are, or " if keys else ""
-            other = (
-                other.replace("names are", f"names are (or {listing(keys[1:])})") if len(keys) > 1 else other
-            )
-            raise UserError(
-                f"{self.path}: gene names are not unique ({listing(twice, 4)}); {other}"
-                "make them so with AnnData.var_names_make_unique() or merge these genes"
-            )
+    def _other_gene_names(self) -> str:
+        with explain_damage(self.path):
+            first, *others = self._layout.unique_keys() or [""]
+        if not first:
+            return ""
+        more = f" (or {listing(others)})" if others else ""
+        return f"set data.gene_key={first}, whose names are{more}, or "
 
     @property
     def columns(self) -> list[str]:
         """Names of the obs columns, those of a table of labels among them."""
-        own = self._layout.obs_columns()
-        return own if self._table is None else list(dict.fromkeys([*own, *self._table.columns]))
+        further = [] if self._table is None else self._table.columns
+        return list(dict.fromkeys([*super().columns, *further]))
 
-    def open_column(self, name: str, role: str) -> Column:
+    def open_column(self, name: str, role: str = "") -> Column:
         """Return obs column ``name``, to be read in pieces; ``role`` names the setting that asked for it.
 
         Raises
@@ -169,52 +133,21 @@ class CountsFile:
         """
         if self._table is not None and name in self._table.columns:
             return self._table.column(name)
-        if name not in self.columns:
-            hint = nearest(name, self.columns) or "; columns: " + listing(self.columns)
-            if not self.columns:
-                hint = "; the file has no labels of cells, give a table of them (--obs)"
-            raise UserError(f"{self.path}: no obs column '{name}' ({role}){hint}")
-        with explain_damage(self.path):
-            return CheckedColumn(self.path, self._layout.obs_column(name))
+        if not self.columns:
+            raise UserError(
+                f"{self.path}: no obs column '{name}' ({role}); the file has no labels of cells, give a table of them "
+                "(--obs)"
+            )
+        return super().open_column(name, role)
 
-    def column(self, name: str, role: str) -> pd.Series:
+    @property
+    def unit(self) -> str:
+        """What the values are: ``counts`` or ``log1p``."""
+        return self.config.input_scale
+
+    def column(self, name: str, role: str = "") -> pd.Series:
         """Return a whole obs column: numbers, or a categorical of texts with '' for missing ones."""
         return joined([self.open_column(name, role)], [self.n_cells])
-
-    def cell_names(self, start: int, stop: int) -> np.ndarray:
-        """Return the obs names of rows ``start`` to ``stop`` as an object array of str."""
-        with explain_damage(self.path):
-            return self._layout.cell_names(start, stop)
-
-    def prepare(self) -> None:
-        """Do what must be done once before `blocks` in any process: turn a CSC matrix into row order."""
-        with explain_damage(self.path):
-            self.matrix.prepare()
-
-    def blocks(
-        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
-    ) -> Iterator[Block]:
-        """Yield consecutive blocks of rows ``start`` to ``stop`` (default: the last).
-
-        Raises
-        ------
-        UserError
-            If a piece of the file is damaged.
-        RuntimeError
-            If the matrix needs `prepare` first.
-        """
-        rows = self.matrix.blocks(start, stop, limit)
-        with contextlib.closing(rows) as blocks:  # type: ignore[type-var]
-            while True:
-                with explain_damage(self.path):
-                    block = next(blocks, None)
-                if block is None:
-                    return
-                yield block
-
-    def close(self) -> None:
-        """Close the file."""
-        self._stack.close()
 
 
 class Inputs:

@@ -1,4 +1,4 @@
-"""What a damaged or hostile file leads to: one line for a person. Light on purpose: no library of files is needed."""
+"""Turns what a damaged or hostile file raises into one line for a person, without importing a library of files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plain_name(name: str, what: str) -> str:
     Raises
     ------
     UserError
-        If it would lead somewhere else, or no file can have it.
+        If it would lead to another folder, or no file can have it.
     """
     problem = ""
     if not name or name in (".", ".."):

@@ -1,4 +1,4 @@
-"""Where things are in an input: AnnData (h5ad, Zarr v2 and v3) and the h5 files of 10x Genomics' Cell Ranger."""
+"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3) and in h5 files of 10x Genomics' Cell Ranger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.io.columns import Column, num_entries, open_column, whole_column
-from perturbdiff.io.matrices import CscMatrix, CsrMatrix, DenseMatrix, RowMatrix, SomeColumns, check_pointers
+from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io.matrices import CsrMatrix, DenseMatrix, RowMatrix, SomeColumns, check_pointers
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
@@ -32,7 +33,7 @@ class Layout(Protocol):
         ...
 
     def unique_keys(self) -> list[str]:
-        """Return the values of ``key`` that give every gene a name of its own."""
+        """Return the values of ``key`` that give all genes different names."""
         ...
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
@@ -58,7 +59,7 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     Raises
     ------
     UserError
-        If it is neither, or has no such ``layer``.
+        If it is neither AnnData nor a 10x file, or has no such ``layer``.
     """
     if "obs" in root and "var" in root:
         return _AnnData(path, root, layer)
@@ -75,6 +76,20 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     if layer != "X":
         raise UserError(f"{path}: a 10x file has one matrix, not '{layer}'; set data.layer=X")
     return _TenX(path, *tenx.values())
+
+
+def declared(root: Any) -> dict[str, Any]:
+    """Return what ``uns["perturbdiff"]`` of an opened file says: texts, numbers and lists of these."""
+    group = root["uns"]["perturbdiff"] if "uns" in root and "perturbdiff" in root["uns"] else {}
+    facts: dict[str, Any] = {}
+    for name in group:
+        element = group[name]
+        if hasattr(element, "keys") or element.shape is None:
+            continue
+        value = element[()] if element.shape == () else element[:]
+        values = [v.decode() if isinstance(v, bytes) else v for v in np.atleast_1d(value).tolist()]
+        facts[str(name)] = values[0] if element.shape == () else values
+    return facts
 
 
 def _texts(values: Any) -> list[str]:
@@ -120,13 +135,13 @@ class _AnnData:
         return _texts(values)
 
     def unique_keys(self) -> list[str]:
-        found = []
+        keys = []
         for name in _columns(self._var):
             values = pd.Series(whole_column(self._var[name]))
             text = not pd.api.types.is_numeric_dtype(values.dtype)
             if text and values.is_unique and not values.isna().any():
-                found.append(name)
-        return found
+                keys.append(name)
+        return keys
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
         if hasattr(self._cells, "keys"):  # nullable or categorical
@@ -157,10 +172,8 @@ class _AnnData:
         if shape is None:
             raise UserError(f"{self._path}: {self._layer} is not a matrix")
         size = (int(shape[0]), int(shape[1]))
-        by_columns = str(kind).startswith("csc")
-        matrix = CscMatrix(element, size, scratch) if by_columns else CsrMatrix(element, size)
-        check_pointers(matrix)
-        return matrix
+        check_pointers(element, size)
+        return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
 
 
 def _keys(element: Any) -> list[str]:
@@ -230,8 +243,8 @@ class _TenX:
     def matrix(self, scratch: Path) -> RowMatrix:
         del scratch
         features, cells = (int(n) for n in self._group["shape"][:])
+        check_pointers(self._group, (cells, features))
         matrix = CsrMatrix(self._group, (cells, features))
-        check_pointers(matrix)
         if self._is_gene is None or self._is_gene.all():
             return matrix
         return SomeColumns(matrix, self._is_gene)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.lib import format as npy
 from scipy import sparse
 
-from perturbdiff.runtime import files
 from perturbdiff.runtime.compiled import kernel
 
+Sparse = Any  # a scipy.sparse matrix or array; scipy ships no types for them
+
 VALUES_PER_BLOCK = 1 << 20
-"""Stored values read at once, 8 to 12 MB: they stay in the processor's cache while a pass works on them."""
-_SORTED_AT_ONCE = 4_000_000
-"""Entries of a CSC matrix that are sorted in memory."""
-_MOST_RANGES = 4096
+"""Stored values read at once, 8 to 12 MB: they fit into the processor's cache."""
 _POINTERS_PER_READ = 1 << 18
 _EXACT_IN_FLOAT32 = 1 << 24
 _STRIPES_PER_BLOCK = 16
@@ -38,22 +36,14 @@ def count_stored(values: np.ndarray, counts: np.ndarray) -> None:
 
 @kernel
 def pack_rows(values: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-    """Write column and value of all that is not 0, row by row; the last place of the outputs is for scratch."""
+    """Write column and value of all that is not 0, row by row; the outputs have one place more than that."""
     end = 0
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
-            # written always and kept by moving on: without a branch that depends on the data
+            # Each value is written, and kept only if `end` moves on: a branch on the data would be slow.
             indices[end] = j
             data[end] = values[i, j]
             end += values[i, j] != 0
-
-
-@kernel
-def order_by_group(group: np.ndarray, starts: np.ndarray, order: np.ndarray) -> None:
-    """Write the positions of each group's members, kept in their order, from ``starts``, which move on."""
-    for k in range(len(group)):
-        order[starts[group[k]]] = k
-        starts[group[k]] += 1
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,11 @@ class Block:
     indptr: np.ndarray
     indices: np.ndarray
     data: np.ndarray
+
+    def as_csr(self, columns: int) -> Sparse:
+        """Return the block as a matrix with this number of columns, without a copy."""
+        shape = (self.stop - self.start, columns)
+        return sparse.csr_matrix((self.data, self.indices, self.indptr), shape=shape, copy=False)
 
 
 class RowMatrix(Protocol):
@@ -102,10 +97,13 @@ def _block(start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray
     first, last = int(indptr[0]), int(indptr[-1])
     if len(indices) != last - first or len(data) != len(indices):
         raise ValueError("the sparse matrix has fewer values than its row pointers say")
-    return Block(start, start + len(indptr) - 1, indptr - first, _columns(indices, columns), _values(data))
+    return Block(
+        start, start + len(indptr) - 1, indptr - first, checked_columns(indices, columns), _values(data)
+    )
 
 
-def _columns(indices: np.ndarray, columns: int) -> np.ndarray:
+def checked_columns(indices: np.ndarray, columns: int) -> np.ndarray:
+    """Return column numbers as int32; a ValueError if one is no whole number from 0 to ``columns`` - 1."""
     indices = np.asarray(indices)
     if indices.dtype.kind not in "iu":
         raise ValueError("the sparse matrix has column numbers that are not whole numbers")
@@ -143,7 +141,7 @@ class CsrMatrix:
         return int(self.group["data"].shape[0])
 
     def prepare(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the matrix can be read as it is."""
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
@@ -170,7 +168,7 @@ class CsrMatrix:
             row += len(indptr) - 1
 
 
-def check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
+def check_pointers(group: Mapping[str, Any] | Any, shape: tuple[int, int]) -> None:
     """Raise if a sparse matrix has more or fewer values than its pointers say, or than it has places for.
 
     Raises
@@ -178,21 +176,19 @@ def check_pointers(matrix: CsrMatrix | CscMatrix) -> None:
     ValueError
         In words.
     """
-    pointers = matrix.group["indptr"]
+    pointers = group["indptr"]
     for name in ("indptr", "indices"):
-        if matrix.group[name].dtype.kind not in "iu":
-            raise ValueError(
-                f"'{name}' of the sparse matrix is {matrix.group[name].dtype}, not whole numbers"
-            )
-    sizes = {int(matrix.group[name].shape[0]) for name in ("data", "indices")}
+        if group[name].dtype.kind not in "iu":
+            raise ValueError(f"'{name}' of the sparse matrix is {group[name].dtype}, not whole numbers")
+    sizes = {int(group[name].shape[0]) for name in ("data", "indices")}
     if pointers.shape[0] == 0 or sizes != {int(pointers[-1:][0])} or int(pointers[:1][0]):
         raise ValueError("the sparse matrix has more or fewer values than its pointers say")
-    if matrix.num_values > 2 * matrix.shape[0] * matrix.shape[1]:
+    if int(group["data"].shape[0]) > 2 * shape[0] * shape[1]:
         raise ValueError("the sparse matrix has more values than rows times columns")
 
 
 class SomeColumns:
-    """A matrix without some of its columns; the others close ranks."""
+    """A matrix without some of its columns; the others are numbered anew."""
 
     def __init__(self, matrix: RowMatrix, keep: np.ndarray) -> None:
         self._matrix = matrix
@@ -222,13 +218,13 @@ class SomeColumns:
 
 
 def _in_whole_chunks(array: Any, limit: int) -> Any:
-    """Return a view for reading onwards that decodes each chunk once, where chunks are large for ``limit``."""
+    """Return a view that decodes each chunk once if it is read from front to back; small chunks need none."""
     chunk = (getattr(array, "chunks", None) or (1,))[0]
     return _ChunkReader(array, int(chunk)) if chunk * _BORDER_SHARE > limit else array
 
 
 class _ChunkReader:
-    """Reads an array onwards by whole chunks and keeps what is left of the last one for the next slice."""
+    """Reads an array from front to back by whole chunks and keeps the rest of the last one for the next slice."""
 
     def __init__(self, array: Any, chunk: int) -> None:
         self._array, self._chunk = array, chunk
@@ -261,7 +257,7 @@ class DenseMatrix:
         return self.shape[0] * self.shape[1]
 
     def prepare(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: the matrix can be read as it is."""
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
@@ -303,140 +299,24 @@ def _packed(values: np.ndarray) -> sparse.csr_matrix:
     return sparse.csr_matrix((data[:-1], indices[:-1], indptr), shape=values.shape)
 
 
-class CscMatrix:
-    """A compressed sparse column matrix, turned into row order once, in bounded memory.
+class FileArray:
+    """One-dimensional numbers in a file, from the byte ``offset`` on, read by slices.
 
-    Columns are read in blocks and their entries spilled to one file per range of rows; each range is then
-    small enough to be sorted by row in memory, and is appended to plain CSR arrays that any process can read.
-
-    Parameters
-    ----------
-    group
-        The group of ``data``, ``indices`` and ``indptr``.
-    shape
-        Rows and columns.
-    scratch
-        Folder for the arrays, which appear there whole or not at all.
+    The file may be deleted meanwhile; threads may share the array.
     """
 
-    def __init__(self, group: Any, shape: tuple[int, int], scratch: Path) -> None:
-        self.group, self.shape, self._folder = group, shape, scratch / "by-row"
-
-    @property
-    def num_values(self) -> int:
-        """Number of stored values."""
-        return int(self.group["data"].shape[0])
-
-    def prepare(self) -> None:
-        """Convert the matrix unless that was done before; an interrupted conversion starts over."""
-        if self._folder.exists():
-            return
-        partial = files.temporary_name(self._folder)
-        files.remove(partial)
-        partial.mkdir(parents=True)
-        try:
-            self._gather(partial, self._scatter(partial))
-        except BaseException:
-            files.remove(partial)
-            raise
-        files.replace(partial, self._folder)
-
-    def blocks(
-        self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
-    ) -> Iterator[Block]:
-        """Yield consecutive row blocks of the converted matrix.
-
-        Raises
-        ------
-        RuntimeError
-            If `prepare` was not called.
-        """
-        if not self._folder.exists():
-            raise RuntimeError("a CSC matrix is read by rows only after prepare()")
-        arrays = {name: _SavedArray(self._folder / f"{name}.npy") for name in ("data", "indices", "indptr")}
-        return CsrMatrix(arrays, self.shape).blocks(start, stop, limit)
-
-    def _scatter(self, folder: Path) -> list[Path]:
-        """Send the entries to one file per range of rows, in the order of their columns."""
-        ranges = int(np.clip(-(-self.num_values // _SORTED_AT_ONCE), 1, _MOST_RANGES))
-        self._rows = max(1, -(-self.shape[0] // ranges))
-        value = np.dtype(self.group["data"].dtype).newbyteorder("=")
-        self._entry = np.dtype([("row", np.int32), ("column", np.int32), ("value", value)])
-        paths = [folder / f"rows-{k:04d}.bin" for k in range(-(-self.shape[0] // self._rows))]
-        for path in paths:
-            path.touch()
-        indptr = np.asarray(self.group["indptr"][:], np.int64)
-        if len(indptr) != self.shape[1] + 1 or (np.diff(indptr) < 0).any() or indptr[0] != 0:
-            raise ValueError(
-                "the sparse matrix has column pointers that do not ascend or are not one for each"
-            )
-        for start in range(0, int(indptr[-1]), _SORTED_AT_ONCE):
-            entries = self._entries(indptr, start, min(start + _SORTED_AT_ONCE, int(indptr[-1])))
-            which = entries["row"] // self._rows
-            entries["row"] -= which * self._rows
-            order, ends = _order(which, len(paths))
-            entries = entries[order]
-            for path, a, b in zip(paths, [0, *ends[:-1]], ends, strict=True):
-                if a < b:
-                    with path.open("ab") as handle:
-                        entries[a:b].tofile(handle)
-        return paths
-
-    def _entries(self, indptr: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Return the stored entries ``start`` to ``stop``, which may begin and end within a column."""
-        rows, values = self.group["indices"][start:stop], self.group["data"][start:stop]
-        if len(rows) != stop - start or len(values) != stop - start:
-            raise ValueError("the sparse matrix has fewer values than its column pointers say")
-        inside = np.clip(indptr, start, stop)
-        entries = np.empty(stop - start, self._entry)
-        entries["row"] = _columns(rows, self.shape[0])
-        entries["column"] = np.repeat(np.arange(self.shape[1], dtype=np.int32), np.diff(inside))
-        entries["value"] = values
-        return entries
-
-    def _gather(self, folder: Path, paths: list[Path]) -> None:
-        """Sort each range by row, append it to the arrays and delete its file."""
-        ends = [np.zeros(1, np.int64)]
-        stored = sum(path.stat().st_size for path in paths) // self._entry.itemsize
-        with (folder / "data.npy").open("wb") as data, (folder / "indices.npy").open("wb") as indices:
-            _header(data, self._entry["value"], stored)
-            _header(indices, np.dtype(np.int32), stored)
-            for number, path in enumerate(paths):
-                entries = np.fromfile(path, self._entry)
-                path.unlink()
-                rows = min(self._rows, self.shape[0] - number * self._rows)
-                order, own = _order(np.ascontiguousarray(entries["row"]), rows)
-                entries["value"][order].tofile(data)
-                entries["column"][order].tofile(indices)
-                ends.append(own + ends[-1][-1])
-        np.save(folder / "indptr.npy", np.concatenate(ends))
-
-
-def _order(group: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a stable order by group and where each group ends in it."""
-    ends = np.cumsum(np.bincount(group, minlength=count))
-    starts, order = np.concatenate([[0], ends[:-1]]), np.empty(len(group), np.int32)
-    order_by_group(group, starts, order)
-    return order, ends
-
-
-class _SavedArray:
-    """A one-dimensional ``.npy`` file, read by slices."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with path.open("rb") as handle:
-            npy.read_magic(handle)
-            self.shape, _, self.dtype = npy.read_array_header_1_0(handle)
-            self._offset = handle.tell()
+    def __init__(self, path: Path, dtype: np.dtype, length: int, offset: int = 0) -> None:
+        self._file, self._offset = path.open("rb", buffering=0), offset
+        self.dtype, self.shape = dtype, (length,)
 
     def __getitem__(self, span: slice) -> np.ndarray:
         start, stop, _ = span.indices(self.shape[0])
-        offset = self._offset + start * self.dtype.itemsize
-        return np.fromfile(self._path, self.dtype, max(0, stop - start), offset=offset)
-
-
-def _header(handle: Any, dtype: np.dtype, length: int) -> None:
-    npy.write_array_header_1_0(
-        handle, {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
-    )
+        values = np.empty(max(0, stop - start), self.dtype)
+        offset, done = self._offset + start * self.dtype.itemsize, 0
+        while done < values.nbytes:
+            rest: Any = values.view(np.uint8)[done:]
+            read = os.preadv(self._file.fileno(), [rest], offset + done)
+            if not read:
+                raise EOFError("a temporary file ends early")
+            done += read
+        return values

@@ -1,4 +1,4 @@
-"""The one door for files of others: h5ad and 10x h5, Zarr folders and npz, checked before any value is read."""
+"""Opens files that others made (h5ad and 10x h5, Zarr folders, npz) after checking them: no value is read before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SECONDS = 4  # of computing; waiting for a slow disk does not count
+_SECONDS = 4  # of processor time; waiting for a slow disk does not count
 _BYTES_PER_SECOND = 20 << 20  # a large file has more texts and pieces
 _MEMORY = 2 << 30  # bytes beside what the parent holds
 _LARGEST_CHUNK = 2 << 30
@@ -55,7 +55,7 @@ def check_hdf5(path: Path) -> None:
 
 
 def _in_child(path: Path) -> str:
-    """Return what is wrong with a file, found by a process of its own."""
+    """Return what is wrong with a file; a child process looks, which a crash of the library may end."""
     readable, writable = os.pipe()
     with phil:  # no other thread is within the library while its state is copied
         child = os.fork()
@@ -64,7 +64,7 @@ def _in_child(path: Path) -> str:
     os.close(writable)
     try:
         with os.fdopen(readable, "rb") as pipe:
-            said = pipe.read(_MOST_TEXT)
+            answer = pipe.read(_MOST_TEXT)
     except BaseException:
         os.kill(child, signal.SIGKILL)
         raise
@@ -72,22 +72,22 @@ def _in_child(path: Path) -> str:
         _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         if os.WTERMSIG(status) == signal.SIGXCPU:
-            return _damaged("the HDF5 library comes to no end with its structure")
+            return _damaged("the HDF5 library does not finish reading its structure")
         return _damaged("the HDF5 library crashes on it")
     if os.WEXITSTATUS(status):
-        return _damaged("its structure cannot be looked at")
-    return said.decode(errors="replace")
+        return _damaged("its structure cannot be read")
+    return answer.decode(errors="replace")
 
 
 def _answer(path: Path, readable: int, writable: int) -> None:
-    """Be the child: write what is wrong to the pipe, and end without a trace of the parent's state."""
+    """Run in the child: write what is wrong to the pipe, and end without touching what it has from its parent."""
     code = 1
     try:
         os.close(readable)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # what a crashing library prints would be a second message
+        for stream in (1, 2):  # a crashing library would print a second message
             os.dup2(nothing, stream)
         _limit(path.stat().st_size)
         try:
@@ -112,14 +112,13 @@ def _limit(size: int) -> None:
 
 
 class _Walk:
-    """One way through all links, groups and data sets of a file."""
+    """Visits all links, groups and data sets of a file."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._size = path, path.stat().st_size
         self._file = h5py.File(path, "r")
         self._seen: set[int] = set()
         self._extents: list[np.ndarray] = []
-        self._found: list[str] = []
 
     def fault(self) -> str:
         """Return the first thing that is wrong, or an empty text."""
@@ -137,44 +136,48 @@ class _Walk:
                 f"'{place}' is a link to another file, which is not followed; write the file again with the values "
                 "in it"
             )
-        found: Any = h5o.open(self._file.id, name)
-        address = h5o.get_info(found).addr
+        element: Any = h5o.open(self._file.id, name)
+        address = h5o.get_info(element).addr
         if address in self._seen:
             return None
         self._seen.add(address)
-        _read_attributes(found)
-        return self._data_set(found, place) if isinstance(found, h5d.DatasetID) else None
+        _read_attributes(element)
+        return self._data_set(element, place) if isinstance(element, h5d.DatasetID) else None
 
-    def _data_set(self, found: Any, place: str) -> str | None:
+    def _data_set(self, data_set: Any, place: str) -> str | None:
         """Return what is wrong with a data set."""
-        plan = found.get_create_plist()
+        plan = data_set.get_create_plist()
         layout = plan.get_layout()
         if layout == h5d.VIRTUAL or plan.get_external_count():
             return (
                 f"'{place}' takes its values from other files, which are not read; write the file again with the "
                 "values in it"
             )
-        if found.get_space().get_simple_extent_type() != h5s.SIMPLE:
+        if data_set.get_space().get_simple_extent_type() != h5s.SIMPLE:
             return None
-        shape, item = found.shape, self._item(found.get_type())
+        shape, item = data_set.shape, self._item(data_set.get_type())
         matrix = place.startswith(_MATRICES) or place.rpartition("/")[2] in _VALUES
         if not matrix and not place.startswith(_FREE) and shape[0] > self._size:
             return f"'{place}' declares {shape[0]} entries, more than the file has bytes ({self._size})"
-        if _is_text(found.get_type()) and shape[0] <= self._size and (fault := self._texts(found, place)):
+        if (
+            _is_text(data_set.get_type())
+            and shape[0] <= self._size
+            and (fault := self._texts(data_set, place))
+        ):
             return fault
         if layout == h5d.CONTIGUOUS:
-            return self._contiguous(found, place, math.prod(shape) * item)
+            return self._contiguous(data_set, place, math.prod(shape) * item)
         if layout == h5d.CHUNKED:
-            return self._chunked(found, place, shape, plan, item)
+            return self._chunked(data_set, place, shape, plan, item)
         return None
 
     def _item(self, kind: Any) -> int:
         """Return the bytes that a value takes in the data set itself; texts of any length lie elsewhere."""
         return 8 + self._file.id.get_create_plist().get_sizes()[0] if _is_text(kind) else kind.get_size()
 
-    def _texts(self, found: Any, place: str) -> str:
+    def _texts(self, data_set: Any, place: str) -> str:
         """Read texts once: on a damaged heap, where they lie, the library can run without end."""
-        texts = h5py.Dataset(found)
+        texts = h5py.Dataset(data_set)
         step = 1 if len(texts) <= _FEW_TEXTS else _NEIGHBOURS
         try:
             for start in range(0, len(texts), _TEXTS_PER_READ):
@@ -183,16 +186,16 @@ class _Walk:
             return "" if place.startswith(_FREE) else _damaged(f"'{place}': {' '.join(str(error).split())}")
         return ""
 
-    def _contiguous(self, found: Any, place: str, size: int) -> str | None:
+    def _contiguous(self, data_set: Any, place: str, size: int) -> str | None:
         if size == 0 or place.startswith(_FREE):
             return None
-        begin = found.get_offset()
-        if found.get_storage_size() < size or begin is None or begin + size > self._size:
+        begin = data_set.get_offset()
+        if data_set.get_storage_size() < size or begin is None or begin + size > self._size:
             return _lacking(place)
         self._extents.append(np.array([[begin, size]], np.int64))
         return None
 
-    def _chunked(self, found: Any, place: str, shape: tuple[int, ...], plan: Any, item: int) -> str | None:
+    def _chunked(self, data_set: Any, place: str, shape: tuple[int, ...], plan: Any, item: int) -> str | None:
         chunk = plan.get_chunk()
         size = math.prod(chunk) * item
         if size > _LARGEST_CHUNK:
@@ -200,10 +203,10 @@ class _Walk:
         grid = [-(-n // c) for n, c in zip(shape, chunk, strict=True)]
         if place.startswith(_FREE):
             return None
-        if found.get_num_chunks() != math.prod(grid):
+        if data_set.get_num_chunks() != math.prod(grid):
             return _lacking(place)
         stored: list[Any] = []
-        found.chunk_iter(stored.append)
+        data_set.chunk_iter(stored.append)
         if not stored:
             return None
         corners = np.array([s.chunk_offset for s in stored], np.int64) // np.array(chunk, np.int64)
@@ -224,32 +227,32 @@ class _Walk:
         return None
 
     def _overlap(self) -> str:
-        """Return whether two pieces of data lie on one another: an address is wrong."""
+        """Say if two pieces of data overlap, which means that an address is wrong."""
         if not self._extents:
             return ""
         every = np.concatenate(self._extents)
         every = every[np.argsort(every[:, 0], kind="stable")]
         if (every[:-1].sum(1) > every[1:, 0]).any():
-            return _damaged("two of its pieces lie on one another")
+            return _damaged("two of its pieces overlap")
         return ""
 
 
-def _read_attributes(found: Any) -> None:
-    """Read all attributes of an object once; one that cannot be read matters only to who asks for it."""
-    for name in h5py.AttributeManager(_Holder(found)):  # type: ignore[arg-type]
+def _read_attributes(element: Any) -> None:
+    """Read all attributes of an object once; one that cannot be read is an error only where it is used."""
+    for name in h5py.AttributeManager(_Holder(element)):  # type: ignore[arg-type]
         with contextlib.suppress(OSError, TypeError, ValueError, KeyError, RuntimeError):
-            h5py.AttributeManager(_Holder(found))[name]  # type: ignore[arg-type]
+            h5py.AttributeManager(_Holder(element))[name]  # type: ignore[arg-type]
 
 
 class _Holder:
-    """What h5py's attributes want of an object."""
+    """What h5py needs to read the attributes of an object."""
 
-    def __init__(self, found: Any) -> None:
-        self.id = found
+    def __init__(self, element: Any) -> None:
+        self.id = element
 
 
 def _is_text(kind: Any) -> bool:
-    """Return whether values have any length and lie apart from the data set."""
+    """Return whether the values are texts of any length, which are stored apart from the data set."""
     return kind.get_class() == h5t.VLEN or (kind.get_class() == h5t.STRING and kind.is_variable_str())
 
 
@@ -276,7 +279,7 @@ def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
     path
         The file or folder.
     cache
-        Bytes of HDF5's own cache of decoded chunks; blocks that are read onwards would only be copied once more.
+        Bytes of HDF5's own cache of decoded chunks. A pass from the first row to the last needs none.
     checked
         Whether the same run has checked it already, in another process.
 
@@ -338,8 +341,8 @@ def read_npz(path: Path, names: Sequence[str]) -> list[np.ndarray]:
                 shape, dtype = _header(handle)
             if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
                 raise UserError(f"{path}: {info.filename} declares more values than it holds; write it again")
-    with np.load(path, allow_pickle=False) as found:
-        return [found[name] for name in names]
+    with np.load(path, allow_pickle=False) as arrays:
+        return [arrays[name] for name in names]
 
 
 def _header(handle: Any) -> tuple[tuple[int, ...], np.dtype]:

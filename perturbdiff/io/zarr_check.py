@@ -1,7 +1,7 @@
-"""Is a Zarr folder safe to read, and as large as it says? Asked before any value is read.
+"""Checks that a Zarr folder is safe to read and as large as it says, before any value is read.
 
-A folder can hold links to files that are none of its own, and names the code that decodes its values: some of that
-code runs whatever a file tells it to. So links are refused, and every codec must be one that only decodes.
+A folder can hold links to files outside it, and it names the code that decodes its values: some of that
+code runs whatever a file tells it to. Therefore links are refused, and every codec must be one that only decodes.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _LARGEST_DOCUMENT:
             raise ValueError("it is too large")
-        found = json.loads(path.read_bytes())
-        if not isinstance(found, dict):
-            raise ValueError("it is no table of names")
+        document = json.loads(path.read_bytes())
+        if not isinstance(document, dict):
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, " ".join(str(error).split())) from None
-    return found
+    return document
 
 
 def _array(path: Path, document: Mapping[str, Any]) -> _Array | None:
@@ -197,7 +197,7 @@ def _check_chunk(path: Path, chunks: list[int], item: int) -> None:
 
 
 def _check_whole(path: Path, place: str, array: _Array) -> None:
-    """Refuse names of cells or genes, and values of a sparse matrix, of which a piece is gone.
+    """Refuse names of cells or genes, and values of a sparse matrix, of which a piece is missing.
 
     A missing piece is read as zeros, which the numbers of a dense matrix or of labels may be.
     """

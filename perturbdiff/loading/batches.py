@@ -46,12 +46,12 @@ def dense_log1p(
         values = torch.log1p(values * factors[row])
     dense = values.new_zeros(cells * genes)
     # each element is written once, so any order gives the same result, and the deterministic one is slow on a GPU
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
+    mode = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
     try:
         dense.scatter_(0, row * genes + columns.long(), values)
     finally:
-        torch.use_deterministic_algorithms(deterministic)
+        torch.set_deterministic_debug_mode(mode)
     return dense.view(cells, genes)
 
 

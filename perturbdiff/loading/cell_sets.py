@@ -15,8 +15,9 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.control_matching import ControlPools, Rows, generator
+from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.seeds import generator
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.control_matching import generator
 from perturbdiff.loading.cell_sets import ORDER, TWIN, CellSet, CellSetSampler
+from perturbdiff.runtime.seeds import generator
 
 WINDOW = 128
 """Number of rows that are read together: two chunks of a store."""

@@ -7,15 +7,14 @@ The rule of cell-load, which prepares STATE's data (`filter_on_target_knockdown`
 2. of these, the cells stay whose own expression of it is below ``knockdown_cell_residual`` (0.50) of that mean;
 3. of these, the perturbations stay that have ``knockdown_min_cells`` (30) cells left.
 
-Control cells always stay. A perturbation whose target is not among the measured genes, or that no control cell
-expresses (mean within 1e-8 of 0), cannot be judged and is dropped, as cell-load drops it: so is a combination
-``A+B``, unless `knockdown_gene_key` names one target for it. The means are over all cells of all batches, as
-there; ``knockdown_by: cell_type`` judges each cell type by its own controls, as filtering a file per cell type
-does.
+Control cells always stay. A perturbation cannot be judged, and is dropped as in cell-load, if its target is not among
+the measured genes or if control cells do not express it (mean within 1e-8 of 0). This includes a combination ``A+B``,
+unless `knockdown_gene_key` names one target for it. The means are over all cells of all batches, as in cell-load;
+``knockdown_by: cell_type`` judges each cell type by its own controls, as filtering a file per cell type does.
 
-cell-load compares whatever X holds, and its command line filters before it normalises. Here the values are
-counts per 10,000 over all genes, without logarithm (of log1p input, expm1), so that a deep cell is not taken for
-an unperturbed one; ``knockdown_values: stored`` takes them as they are, as cell-load does.
+cell-load compares what X holds, and its command line filters before it normalises. Here the values are counts per
+10,000 over all genes, without logarithm (of log1p input, expm1), so that a deep cell is not taken for an unperturbed
+one. ``knockdown_values: stored`` compares the stored values, as cell-load does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,33 +30,26 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_sums import (
     GeneSums,
-    SumsRequest,
     add_target_sums,
     gene_groups,
-    gene_sums,
     group_of_cells,
-    own_values,
+    values_of_own_gene,
 )
 from perturbdiff.genes.selection import sums_stored_values
 from perturbdiff.io.cell_labels import Labels
 from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.io.counts import Inputs
+from perturbdiff.preprocessing.gene_passes import SumsRequest, gene_sums
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
 from perturbdiff.preprocessing.scan import Scan, StreamingMedian
 from perturbdiff.runtime.errors import UserError, listing
 
-if TYPE_CHECKING:
-    from perturbdiff.io.counts import Inputs
-    from perturbdiff.preprocessing.passes import PieceReader
-
 logger = logging.getLogger(__name__)
 
-PASS = "knockdown"
-"""Name of the pass."""
+_JUDGED, _FILTERED = "knockdown", "knocked-down"  # names of the two passes
 _NONE = -1
 _PER = 1e4
 _NOT_EXPRESSED = 1e-8
-_LEFT = "knocked-down"
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ class KnockdownRequest:
 
 @dataclass(frozen=True)
 class KnockdownPlan:
-    """What is to be judged.
+    """The perturbations to judge.
 
     Attributes
     ----------
@@ -106,33 +98,6 @@ class KnockdownPlan:
 
     table: pd.DataFrame
     request: KnockdownRequest
-
-
-@dataclass(frozen=True)
-class KnockdownDecision:
-    """The outcome of the filter.
-
-    Attributes
-    ----------
-    table
-        One row per perturbation (and cell type, if judged by it): ``perturbation, cell_type`` ("all" if judged
-        over all), ``target_gene, n_cells, control_mean, perturbed_mean`` (counts per 10,000 unless
-        ``knockdown_values`` is ``stored``), ``residual`` (their ratio), ``n_passing`` (cells below the threshold
-        of cells), ``kept`` (bool) and ``reason`` (why not).
-    limit
-        Mean of the controls each row's cells are compared with, float64; nan for rows that are dropped.
-    cell_residual
-        Largest share of it that a cell may express.
-    """
-
-    table: pd.DataFrame
-    limit: np.ndarray
-    cell_residual: float
-
-    def keeps(self, found: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return which cells of a piece stay, bool, from what `knockdown_values` saved of it."""
-        row, value = found["row"], found["value"]
-        return (row == _NONE) | _passes(value, self.limit[np.maximum(row, 0)], self.cell_residual)
 
 
 def read_targets(inputs: Inputs, conditions: pd.DataFrame, codes: np.ndarray) -> dict[str, str]:
@@ -225,7 +190,7 @@ def plan_knockdown(
 
 
 def _check_targets(table: pd.DataFrame, gene: np.ndarray, genes: Sequence[str], config: DataConfig) -> None:
-    """Refuse names of which none is a gene; say how many are not."""
+    """Refuse target names if none of them is a gene; warn of those that are not."""
     wanted = table["target_gene"]
     if not (gene >= 0).any():
         named = sorted(set(wanted[wanted != ""])) or sorted(set(table["perturbation"]))
@@ -263,13 +228,13 @@ def knockdown_values(reader: PieceReader, request: KnockdownRequest) -> dict[str
             block = replace(block, data=np.expm1(block.data, dtype=np.float64))
         cells = (block.indptr, block.indices, block.data, reader.columns, factor[rows])
         add_target_sums(*cells, group[rows], request.place, control_totals)
-        own_values(*cells, gene[rows], value[rows])
-    own = row >= 0
+        values_of_own_gene(*cells, gene[rows], value[rows])
+    perturbed = row >= 0
     return {
         "row": row,
         "value": value,
-        "totals": np.bincount(row[own], value[own].astype(np.float64), request.num_rows),
-        "cells": np.bincount(row[own], minlength=request.num_rows),
+        "totals": np.bincount(row[perturbed], value[perturbed].astype(np.float64), request.num_rows),
+        "cells": np.bincount(row[perturbed], minlength=request.num_rows),
         "control_totals": control_totals,
         "control_cells": np.bincount(group[group >= 0], minlength=request.num_groups),
     }
@@ -287,7 +252,7 @@ def decide(
     plan: KnockdownPlan,
     results: Callable[[], Iterable[Mapping[str, np.ndarray]]],
     config: DataConfig,
-) -> KnockdownDecision:
+) -> tuple[pd.DataFrame, np.ndarray]:
     """Judge every perturbation.
 
     Parameters
@@ -299,6 +264,15 @@ def decide(
     config
         Thresholds.
 
+    Returns
+    -------
+    tuple
+        The table with one row per perturbation (and cell type, if judged by it): ``perturbation, cell_type`` ("all"
+        if judged over all), ``target_gene, n_cells, control_mean, perturbed_mean`` (counts per 10,000 unless
+        ``knockdown_values`` is ``stored``), ``residual`` (their ratio), ``n_passing`` (cells below the threshold of
+        cells), ``kept`` (bool) and ``reason`` (why not). And for `stays` the mean of the controls that each row's
+        cells are compared with, float64; nan for rows that are dropped.
+
     Raises
     ------
     UserError
@@ -308,11 +282,11 @@ def decide(
     totals, cells = np.zeros(request.num_rows), np.zeros(request.num_rows, np.int64)
     control_totals = np.zeros((request.num_groups, request.num_targets))
     control_cells = np.zeros(request.num_groups, np.int64)
-    for found in results():
-        totals += found["totals"]
-        cells += found["cells"]
-        control_totals += found["control_totals"]
-        control_cells += found["control_cells"]
+    for piece in results():
+        totals += piece["totals"]
+        cells += piece["cells"]
+        control_totals += piece["control_totals"]
+        control_cells += piece["control_cells"]
     table = plan.table.assign(n_cells=cells)
     gene = np.full(request.num_rows, _NONE)
     gene[request.row[request.row >= 0]] = request.gene[request.row >= 0]
@@ -324,9 +298,9 @@ def decide(
         residual = np.where(control > _NOT_EXPRESSED, perturbed / control, np.nan)
     limit = np.where(residual < config.knockdown_residual, control, np.nan)
     passing = np.zeros(request.num_rows, np.int64)
-    for found in results():
-        row = found["row"]
-        below = _passes(found["value"], control[np.maximum(row, 0)], config.knockdown_cell_residual)
+    for piece in results():
+        row = piece["row"]
+        below = _passes(piece, control, config.knockdown_cell_residual)
         passing += np.bincount(row[below & (row >= 0)], minlength=request.num_rows)
     kept = ~np.isnan(limit) & (passing >= config.knockdown_min_cells)
     table = table.assign(
@@ -335,14 +309,28 @@ def decide(
     records = table.assign(measured=target >= 0).to_dict("records")
     table["reason"] = [_reason(record, control_cells, config) for record in records]
     _report(table, config)
-    limit = np.where(kept, limit, np.nan)
-    return KnockdownDecision(table.drop(columns="group"), limit, config.knockdown_cell_residual)
+    return table.drop(columns="group"), np.where(kept, limit, np.nan)
 
 
-def _passes(value: np.ndarray, control: np.ndarray, residual: float) -> np.ndarray:
+def stays(piece: Mapping[str, np.ndarray], limit: np.ndarray, cell_residual: float) -> np.ndarray:
+    """Return which cells of a piece stay, bool.
+
+    Parameters
+    ----------
+    piece
+        What `knockdown_values` saved of it.
+    limit
+        As `decide` returns it.
+    cell_residual
+        Share of ``limit`` below which a cell's expression must be.
+    """
+    return (piece["row"] == _NONE) | _passes(piece, limit, cell_residual)
+
+
+def _passes(piece: Mapping[str, np.ndarray], control: np.ndarray, residual: float) -> np.ndarray:
     """Return whether each cell's value is below the share of its controls' mean; never for a mean of nan or 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        return value / control < residual
+        return piece["value"] / control[np.maximum(piece["row"], 0)] < residual
 
 
 def _reason(row: Mapping[Any, Any], control_cells: np.ndarray, config: DataConfig) -> str:
@@ -365,12 +353,10 @@ def _reason(row: Mapping[Any, Any], control_cells: np.ndarray, config: DataConfi
 
 
 def _report(table: pd.DataFrame, config: DataConfig) -> None:
-    """Say what is dropped; refuse an outcome without perturbations."""
+    """Log what is kept; refuse an outcome without perturbations."""
     if not table["kept"].to_numpy().any():
-        reasons, smallest = (
-            table["reason"].value_counts(),
-            float(table["residual"].fillna(np.inf).to_numpy().min()),
-        )
+        reasons = table["reason"].value_counts()
+        smallest = float(table["residual"].fillna(np.inf).to_numpy().min())
         least = f"; smallest residual {smallest:.3g}" if np.isfinite(smallest) else ""
         raise UserError(
             f"data.knockdown: none of the {len(table)} perturbations passes (most often: {reasons.index[0]}, "
@@ -386,8 +372,8 @@ def _report(table: pd.DataFrame, config: DataConfig) -> None:
 
 
 @dataclass(frozen=True)
-class _Left:
-    """The decision and the sums to make of the cells that it leaves; travels to workers."""
+class _Filter:
+    """What `decide` found, and the sums to make of the cells that stay; it is sent to workers."""
 
     limit: np.ndarray
     cell_residual: float
@@ -411,7 +397,7 @@ def target_genes(inputs: Inputs, labels: Labels) -> dict[str, str]:
 def apply_knockdown(
     passes: Passes, conditions: pd.DataFrame, look: np.ndarray, scan: Scan, targets: Mapping[str, str]
 ) -> tuple[Scan, pd.DataFrame]:
-    """Drop what is not knocked down, in two further passes, and tell later passes so.
+    """Drop what is not knocked down, in two further passes; later passes leave these cells out.
 
     Parameters
     ----------
@@ -422,7 +408,7 @@ def apply_knockdown(
     look
         Whether gene selection may look at each condition, bool.
     scan
-        What the first pass found.
+        The result of the first pass.
     targets
         As `target_genes` returns them.
 
@@ -430,7 +416,7 @@ def apply_knockdown(
     -------
     tuple[Scan, pd.DataFrame]
         The scan of the cells that are left, its quality table with a column ``dropped_knockdown``, and the table
-        of perturbations, see `KnockdownDecision`.
+        of perturbations, see `decide`.
 
     Raises
     ------
@@ -439,21 +425,20 @@ def apply_knockdown(
     """
     config = passes.inputs.config
     plan = plan_knockdown(conditions, passes.inputs.genes, config, targets)
-    passes.run(PASS, knockdown_values, plan.request, label="reading target genes")
-    decision = decide(plan, lambda: passes.results(PASS), config)
+    passes.run(_JUDGED, knockdown_values, plan.request, label="reading target genes")
+    table, limit = decide(plan, lambda: passes.results(_JUDGED), config)
     group, num_groups = gene_groups(conditions, look, by_batch=config.hvg_by_batch)
     sums = SumsRequest(group, num_groups, sums_stored_values(config), config.input_scale == "log1p")
-    passes.run(
-        _LEFT, left_cells, _Left(decision.limit, decision.cell_residual, sums), label="summing cells left"
-    )
-    passes.filtered = _LEFT
-    return _rescan(passes, conditions, look, scan), decision.table
+    request = _Filter(limit, config.knockdown_cell_residual, sums)
+    passes.run(_FILTERED, left_cells, request, label="summing cells left")
+    passes.filtered = _FILTERED
+    return _rescan(passes, conditions, look, scan), table
 
 
-def left_cells(reader: PieceReader, request: _Left) -> dict[str, np.ndarray]:
+def left_cells(reader: PieceReader, request: _Filter) -> dict[str, np.ndarray]:
     """Return a piece's ``codes`` after the filter and the gene sums of the cells that are left."""
-    decision = KnockdownDecision(pd.DataFrame(), request.limit, request.cell_residual)
-    reader.codes = np.where(decision.keeps(reader.saved(PASS)), reader.codes, DROPPED).astype(np.int32)
+    stay = stays(reader.saved(_JUDGED), request.limit, request.cell_residual)
+    reader.codes = np.where(stay, reader.codes, DROPPED).astype(np.int32)
     return {"codes": reader.codes, **gene_sums(reader, request.sums)}
 
 
@@ -462,15 +447,15 @@ def _rescan(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, scan: Sc
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     depths, genes, visible = StreamingMedian(), StreamingMedian(), StreamingMedian()
     sums, left = GeneSums(*scan.sums.values.shape[:2]), np.zeros(len(conditions), np.int64)
-    for first, found in zip(passes.results("scan"), passes.results(_LEFT), strict=True):
-        sums.add_arrays(found)
-        kept = found["codes"] >= 0
-        codes, depth = found["codes"][kept], first["depth"][kept].astype(np.float32)
+    for scanned, filtered in zip(passes.results("scan"), passes.results(_FILTERED), strict=True):
+        sums.add_arrays(filtered)
+        kept = filtered["codes"] >= 0
+        codes, depth = filtered["codes"][kept], scanned["depth"][kept].astype(np.float32)
         left += np.bincount(codes, minlength=len(left))
         depths.add(group[codes], depth)
-        genes.add(group[codes], first["detected"][kept].astype(np.float32))
-        seen = look[codes] & (depth > 0)
-        visible.add(np.zeros(int(seen.sum()), np.int64), depth[seen])
+        genes.add(group[codes], scanned["detected"][kept].astype(np.float32))
+        selecting = look[codes] & (depth > 0)
+        visible.add(np.zeros(int(selecting.sum()), np.int64), depth[selecting])
     cells = np.bincount(group, left, len(scan.quality)).astype(np.int64)
     quality = scan.quality.assign(
         cells_kept=cells, dropped_knockdown=scan.quality["cells_kept"] - cells,

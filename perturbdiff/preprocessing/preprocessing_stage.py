@@ -28,12 +28,12 @@ from perturbdiff.genes.selection import (
     check_flavor,
     choose_genes,
     read_gene_list,
-    second_pass,
     sums_stored_values,
 )
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.io.counts import Inputs
 from perturbdiff.preprocessing import passes, reordering
+from perturbdiff.preprocessing.gene_passes import second_pass
 from perturbdiff.preprocessing.knockdown import apply_knockdown, target_genes
 from perturbdiff.preprocessing.passes import Passes, save
 from perturbdiff.preprocessing.reordering import ObsColumns, Part, PartTask, gather, label_columns

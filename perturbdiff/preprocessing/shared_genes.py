@@ -20,7 +20,8 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet, read_gene_set, unique_names
 from perturbdiff.genes.gene_sums import GeneSums
-from perturbdiff.genes.selection import check_flavor, choose_genes, second_pass, sums_stored_values
+from perturbdiff.genes.selection import check_flavor, choose_genes, sums_stored_values
+from perturbdiff.preprocessing.gene_passes import second_pass
 from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, load, save
 from perturbdiff.preprocessing.preprocessing_stage import Machine
 from perturbdiff.preprocessing.studies import (

@@ -20,9 +20,9 @@ import pandas as pd
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, unique_names
 from perturbdiff.genes.gene_sums import GeneSums
-from perturbdiff.genes.selection import SecondPass
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.io.matrices import CscMatrix
+from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.preprocessing.gene_passes import SecondPass
 from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, Piece, PieceReader, load, save
 from perturbdiff.preprocessing.scan import ScanSettings, scan_piece
 from perturbdiff.runtime import files

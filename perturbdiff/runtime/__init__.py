@@ -2,5 +2,5 @@
 
 Nothing here knows about cells. ``errors`` explains failures to the user. ``files`` writes complete files or none.
 ``outputs`` decides what may be replaced. ``provenance`` records how an output was made. ``task_runner`` distributes
-tasks over processes. ``compiled`` holds the settings of compiled loops.
+tasks over processes. ``seeds`` derives random generators. ``compiled`` holds the settings of compiled loops.
 """

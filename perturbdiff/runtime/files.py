@@ -156,8 +156,8 @@ def signature(path: Path) -> tuple[int, int]:
 
     Code that reads a file for a long time compares the signature before and after.
     """
-    found = [p.stat() for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()]
-    return sum(s.st_size for s in found), max((s.st_mtime_ns for s in found), default=0)
+    stats = [p.stat() for p in (path.rglob("*") if path.is_dir() else [path]) if p.is_file()]
+    return sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
 
 
 def existing(path: Path, what: str) -> Path:

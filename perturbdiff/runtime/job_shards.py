@@ -1,8 +1,10 @@
-"""Check that parts made by several jobs with ``--shard I/N`` belong together, and put them in order."""
+"""What every merge of parts shares that several jobs made with ``--shard I/N``: checks, order and manifest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,33 @@ from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.files import existing
 
-DETERMINE = ("stage", "config", "inputs", "seed", "versions")
+_DETERMINE = ("stage", "config", "inputs", "seed", "versions")
 """Entries of a manifest that determine the result."""
+
+IsPart = Callable[[Path, Mapping[str, Any]], bool]
+"""Function of path and manifest that says whether this is a part."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge that is under way.
+
+    Attributes
+    ----------
+    parts
+        All N parts in order of their number.
+    records
+        Their manifests.
+    config
+        The configuration of the single run that the result stands for.
+    stage
+        The stage that writes the result; the body must not write if it says ``skip``.
+    """
+
+    parts: list[Path]
+    records: list[dict[str, Any]]
+    config: dict[str, Any]
+    stage: provenance.Stage
 
 
 def stage_of(part: Path) -> str:
@@ -25,30 +52,53 @@ def stage_of(part: Path) -> str:
     return str((provenance.read_manifest(existing(part, "part")) or {}).get("stage", ""))
 
 
-def roles(parts: Sequence[Path]) -> dict[str, Path]:
-    """Return the parts as a stage's inputs by role."""
-    return {f"part {number}": Path(part) for number, part in enumerate(parts)}
-
-
-def ordered(
-    parts: Sequence[Path], command: str, is_part: Callable[[Path, Mapping[str, Any]], bool]
-) -> tuple[list[Path], list[dict[str, Any]]]:
-    """Return all N parts in order of their number, and their manifests.
+@contextlib.contextmanager
+def merging(
+    parts: Sequence[Path],
+    out: Path,
+    command: str,
+    is_part: IsPart,
+    *,
+    unsharded: Mapping[str, Any],
+    folder: bool,
+    force: bool,
+) -> Iterator[Merge]:
+    """Check that parts belong together, and run the stage that joins them: its manifest is that of a single run.
 
     Parameters
     ----------
     parts
         Files or folders in any order. A path that is given twice counts once.
+    out
+        File or (``folder``) folder to write.
     command
         Name of the command that writes the parts, for messages.
     is_part
-        Function of path and manifest that says whether this is a part.
+        Whether a path is a part.
+    unsharded
+        What the configuration of a single run says of shards.
+    force
+        Run even if an equal output is there.
 
     Raises
     ------
     UserError
         If a path is not a part, or if parts are missing, given twice or from different runs.
     """
+    ordered, records = _ordered([Path(part) for part in parts], command, is_part)
+    base = {key: records[0][key] for key in _DETERMINE}
+    base["config"] = {k: v for k, v in base["config"].items() if k != "shard"} | dict(unsharded)
+    roles = {f"part {number}": part for number, part in enumerate(ordered)}
+    with provenance.stage(
+        str(base["stage"]), Path(out), config={}, inputs=roles, folder=folder, force=force, base=base
+    ) as stage:
+        yield Merge(ordered, records, base["config"], stage)
+        if not stage.skip:
+            stage.notes["parts"] = len(ordered)
+
+
+def _ordered(parts: Sequence[Path], command: str, is_part: IsPart) -> tuple[list[Path], list[dict[str, Any]]]:
+    """Return all N parts in order of their number, and their manifests."""
     if not parts:
         raise UserError(f"no part to merge: give what 'perturbdiff {command} … --shard I/N' wrote")
     records = {part: _record(part, command, is_part) for part in dict.fromkeys(parts)}
@@ -69,11 +119,11 @@ def ordered(
             f"{first}: is one of {count} parts, but {listing(f'{i}/{count}' for i in missing)} are not given; "
             "run them and give all"
         )
-    found = [by_number[i] for i in range(count)]
-    return found, [records[part] for part in found]
+    ordered = [by_number[i] for i in range(count)]
+    return ordered, [records[part] for part in ordered]
 
 
-def _record(part: Path, command: str, is_part: Callable[[Path, Mapping[str, Any]], bool]) -> dict[str, Any]:
+def _record(part: Path, command: str, is_part: IsPart) -> dict[str, Any]:
     """Return a part's manifest."""
     manifest = provenance.read_manifest(existing(part, "part"))
     if manifest is None or "shard" not in manifest.get("config", {}) or not is_part(part, manifest):
@@ -85,7 +135,7 @@ def _record(part: Path, command: str, is_part: Callable[[Path, Mapping[str, Any]
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Describe a forbidden difference between two manifests; empty if there is none."""
-    for key in DETERMINE:
+    for key in _DETERMINE:
         a, b = one.get(key), other.get(key)
         if key == "config":
             counts = [record["config"]["shard"][1] for record in (one, other)]

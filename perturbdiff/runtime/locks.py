@@ -14,6 +14,10 @@ in this order:
 
 A holder that only stalled (a suspended node, storage that hung) finds another note in the file when it continues. It
 must call `Lock.taken_by` before it writes anything that the other process may also write.
+
+The locks of the library ``filelock`` (4.2) were tried instead. Its lease works without ``flock`` too, but it tells a
+holder that stalled only after two beats, removes a link at the lock's name where we refuse it, cannot know that a
+requeued job is the holder itself, and names no holder on the same machine.
 """
 
 from __future__ import annotations
@@ -105,7 +109,7 @@ class Lock:
         self.other = ""
         self._handle, self._note = handle, note
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._show_life, name="heartbeat", daemon=True)
         self._thread.start()
 
     def taken_by(self) -> str | None:
@@ -123,7 +127,7 @@ class Lock:
             self.other = str(note or "someone who did not sign")
         return self.other or None
 
-    def _live(self) -> None:
+    def _show_life(self) -> None:
         while not self._ended.wait(BEAT):
             if other := self.taken_by():
                 if self.path.exists():  # otherwise a finished stage removed it
@@ -162,52 +166,58 @@ def locked(folder: Path, what: str, *, stop: Callable[[], str | None] = lambda: 
     StoppedEarly
         If ``stop`` ended the waiting.
     """
-    lock = _enter(_Door(folder), what, stop)
+    lock = _wait_for(_LockFile(folder), what, stop)
     try:
         yield lock
     finally:
         lock.release()
 
 
-def _enter(door: _Door, what: str, stop: Callable[[], str | None]) -> Lock:
+def _wait_for(file: _LockFile, what: str, stop: Callable[[], str | None]) -> Lock:
     """Wait for the folder while its holder may be gone, and otherwise for ``PD_WAIT`` seconds."""
-    patience, began, spoken = _patience(), time.monotonic(), None
-    while (lock := door.knock()) is None:
-        waited = time.monotonic() - began
-        if not door.in_doubt and waited >= patience:
-            after = f" after {waited:.0f} s of waiting" if patience else ""
+    patience, began, last_message = _patience(), time.monotonic(), None
+    while (lock := file.try_to_lock()) is None:
+        now = time.monotonic()
+        if not file.in_doubt and now - began >= patience:
+            after = f" after {now - began:.0f} s of waiting" if patience else ""
             raise UserError(
-                f"{door.folder}: {what} is using this folder{after} ({door.holder}); wait for it or cancel it"
+                f"{file.folder}: {what} is using this folder{after} ({file.holder}); wait for it or cancel it"
             )
         if reason := stop():
             raise StoppedEarly(
-                f"{reason}; was still waiting for {what} ({door.holder}) to leave {door.folder} and has touched "
+                f"{reason}; was still waiting for {what} ({file.holder}) to leave {file.folder} and has touched "
                 "nothing; run the same command again"
             )
-        if spoken is None or time.monotonic() - spoken >= _SPEAK:
-            spoken = time.monotonic()
-            doubt = ", if it still lives" if door.in_doubt else ""
-            logger.info("waiting for %s in %s to end%s: %s", what, door.folder, doubt, door.holder)
+        if last_message is None or now - last_message >= _SPEAK:
+            last_message = now
+            doubt = ", if it still lives" if file.in_doubt else ""
+            logger.info("waiting for %s in %s to end%s: %s", what, file.folder, doubt, file.holder)
         time.sleep(min(_POLL, BEAT))
-    lock.waited = spoken is not None
+    lock.waited = last_message is not None
     return lock
 
 
-class _Door:
-    """Tries to lock a folder, and remembers between attempts what it saw there."""
+class _LockFile:
+    """The lock file of a folder that we want. Remembers between attempts what it saw of the holder.
+
+    Attributes
+    ----------
+    holder
+        Who holds the folder, for messages.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / LOCK
         self.holder = "it has not signed yet"
         self._seen: tuple[str, int] | None = None  # token of the note and time stamp of the file
-        self._changed, self._lives = 0.0, False
+        self._changed, self._lives = 0.0, False  # when these were last seen to change, and whether ever
 
     @property
     def in_doubt(self) -> bool:
         """Whether the holder may be gone, which only further watching can show."""
         return self._seen is not None and not self._lives
 
-    def knock(self) -> Lock | None:
+    def try_to_lock(self) -> Lock | None:
         """Return the lock if the folder is free by now, or None if it is or may be in use."""
         with files.explain_os_errors(self.folder, kept_at=self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -215,8 +225,8 @@ class _Door:
         lock = None
         try:
             granted = _flock(handle)
-            former = Note.parse(os.pread(handle, _SIZE, 0))
-            if self._free(former, granted, os.fstat(handle).st_mtime_ns) and _is_at(handle, self.path):
+            note = Note.parse(os.pread(handle, _SIZE, 0))
+            if self._is_free(note, granted, os.fstat(handle).st_mtime_ns) and _is_at(handle, self.path):
                 note = Note.own(flock=bool(granted))
                 with files.explain_os_errors(self.folder, kept_at=self.folder):
                     self._sign(handle, note)
@@ -240,8 +250,8 @@ class _Door:
                 raise UserError(f"{self.path}: is not a lock file of ours; move it away first") from None
             raise
 
-    def _free(self, note: Note | None, granted: bool | None, stamp: int) -> bool:  # noqa: FBT001
-        """Return whether the folder is ours by the rules. ``granted`` is None if the kernel cannot tell."""
+    def _is_free(self, note: Note | None, granted: bool | None, stamp: int) -> bool:  # noqa: FBT001
+        """Return whether the folder is ours by the rules. ``granted`` is the answer of `_flock`."""
         if note is None:
             self._seen = None
             return granted is not False

@@ -42,16 +42,16 @@ def beside(out: Path, kind: str) -> Path:
 def read_record(out: Path, kind: str) -> dict[str, Any] | None:
     """Return a record of an output, or None if there is no readable one."""
     try:
-        found = json.loads(beside(out, kind).read_text())
+        record = json.loads(beside(out, kind).read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
     """Return the manifest of a finished output, or None if there is no readable one."""
-    found = read_record(out, "manifest")
-    return None if found is None or UNFINISHED in found else found
+    record = read_record(out, "manifest")
+    return None if record is None or UNFINISHED in record else record
 
 
 def entries(path: Path, name: str = "", known: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
@@ -137,8 +137,8 @@ class Output:
         """
         for path in (self.out, *self.companions.values()):
             check_place(path)
-            for role, given in inputs.items():
-                _check_apart(path, role, given)
+            for role, input_path in inputs.items():
+                _check_apart(path, role, input_path)
 
     def check(self, base: Mapping[str, Any], *, force: bool) -> None:
         """Raise an error if this would replace something that is not ours or took long to make.
@@ -384,14 +384,14 @@ def check_record(path: Path) -> dict[str, Any] | None:
         return None
     if not path.is_file():
         raise UserError(f"{path}: is no file, or a link to nowhere; copy it again or make it again")
-    found = untrusted.read(path, "JSON")
-    if not isinstance(found, dict) or UNFINISHED in found:
+    record = untrusted.read(path, "JSON")
+    if not isinstance(record, dict) or UNFINISHED in record:
         raise UserError(f"{path}: tells of nothing finished; copy it again or make it again")
-    if _SEAL not in found and "files" not in found:
+    if _SEAL not in record and "files" not in record:
         return None
-    if found.get(_SEAL) != _digest(found):
+    if record.get(_SEAL) != _digest(record):
         raise UserError(f"{path}: was changed since it was made; copy it again or make it again")
-    return found
+    return record
 
 
 def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[str] | None:
@@ -428,7 +428,7 @@ def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[st
             _warn_unlisted(out.resolve(), out)
         return None
     place, prefix = out.resolve(), f"{below}/" if below else ""
-    found = set()
+    unchanged = set()
     for name, entry in listed.items():
         if (out.is_file() and name != ".") or not name.startswith(prefix) or name.split("/")[0] in leave:
             continue  # the stage that wrote the companions of a file checks them
@@ -440,8 +440,8 @@ def verify(out: Path, *, below: str = "", leave: Collection[str] = ()) -> set[st
         if path.stat().st_size != entry.get("size") or files.sha256(path) != entry.get("sha256"):
             shown = out if name == "." else out / name
             raise UserError(f"{shown}: was changed since it was made; copy {out.name} again or make it again")
-        found.add(name.removeprefix(prefix))
-    return found
+        unchanged.add(name.removeprefix(prefix))
+    return unchanged
 
 
 @functools.cache
@@ -456,10 +456,10 @@ def _warn_unlisted(place: Path, out: Path) -> None:
 def differences(old: Any, new: Any, prefix: str = "") -> list[str]:
     """Describe the differences between two records that determine a result."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found: list[str] = []
+        lines: list[str] = []
         for key in sorted({*old, *new}):
-            found += differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
-        return found
+            lines += differences(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
+        return lines
     if old == new:
         return []
     if prefix.endswith("sha256"):

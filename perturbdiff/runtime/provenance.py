@@ -53,16 +53,16 @@ _PURPOSE = ".purpose.json"
 _BUILD = "_build.json"
 """File that identifies the code; it is written into the package when an image is built."""
 
-_LIBRARIES = ("anndata", "lightning", "numpy", "pandas", "scipy", "torch", "zarr")
+_LIBRARIES = ("anndata", "numpy", "pandas", "scipy", "torch", "zarr")
 
 
 def versions() -> dict[str, str]:
     """Return the versions that can change a result: of this package, Python and the numerical libraries."""
-    found = {"perturbdiff": __version__, "python": platform.python_version()}
+    result = {"perturbdiff": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            result[name] = importlib.metadata.version(name)
+    return result
 
 
 def as_json(record: Mapping[str, Any]) -> str:
@@ -112,11 +112,11 @@ class Stage:
 
     def files(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return size and SHA-256 of the files that the inputs determine, and of those that vary between runs."""
-        found = outputs.entries(self.path, known=self.checksums)
+        entries = outputs.entries(self.path, known=self.checksums)
         for name, path in self.companions.items():
-            found |= outputs.entries(path, name)
-        shaped = {name: entry for name, entry in found.items() if name.split("/")[0] in self.chance}
-        return {name: entry for name, entry in found.items() if name not in shaped}, shaped
+            entries |= outputs.entries(path, name)
+        shaped = {name: entry for name, entry in entries.items() if name.split("/")[0] in self.chance}
+        return {name: entry for name, entry in entries.items() if name not in shaped}, shaped
 
 
 @contextlib.contextmanager
@@ -258,8 +258,8 @@ def _continue_or_begin(partial: Path, purpose: str, *, keep: bool) -> None:
 
 def up_to_date(out: Path, base: Mapping[str, Any], companions: Mapping[str, Path] | None = None) -> bool:
     """Return whether ``out`` is complete and has the same `determinants`, and log it."""
-    found = read_manifest(out) if out.exists() else None
-    if found is None or {key: found.get(key) for key in base} != dict(base):
+    manifest = read_manifest(out) if out.exists() else None
+    if manifest is None or {key: manifest.get(key) for key in base} != dict(base):
         return False
     place = outputs.Output(str(base["stage"]), out, out.is_dir(), dict(companions or {}))
     if not place.is_whole():

@@ -77,14 +77,14 @@ def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
         If the file is missing or not a table. The message is one line.
     """
     try:
-        found = pd.read_csv(path, **options)
+        table = pd.read_csv(path, **options)
     except _UNREADABLE as error:
         raise unreadable(path, error, remedy) from None
-    found.columns = pd.Index([restored(name) for name in found.columns], dtype=object)
-    for place, dtype in enumerate(found.dtypes):
+    table.columns = pd.Index([restored(name) for name in table.columns], dtype=object)
+    for place, dtype in enumerate(table.dtypes):
         if not pd.api.types.is_numeric_dtype(dtype):
-            found.isetitem(place, found.iloc[:, place].map(restored, na_action="ignore"))
-    return found
+            table.isetitem(place, table.iloc[:, place].map(restored, na_action="ignore"))
+    return table
 
 
 def read_parquet(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
@@ -101,5 +101,5 @@ def read_parquet(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
 
 def unreadable(path: Path, error: BaseException, remedy: str) -> UserError:
     """Return the error for a table that cannot be read."""
-    said = one_line(str(error))[:_SHOWN] or type(error).__name__
-    return UserError(f"{path}: is not a table, or damaged ({said}); {remedy}")
+    reason = one_line(str(error))[:_SHOWN] or type(error).__name__
+    return UserError(f"{path}: is not a table, or damaged ({reason}); {remedy}")

@@ -280,9 +280,11 @@ class TaskRunner:
             for number, task in enumerate(tasks):
                 yield number, function(task)
             return
-        found = self._locally(function, tasks) if self.scheduler is None else self._remotely(function, tasks)
-        with contextlib.closing(found):  # if a task fails, the others are ended or cancelled at once
-            for number, result in found:
+        results = (
+            self._locally(function, tasks) if self.scheduler is None else self._remotely(function, tasks)
+        )
+        with contextlib.closing(results):  # if a task fails, the others are ended or cancelled at once
+            for number, result in results:
                 if isinstance(result, Exception):
                     raise result
                 yield number, result

@@ -119,17 +119,17 @@ def parse(text: str, form: Form, origin: str, *, loader: type[Loader] = Loader) 
         raise UserError(f"{origin}: is longer than {LARGEST[form] >> 20} MiB, which no such text is")
     try:
         if form == "YAML":
-            found = _yaml(text, loader)
+            content = _yaml(text, loader)
         else:
-            found = _toml(text) if form == "TOML" else json.loads(text, object_pairs_hook=_once)
-        _check_depth(found)
+            content = _toml(text) if form == "TOML" else json.loads(text, object_pairs_hook=_once)
+        _check_depth(content)
     except RecursionError:
         raise UserError(
             f"{origin}: is nested more than {DEEPEST} levels deep, which no such file is"
         ) from None
     except ValueError as error:  # JSON, TOML and overlong numbers all raise ValueErrors
         raise UserError(f"{origin} is not valid {form}: {one_line(str(error))[:_SHOWN]}") from None
-    return found
+    return content
 
 
 def _yaml(text: str, loader: type[Loader]) -> Any:
@@ -163,16 +163,16 @@ def _toml(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} is given twice")
-    return found
+    return mapping
 
 
-def _check_depth(found: Any) -> None:
+def _check_depth(content: Any) -> None:
     """Refuse deep nesting, without recursion."""
-    level = [found]
+    level = [content]
     for _ in range(DEEPEST):
         containers = [value for value in level if isinstance(value, dict | list)]
         if not containers:

@@ -22,9 +22,9 @@ from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.control_matching import words
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import SampleConfig
-from perturbdiff.diffusion.samplers import sample as reverse
 from perturbdiff.diffusion.schedule import NoiseSchedule
-from perturbdiff.model import Covariates, Estimates
+from perturbdiff.generation import depth_ceiling, generate
+from perturbdiff.model import Covariates
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store, dataset_of
@@ -48,7 +48,7 @@ def check_depth(bundle: Bundle, store: Store) -> float:
             f"{store.path}: cells are scaled to {theirs:g} counts, the model was trained at {ours:g}; "
             f"preprocess again with --set data.target_sum={ours:g}"
         )
-    return math.log1p(theirs) if math.isfinite(theirs) else math.inf
+    return depth_ceiling(theirs)
 
 
 def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
@@ -241,7 +241,6 @@ class ConditionSampler:
         rows = torch.tensor([one.request for one in sets])
         covariates = Covariates(*(ids[rows].to(device) for ids in self._ids))
         dataset = torch.full((len(sets),), self._dataset, device=device)
-        mixed = torch.autocast(device.type, torch.bfloat16, enabled=self.settings.precision == "bf16-mixed")
         # Noise is drawn on the CPU, so that it is the same on every machine.
         noise = [
             torch.Generator().manual_seed(_state(words(self.seed, self._labels[one.request], one.number + 1)))
@@ -252,21 +251,11 @@ class ConditionSampler:
             return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
-        guided = bool(self.settings.guidance if guidance is None else guidance.any())
-        with mixed:
-            estimates = Estimates(model, control, covariates, dataset, guided=guided)
-            found = reverse(
-                estimates, noise_of_sets, self.schedule, self.settings, guidance=guidance, clean=self._clean
-            )
-        log1p = model.decode(found)
-        if self.settings.zeros == "matched":
-            log1p = model.match_zeros(log1p)
-        log1p = log1p.clamp_max(self.ceiling).cpu().numpy()[:, :, self._shared]
+        cells = generate(
+            model, self.schedule, self.settings, control, covariates, dataset, noise_of_sets,
+            guidance=guidance, ceiling=self.ceiling,
+        )  # fmt: skip
+        log1p = cells.cpu().numpy()[:, :, self._shared]
         values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
         repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
         return values, self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
-
-    def _clean(self, estimate: Tensor) -> Tensor:
-        if self.settings.cutoff:
-            estimate = torch.where(estimate < self.settings.cutoff, 0.0, estimate)
-        return self.bundle.model.clean(estimate)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import anndata
-import h5py
-import numpy as np
 import pandas as pd
-from scipy import sparse
 
 from perturbdiff.conditions.condition import LABELS
-from perturbdiff.io import opening
-from perturbdiff.predictions import NAMED, SOURCES, PredictionWriter, format_of
-from perturbdiff.runtime import job_shards, provenance
+from perturbdiff.io.input_file import InputFile
+from perturbdiff.io.matrices import Block
+from perturbdiff.io.opening import open_root
+from perturbdiff.method import SOURCES
+from perturbdiff.predictions import KIND, NAMED, PredictionWriter, format_of
+from perturbdiff.runtime import job_shards
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
-_ROWS = 1024  # cells held in memory at once
+_VALUES = 1 << 18  # read at once
 
 
 def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
@@ -46,22 +44,15 @@ def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
     UserError
         If a file is not a part or is damaged, or if parts are missing, given twice or from different runs.
     """
-    out = Path(out)
-    folder = format_of(out) == ".zarr"
-    found, records = job_shards.ordered([Path(part) for part in parts], "sample", _is_part)
-    base = {key: records[0][key] for key in job_shards.DETERMINE}
-    base["config"] = {**base["config"], "shard": [0, 1]}
-    with provenance.stage(
-        "sample", out, config={}, inputs=job_shards.roles(found), folder=folder, force=force, base=base
-    ) as stage:
-        if not stage.skip:
-            stage.results |= {
-                name: sum(int(record["results"][name]) for record in records)
-                for name in ("conditions", "cells")
-            }
-            _write(stage.path, found, [int(record["results"]["cells"]) for record in records])
-            stage.notes["parts"] = len(found)
-    return out
+    folder = format_of(Path(out)) == ".zarr"
+    with job_shards.merging(
+        parts, out, "sample", _is_part, unsharded={"shard": [0, 1]}, folder=folder, force=force
+    ) as merge:
+        if not merge.stage.skip:
+            results = [record["results"] for record in merge.records]
+            merge.stage.results |= {k: sum(int(part[k]) for part in results) for k in ("conditions", "cells")}
+            _write(merge.stage.path, merge.parts, [int(part["cells"]) for part in results])
+    return Path(out)
 
 
 def _is_part(path: Path, manifest: Mapping[str, Any]) -> bool:
@@ -71,97 +62,54 @@ def _is_part(path: Path, manifest: Mapping[str, Any]) -> bool:
 def _write(path: Path, parts: Sequence[Path], predicted: Sequence[int]) -> None:
     """Write the predicted cells of all parts, then the controls of all parts."""
     facts, genes = _heads(parts)
-    given = {key: str(facts[key]) for key in ("method", "control", "dataset")}
+    names = {key: str(facts[key]) for key in ("method", "control", "dataset")}
     with (
-        PredictionWriter(path, genes, target_sum=float(facts["target_sum"]), facts=facts, **given) as writer,
+        PredictionWriter(path, genes, target_sum=float(facts["target_sum"]), facts=facts, **names) as writer,
         track("joining", 0) as work,
     ):
         for source in SOURCES:
             for part, number in zip(parts, predicted, strict=True):
-                with _Cells(part) as cells:
-                    span = (0, number) if source == SOURCES[0] else (number, cells.number)
-                    for values, obs in cells.pieces(*span):
+                with _opened(part) as file:
+                    rows = (0, number) if source == SOURCES[0] else (number, file.n_cells)
+                    for block, obs in _pieces(file, *rows):
                         if (obs["source"] != source).any():
                             raise UserError(
                                 f"{part}: does not have the {number} predicted cells that its manifest tells of, "
                                 "then controls; make this part again"
                             )
-                        writer.append(values, obs)
+                        writer.append(block.as_csr(len(genes)), obs)
                         work.advance(len(obs))
 
 
 def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Return the metadata of the joined file, and its genes."""
-    facts, genes = [], []
+    """Return what the joined file declares, and its genes."""
+    declared, genes = [], []
     for part in parts:
-        with _Cells(part) as cells:
-            facts.append(cells.facts)
-            genes.append(cells.genes)
+        with _opened(part) as file:
+            declared.append(file.declared)
+            genes.append(file.genes)
         if genes[-1] != genes[0]:
             raise UserError(f"{part}: has other genes than {parts[0]}; make the parts again")
-    whole = {
-        name: value.item() if isinstance(value, np.generic) else value for name, value in facts[0].items()
-    }
+    whole = dict(declared[0])
     if "conditions_seen" in whole:
-        whole["conditions_seen"] = sum(int(one["conditions_seen"]) for one in facts)
-        first = [str(name) for one in facts for name in one.get("first_seen", ())][:NAMED]
+        whole["conditions_seen"] = sum(int(one["conditions_seen"]) for one in declared)
+        first = [str(name) for one in declared for name in one.get("first_seen", ())][:NAMED]
         whole |= {"first_seen": first} if first else {}
     return whole, genes[0]
 
 
-class _Cells:
-    """A predictions file that is read in pieces; use it as a context manager."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with self._readable():
-            root = opening.open_root(path)
-            self._root, obs = root, root["obs"]
-            self.facts: dict[str, Any] = dict(_element(root["uns"])["perturbdiff"])
-            self.genes = [str(gene) for gene in _element(root["var"]).index]
-            self.number = root["X"]["indptr"].shape[0] - 1
-            self._names = obs["cell"].asstr() if isinstance(root, h5py.File) else obs["cell"]
-            self._labels = {
-                name: np.asarray(_element(obs[name]["categories"]), dtype=object)
-                for name in (*LABELS, "source")
-            }
-
-    @contextlib.contextmanager
-    def _readable(self) -> Iterator[None]:
-        try:
-            yield
-        except (AttributeError, KeyError, OSError, ValueError) as error:
+@contextlib.contextmanager
+def _opened(part: Path) -> Iterator[InputFile]:
+    with contextlib.closing(InputFile(part, open_root(part), may_be_empty=True)) as file:
+        if file.declared.get("kind") != KIND:
             raise UserError(
-                f"{self.path}: cannot be read as predictions that 'perturbdiff sample' wrote "
-                f"({' '.join(str(error).split())}); make this part again"
-            ) from None
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[sparse.csr_matrix, pd.DataFrame]]:
-        """Yield the values and labels of the cells from ``start`` to ``stop``."""
-        for first in range(start, stop, _ROWS):
-            with self._readable():
-                found = self._rows(first, min(first + _ROWS, stop))
-            yield found
-
-    def _rows(self, first: int, last: int) -> tuple[sparse.csr_matrix, pd.DataFrame]:
-        matrix, obs = self._root["X"], self._root["obs"]
-        edges = np.asarray(matrix["indptr"][first : last + 1], dtype=np.int64)
-        data, columns = (np.asarray(matrix[name][edges[0] : edges[-1]]) for name in ("data", "indices"))
-        values = sparse.csr_matrix((data, columns, edges - edges[0]), shape=(last - first, len(self.genes)))
-        found = {
-            name: labels[np.asarray(obs[name]["codes"][first:last])] for name, labels in self._labels.items()
-        }
-        return values, pd.DataFrame({**found, "cell": np.asarray(self._names[first:last], dtype=object)})
-
-    def __enter__(self) -> _Cells:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(self._root, h5py.File):
-            self._root.close()
+                f"{part}: cannot be read as predictions that 'perturbdiff sample' wrote; make this part again"
+            )
+        yield file
 
 
-def _element(stored: Any) -> Any:
-    return anndata.io.read_elem(stored)
+def _pieces(file: InputFile, start: int, stop: int) -> Iterator[tuple[Block, pd.DataFrame]]:
+    """Yield the values and labels of rows ``start`` to ``stop``."""
+    columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell")}
+    for block in file.blocks(start, stop, _VALUES):
+        yield block, pd.DataFrame({k: c.values(block.start, block.stop) for k, c in columns.items()})

@@ -108,7 +108,7 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     Returns
     -------
     pd.DataFrame
-        The labels (str), ``n_cells`` (float; nan: neither given nor in the store) and, if the table has it,
+        The labels (str), ``n_cells`` (float; nan: neither in the table nor in the store) and, if the table has it,
         ``guidance`` (float; nan: as in the recipe).
 
     Raises
@@ -133,11 +133,11 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
             f"{path}: a condition occurs twice; give each (cell_type, batch, perturbation) one row"
         )
     known = store.conditions.set_index(list(LABELS))["n_cells"].astype(float)
-    there = known.reindex(pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))).to_numpy()
-    told = _numbers(
+    known_numbers = known.reindex(pd.MultiIndex.from_frame(pd.DataFrame(table[list(LABELS)]))).to_numpy()
+    numbers = _numbers(
         path, table, "n_cells", "whole numbers from 1 to 1e9", lambda n: n.between(1, 1e9) & (n % 1 == 0)
     )
-    table["n_cells"] = told.fillna(pd.Series(there, index=table.index))
+    table["n_cells"] = numbers.fillna(pd.Series(known_numbers, index=table.index))
     if "guidance" in table:
         table["guidance"] = _numbers(
             path, table, "guidance", "numbers not below 0", lambda w: w.between(0, 1e6)
@@ -199,24 +199,24 @@ def sample(
     shard
         (i, n): only the i-th of n parts, from 0.
     embeddings
-        Semantic tables with further names, by ``perturbation`` or ``cell_type``; of the encoder that made the
-        bundle's.
+        Semantic tables with further names, by ``perturbation`` or ``cell_type``, from the encoder that made those of
+        the bundle.
     processes
-        Processes on each device; they share out the batches and change no result.
+        Processes on each device. They share the batches and change no result.
     random_init
-        Fresh weights in the bundle's architecture, its units and tables kept: the paper's reference for what a
-        trained model is worth.
+        Use fresh weights in the bundle's architecture and keep its units and tables: the paper's reference for the
+        gain by training.
 
     Raises
     ------
     UserError
-        If labels, genes or units of store and bundle do not fit, or nothing is asked for.
+        If labels, genes or units of store and bundle do not fit, or neither a split nor conditions are given.
     """
-    asked = _asked(split, conditions, shard)
+    requested = _list_of_conditions(split, conditions, shard)
     devices = [name for name in resolve_devices(device) for _ in range(processes)]
-    given = embeddings or {}
-    inputs: dict[str, Any] = {"bundle": bundle, "store": store, **asked}
-    inputs |= {f"embedding.{kind}": path for kind, path in given.items()}
+    tables = embeddings or {}
+    inputs: dict[str, Any] = {"bundle": bundle, "store": store, **requested}
+    inputs |= {f"embedding.{kind}": path for kind, path in tables.items()}
     settings = {
         "sample": config.model_dump(mode="json") if config else None,
         "part": part,
@@ -228,15 +228,15 @@ def sample(
         "sample", out, config=settings, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
         if not stage.skip:
-            wanted = _wanted(asked, Store(store), part)
-            job = Job(bundle, store, wanted, config, seed, given, random_init, processes=len(devices))
+            wanted = _wanted(requested, Store(store), part)
+            job = Job(bundle, store, wanted, config, seed, tables, random_init, processes=len(devices))
             sampler = job.open("cpu" if len(devices) > 1 else devices[0])
-            mine = sampler.shard(*shard)
+            chosen = sampler.shard(*shard)
             stage.results |= {
-                "conditions": len(mine),
-                "cells": int(sampler.wanted["n_cells"].iloc[mine].sum()),
+                "conditions": len(chosen),
+                "cells": int(sampler.wanted["n_cells"].iloc[chosen].sum()),
             }
-            _write(stage.path, job, sampler, mine, devices)
+            _write(stage.path, job, sampler, chosen, devices)
     return out
 
 
@@ -271,29 +271,31 @@ class Job:
         return f"perturbdiff-{recipe}" + ("-random-init" if self.random_init else "")
 
 
-def _wanted(asked: dict[str, Path], store: Store, part: str) -> pd.DataFrame:
+def _wanted(requested: dict[str, Path], store: Store, part: str) -> pd.DataFrame:
     """Return the conditions to predict."""
-    if "split" in asked:
-        return requests(store, read_split(asked["split"]), part)
-    return read_requests(asked["conditions"], store)
+    if "split" in requested:
+        return requests(store, read_split(requested["split"]), part)
+    return read_requests(requested["conditions"], store)
 
 
-def _asked(split: Path | None, conditions: Path | None, shard: tuple[int, int]) -> dict[str, Path]:
-    """Return the file that lists what to predict, by its role."""
+def _list_of_conditions(
+    split: Path | None, conditions: Path | None, shard: tuple[int, int]
+) -> dict[str, Path]:
+    """Return the file that names the conditions to predict, by its role."""
     if not 0 <= shard[0] < shard[1]:
         raise UserError(f"sample: shard {shard[0]}/{shard[1]} does not exist; shards count from 0/N to N-1/N")
-    given = {role: path for role, path in (("split", split), ("conditions", conditions)) if path is not None}
-    if len(given) != 1:
+    lists = {role: path for role, path in (("split", split), ("conditions", conditions)) if path is not None}
+    if len(lists) != 1:
         raise UserError("sample: say what to predict: either --split (with --part) or --conditions")
-    return given
+    return lists
 
 
-def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, devices: list[str]) -> None:
+def _write(path: Path, job: Job, sampler: ConditionSampler, chosen: np.ndarray, devices: list[str]) -> None:
     """Write a shard's predicted cells, and the controls of the groups that begin in it."""
     wanted, cells, bundle = sampler.wanted, sampler.store, sampler.bundle
     first = wanted.drop_duplicates(["cell_type", "batch"]).index
-    groups = wanted.loc[first[np.isin(first, mine)]]
-    batches = sampler.batches(mine)
+    groups = wanted.loc[first[np.isin(first, chosen)]]
+    batches = sampler.batches(chosen)
     if len(devices) > 1 and batches:
         blocks = drawn(job.open, batches, devices[: len(batches)])
     else:
@@ -301,9 +303,9 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, mine: np.ndarray, de
     with PredictionWriter(
         path, sampler.genes,
         method=job.method(bundle.config.name), control=cells.control, target_sum=cells.target_sum,
-        dataset=cells.path.resolve().name, facts={**_facts(job, sampler), **_seen(job, sampler, mine)},
+        dataset=cells.path.resolve().name, facts={**_facts(job, sampler), **_seen(job, sampler, chosen)},
     ) as writer:  # fmt: skip
-        with track("sampling", int(wanted["n_cells"].iloc[mine].sum())) as work:
+        with track("sampling", int(wanted["n_cells"].iloc[chosen].sum())) as work:
             for values, labels in blocks:
                 writer.append(values, labels)
                 work.advance(len(labels))
@@ -324,13 +326,13 @@ def _facts(job: Job, sampler: ConditionSampler) -> dict[str, Any]:
     }
 
 
-def _seen(job: Job, sampler: ConditionSampler, mine: np.ndarray) -> dict[str, Any]:
+def _seen(job: Job, sampler: ConditionSampler, chosen: np.ndarray) -> dict[str, Any]:
     """Return how many of the conditions were in the training data, and the first of them; nothing if unknown."""
     seen = sampler.bundle.seen
     if job.random_init or not len(seen):
         return {}
     labels = list(LABELS)
-    wanted = sampler.wanted.iloc[mine]
+    wanted = sampler.wanted.iloc[chosen]
     targets = pd.MultiIndex.from_frame(seen.loc[seen["role"] == "target", labels].astype(str))
     known = pd.MultiIndex.from_frame(wanted[labels].astype(str)).isin(targets)
     return seen_facts(pd.DataFrame(wanted[known]))

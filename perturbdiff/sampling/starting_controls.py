@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from perturbdiff.conditions.condition import conditions_of
-from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows, generator, words
+from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
+from perturbdiff.runtime.seeds import generator, words
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -77,14 +78,14 @@ class ControlSets:
     def _find(self) -> list[np.ndarray]:
         """Return the control conditions of the store that each request draws from."""
         pools = ControlPools(self._source.conditions, self._rows)
-        found = [pools.match(*condition.group) for condition in self._conditions]
-        pools.warn_of_fallbacks(len(found))
-        if few := sum(self._rows.count[pool].sum() < self.size for pool in found):
+        matched = [pools.match(*condition.group) for condition in self._conditions]
+        pools.warn_of_fallbacks(len(matched))
+        if few := sum(self._rows.count[pool].sum() < self.size for pool in matched):
             logger.info(
                 "%d of %d conditions have fewer than %d control cells: their sets repeat some",
-                few, len(found), self.size,
+                few, len(matched), self.size,
             )  # fmt: skip
-        return found
+        return matched
 
     def __call__(self, sets: list[tuple[int, int]]) -> Tensor:
         """Return the control cells [B, S, G] of (request, number) pairs, log1p.
@@ -103,8 +104,8 @@ class ControlSets:
         total = int(self._rows.count[pool].sum())
         places = np.arange(number * self.size, (number + 1) * self.size)
         turns = range(places[0] // total, places[-1] // total + 1)
-        own = words(self.seed, self._conditions[request], 0)
-        order = np.concatenate([generator(*own, turn).permutation(total) for turn in turns])
+        seed_words = words(self.seed, self._conditions[request], 0)
+        order = np.concatenate([generator(*seed_words, turn).permutation(total) for turn in turns])
         return self._rows.pooled(pool, order[places - places[0] // total * total])
 
     def _balanced(self, request: int, number: int) -> np.ndarray:

@@ -46,15 +46,15 @@ def drawn(opened: Open, batches: Sequence[list[SetToDraw]], devices: Sequence[st
     processes, connections = [], []
     try:
         for worker, device in enumerate(devices):
-            mine, theirs = context.Pipe(duplex=False)
+            receiver, sender = context.Pipe(duplex=False)
             share = batches[worker :: len(devices)]
-            arguments = (theirs, opened, share, device, threads)
+            arguments = (sender, opened, share, device, threads)
             # Daemons end with this process, however it ends.
             process = context.Process(target=_process, args=arguments, daemon=True, name=f"sample-{worker}")
             process.start()
-            theirs.close()  # so that reading ends when the process ends
+            sender.close()  # so that reading ends when the process ends
             processes.append(process)
-            connections.append(mine)
+            connections.append(receiver)
         yield from _in_order(connections, len(batches), devices)
         for process in processes:
             process.join()
@@ -89,7 +89,7 @@ def _received(connection: Connection, device: str) -> Cells:
         kind, what = connection.recv()
     except EOFError:
         raise RuntimeError(
-            f"a sampling process on {device} ended without a word; was it killed for memory?"
+            f"a sampling process on {device} ended without a message; was it killed because memory ran out?"
         ) from None
     if kind == "cells":
         return what

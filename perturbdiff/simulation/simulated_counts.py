@@ -181,26 +181,18 @@ class _Growing:
     """A dataset that grows by pieces of one size, so that the file does not depend on how values arrive."""
 
     def __init__(self, group: h5py.Group, name: str, dtype: Any) -> None:
-        self.data = group.create_dataset(
-            name, (0,), dtype, maxshape=(None,), chunks=(_PIECE,), compression="gzip", compression_opts=1,
-            shuffle=True,
-        )  # fmt: skip
+        self.data = h5_output.growing(group, name, dtype, _PIECE)
         self._waiting = np.empty(0, dtype)
 
     def add(self, values: NDArray[Any]) -> None:
         self._waiting = np.concatenate([self._waiting, values.astype(self._waiting.dtype)])
         whole = len(self._waiting) // _PIECE * _PIECE
         for start in range(0, whole, _PIECE):
-            self._append(self._waiting[start : start + _PIECE])
+            h5_output.append(self.data, self._waiting[start : start + _PIECE])
         self._waiting = self._waiting[whole:]
 
     def close(self) -> None:
-        self._append(self._waiting)
-
-    def _append(self, values: NDArray[Any]) -> None:
-        end = self.data.shape[0]
-        self.data.resize((end + len(values),))
-        self.data[end:] = values
+        h5_output.append(self.data, self._waiting)
 
 
 def write_counts(
@@ -294,7 +286,7 @@ def _write_column(
     categories: list[str] | None,
     set_of_cell: NDArray[np.int32],
 ) -> None:
-    """Write an obs column from its ``values`` per set, which are codes if there are ``categories``."""
+    """Write an obs column from the ``values`` of each set, which are codes if there are ``categories``."""
     if categories is not None:
         group = group.create_group(name)
         group.attrs.update({"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False})

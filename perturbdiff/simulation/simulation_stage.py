@@ -1,7 +1,7 @@
 """Simulate a perturbation screen whose true effects are known, of any size in bounded memory.
 
 The output folder holds ``counts.h5ad`` (raw counts, cells in random order), ``effects.parquet`` (the true log
-fold changes), ``conditions.csv`` and the run's records. `synthetic_effects` has the model.
+fold changes), ``conditions.csv`` and the run's records. docs/simulation.md describes the model.
 """
 
 from __future__ import annotations

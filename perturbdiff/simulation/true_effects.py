@@ -14,9 +14,9 @@ from perturbdiff.config.settings import SimulateConfig
 
 CONTROL = "control"
 MAX_LOG_FOLD_CHANGE = 4.0
-MAX_LATENT = 2.5  # in standard deviations: a response may vanish in a well, it does not turn around
+MAX_LATENT = 2.5  # in standard deviations: a well's response may vanish, but it does not change its sign
 _KIND_STRENGTH = {"control": 0.0, "knockdown": 1.0, "drug": 1.25, "cytokine": 1.5}
-_KIND_SIGN = {"knockdown": -1.0, "drug": 0.0, "cytokine": 1.0}  # 0: either way
+_KIND_SIGN = {"knockdown": -1.0, "drug": 0.0, "cytokine": 1.0}  # 0: up or down
 _HILL = 1.2
 _SIGN_COHERENCE = 0.8  # share of a programme's genes that move the same way
 _MARKER_SHARE = 0.3  # share of genes whose level tells cell types apart
@@ -91,7 +91,7 @@ class Truth:
         agent, target = int(table["agent_id"].iat[perturbation]), int(table["target"].iat[perturbation])
         shift = self.private[agent].copy()
         for weight, programme in zip(self.weights[agent, cell_type], self.programmes, strict=True):
-            if weight:  # a fixed order of additions: equal bytes whatever the linear algebra library
+            if weight:  # added one by one: a matrix product would depend on the linear algebra library
                 shift += weight * programme
         if target >= 0:
             shift[target] = self.knocked_down[agent]
@@ -158,15 +158,15 @@ def _base(config: SimulateConfig, seed: int) -> Floats:
         standard = rng.normal(size=config.genes)
     rng = stream(seed, "cell types")
     markers = rng.random((config.cell_types, config.genes)) < _MARKER_SHARE
-    own = rng.normal(size=markers.shape) * markers / np.sqrt(_MARKER_SHARE)
-    return (config.mean_spread * standard + config.cell_type_spread * own).astype(np.float32)
+    of_cell_type = rng.normal(size=markers.shape) * markers / np.sqrt(_MARKER_SHARE)
+    return (config.mean_spread * standard + config.cell_type_spread * of_cell_type).astype(np.float32)
 
 
 def _batch(config: SimulateConfig, seed: int) -> Floats:
     rng = stream(seed, "batches")
     common = rng.normal(size=(1, config.batches, config.genes))
-    own = rng.normal(size=(config.cell_types, config.batches, config.genes))
-    return (config.batch_spread * (common + 0.5 * own)).astype(np.float32)
+    of_context = rng.normal(size=(config.cell_types, config.batches, config.genes))
+    return (config.batch_spread * (common + 0.5 * of_context)).astype(np.float32)
 
 
 def _dispersion(config: SimulateConfig, mean: Floats, seed: int) -> NDArray[np.float64]:
@@ -178,7 +178,7 @@ def _dispersion(config: SimulateConfig, mean: Floats, seed: int) -> NDArray[np.f
 
 
 def _loadings(count: int, genes: int, share: float, rng: np.random.Generator) -> Floats:
-    """Return sparse, heavy-tailed, mostly one-signed gene loadings ``[count, genes]``, RMS 1 where not zero."""
+    """Return sparse, heavy-tailed gene loadings ``[count, genes]``, mostly of one sign, RMS 1 over those not zero."""
     member = rng.random((count, genes)) < share
     size = rng.exponential(size=member.shape) / np.sqrt(2.0)
     sign = np.where(rng.random(member.shape) < _SIGN_COHERENCE, 1.0, -1.0)
@@ -224,8 +224,8 @@ def _effects(
             continue
         strength = _KIND_STRENGTH[kind] * config.effect_size * np.exp(config.effect_spread * rng.normal())
         shared = _direction(config.programmes, _KIND_SIGN[kind], rng)
-        own = np.stack([_direction(config.programmes, 0.0, rng) for _ in range(config.cell_types)])
-        mixed = np.sqrt(1 - config.specificity) * shared + np.sqrt(config.specificity) * own
+        specific = np.stack([_direction(config.programmes, 0.0, rng) for _ in range(config.cell_types)])
+        mixed = np.sqrt(1 - config.specificity) * shared + np.sqrt(config.specificity) * specific
         weights[agent] = strength * np.sqrt(1 - config.private_share) * mixed
         hit = rng.random(config.genes) < _PRIVATE_SHARE_OF_GENES
         scale = np.sqrt(config.private_share * config.programme_share / _PRIVATE_SHARE_OF_GENES)
@@ -239,7 +239,7 @@ def _effects(
 
 
 def _direction(programmes: int, sign: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return a unit vector over programmes with at most three non-zero entries, of one sign if ``sign`` is."""
+    """Return a unit vector over programmes with at most three non-zero entries, all of ``sign`` (0: of either)."""
     active = rng.permutation(programmes) < min(3, programmes)
     vector = rng.normal(size=programmes) * active
     vector = sign * np.abs(vector) if sign else vector
@@ -276,7 +276,8 @@ def draw_plan(config: SimulateConfig, truth: Truth, seed: int) -> Plan:
     shape = (config.cell_types, config.batches, labels)
     cell_type, batch, perturbation = (axis.ravel() for axis in np.indices(shape))
     rng = stream(seed, "sizes")
-    # a perturbation is frequent or rare everywhere, a context large or small for all, and the rest is chance
+    # A perturbation is frequent or rare in all contexts, a context is large or small for all perturbations, and the
+    # rest is chance.
     spread = config.size_spread
     log_size = 0.8 * spread * rng.normal(size=(1, 1, labels)) + 0.4 * spread * rng.normal(
         size=(config.cell_types, config.batches, 1)

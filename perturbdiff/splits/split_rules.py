@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.control_matching import generator
 from perturbdiff.config.settings import SplitConfig
 from perturbdiff.runtime import files, untrusted
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.seeds import generator
 
 PARTS = ("train", "valid", "test", "unused")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition_table import SORTED_BY
-from perturbdiff.conditions.control_matching import generator
 from perturbdiff.config.settings import Config
-from perturbdiff.io.cell_labels import conditions_of
+from perturbdiff.io.cell_labels import read_conditions
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.seeds import generator
 from perturbdiff.splits.split_rules import PARTS, by_rule, by_toml, read_toml
 from perturbdiff.store.pseudobulk import group_means
 from perturbdiff.store.store import Store
@@ -170,7 +170,7 @@ def with_context(
     if store is None:
         extra = () if column in known else (column,)
         labels = config.data.model_copy(update={"extra_obs": extra})
-        table = conditions_of([source], labels, [obs] if obs else [])
+        table = read_conditions([source], labels, [obs] if obs else [])
         table["is_control"] = table["perturbation"] == config.data.control
     else:
         table = pd.DataFrame(store.conditions[[*KEYS, "n_cells", "is_control"]])

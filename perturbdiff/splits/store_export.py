@@ -18,7 +18,6 @@ from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.progress import track
-from perturbdiff.store import checksums
 from perturbdiff.store.store import Store, reading
 from perturbdiff.store.store_writer import PartWriter, rows_per_shard
 from perturbdiff.store.views import Scale, check_scale, facts, read_rows
@@ -178,9 +177,7 @@ class ObsReader:
     """Reads obs for some rows of a store at a time."""
 
     def __init__(self, store: Store) -> None:
-        self._store, listed = store, checksums.facts_of(store.path)["parts"]
-        self._parts = [store.path / str(part["name"]) for part in listed]
-        self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in listed)])
+        self._store, self._parts, self._edges = store, store.parts, store.edges
         self._kept: tuple[tuple[int, int], pd.DataFrame] | None = None
         self._categories: dict[str, pd.Index] = {}
 

@@ -1,8 +1,8 @@
 """One pass over a store: sums by gene, and how many cells have how many genes or how many counts.
 
-Everything a pass keeps can be added up and has a size that the cells do not change: integer histograms give exact
-quantiles of the number of genes; depths, which are floating-point numbers, are first counted by their leading 16
-bits and then, where a quantile was found to lie, by the others (a radix selection), so that these are exact too.
+What a pass keeps can be added up, and its size does not depend on the number of cells. Integer histograms give exact
+quantiles of the number of genes. Depths are floating-point numbers. They are first counted by their leading 16 bits
+and then, where a quantile lies, by the others (a radix selection), so that their quantiles are exact too.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class ExpressionSums:
         self.total += other.total
         self.squares += other.squares
         self.expressed += other.expressed
-        for mine, its in ((self.genes, other.genes), (self.listed, other.listed)):
-            for code, counts in its.items():
-                mine[code] = mine[code] + counts if code in mine else counts
+        for histograms, added in ((self.genes, other.genes), (self.listed, other.listed)):
+            for code, counts in added.items():
+                histograms[code] = histograms[code] + counts if code in histograms else counts
         for bits, count in other.depth_bits.items():
             self.depth_bits[bits] = self.depth_bits.get(bits, 0) + count
         self.depth_total += other.depth_total
@@ -75,7 +75,11 @@ class ExpressionSums:
 
 @dataclass(frozen=True)
 class _Range:
-    """Rows of a store; runs of rows of one cell type as (first row, number of the cell type); genes of a list."""
+    """Rows ``start`` to ``stop`` of a store.
+
+    ``runs`` has the first row and the cell type's number of each run of rows of one cell type, int64 [runs, 2];
+    ``listed`` says which genes belong to a second list.
+    """
 
     store: Path
     start: int
@@ -85,7 +89,7 @@ class _Range:
 
 
 def sum_expression(
-    store: Store, crew: TaskRunner, cell_types: Sequence[str], listed: np.ndarray | None
+    store: Store, runner: TaskRunner, cell_types: Sequence[str], listed: np.ndarray | None
 ) -> ExpressionSums:
     """Return the sums over a whole store.
 
@@ -93,8 +97,8 @@ def sum_expression(
     ----------
     store
         The store.
-    crew
-        Who reads; the sums do not depend on it.
+    runner
+        Runs the tasks; the sums do not depend on it.
     cell_types
         Names of the cell types by number.
     listed
@@ -116,9 +120,8 @@ def sum_expression(
         a, b = np.searchsorted(runs[:, 0], start, "right") - 1, np.searchsorted(runs[:, 0], stop)
         tasks.append(_Range(store.path, start, stop, runs[a:b], listed))
     sizes = [task.stop - task.start for task in tasks]
-    found = crew.run(_sum_range, tasks, weights=sizes, label="reading cells")
-    sums = reduce(ExpressionSums.add, found)
-    # zarr reads a chunk whose file is gone as zeros; a store keeps positive values only
+    sums = reduce(ExpressionSums.add, runner.run(_sum_range, tasks, weights=sizes, label="reading cells"))
+    # Zarr reads a chunk whose file is gone as zeros, but a store keeps positive values only.
     if int(sums.expressed.sum()) != store.n_values:
         raise UserError(f"{store.path}: values are missing; run preprocess again with --force")
     return sums
@@ -130,31 +133,23 @@ def _sum_range(task: _Range) -> ExpressionSums:
     sums = ExpressionSums(np.zeros(genes), np.zeros(genes), np.zeros(genes, np.int64))
     codes, place = np.unique(task.runs[:, 1], return_inverse=True)
     listed = np.zeros(genes, np.bool_) if task.listed is None else task.listed
-    own, chosen = np.zeros((len(codes), genes + 1), np.int64), np.zeros((len(codes), genes + 1), np.int64)
+    of_all, of_list = (np.zeros((len(codes), genes + 1), np.int64) for _ in range(2))
     for start in range(task.start, task.stop, _ROWS_PER_BLOCK):
         stop = min(start + _ROWS_PER_BLOCK, task.stop)
         block = reader.stretch(start, stop)
         group = place[np.searchsorted(task.runs[:, 0], np.arange(start, stop), "right") - 1]
         add_block(
-            block.indptr,
-            block.indices,
-            block.data,
-            group,
-            listed,
-            sums.total,
-            sums.squares,
-            sums.expressed,
-            own,
-            chosen,
-        )
+            block.indptr, block.indices, block.data, group, listed,
+            sums.total, sums.squares, sums.expressed, of_all, of_list,
+        )  # fmt: skip
     depth = reader.depth(task.start, task.stop)
     sums.depth_total = float(depth.sum(dtype=np.float64))
     sums.depth_range = float(depth.min()), float(depth.max())
     bits, counts = np.unique(depth.view(np.uint32) >> np.uint32(16), return_counts=True)
     sums.depth_bits = dict(zip(bits.tolist(), counts.tolist(), strict=True))
-    sums.genes = dict(zip(codes.tolist(), own, strict=True))
+    sums.genes = dict(zip(codes.tolist(), of_all, strict=True))
     if task.listed is not None:
-        sums.listed = dict(zip(codes.tolist(), chosen, strict=True))
+        sums.listed = dict(zip(codes.tolist(), of_list, strict=True))
     return sums
 
 
@@ -168,8 +163,8 @@ def add_block(
     total: np.ndarray,
     squares: np.ndarray,
     expressed: np.ndarray,
-    own: np.ndarray,
-    chosen: np.ndarray,
+    of_all: np.ndarray,
+    of_list: np.ndarray,
 ) -> None:
     """Add rows to the sums by gene and to the histograms of their cell types."""
     for i in range(len(indptr) - 1):
@@ -183,8 +178,8 @@ def add_block(
                 expressed[j] += 1
                 positive += 1
                 in_list += listed[j]
-        own[group[i], positive] += 1
-        chosen[group[i], in_list] += 1
+        of_all[group[i], positive] += 1
+        of_list[group[i], in_list] += 1
 
 
 @dataclass(frozen=True)
@@ -197,7 +192,7 @@ class _Refinement:
 
 
 def describe_depth(
-    store: Store, crew: TaskRunner, sums: ExpressionSums, num_bins: int
+    store: Store, runner: TaskRunner, sums: ExpressionSums, num_bins: int
 ) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
     """Return exact quantiles and the mean of the depth, and its histogram (counts [bins], edges [bins + 1])."""
     keys = sorted(sums.depth_bits)
@@ -205,21 +200,21 @@ def describe_depth(
     ranks = sorted({rank for q in QUANTILES.values() for rank in _ranks(q, store.n_cells)})
     wanted = tuple(sorted({keys[int(np.searchsorted(ends, rank, "right"))] for rank in ranks}))
     edges = np.histogram_bin_edges(np.array(sums.depth_range), num_bins)
-    found = _refine(store, crew, wanted, edges)
+    depths_of_key, histogram = _refine(store, runner, wanted, edges)
     at_rank = {}
     for rank in ranks:
         place = int(np.searchsorted(ends, rank, "right"))
-        values, counts = found[0][keys[place]]
+        values, counts = depths_of_key[keys[place]]
         before = int(ends[place - 1]) if place else 0
         at_rank[rank] = float(values[np.searchsorted(np.cumsum(counts), rank - before, "right")])
     described = {name: _between(at_rank, q, store.n_cells) for name, q in QUANTILES.items()}
-    return {**described, "mean": sums.depth_total / store.n_cells}, found[1], edges
+    return {**described, "mean": sums.depth_total / store.n_cells}, histogram, edges
 
 
 def _refine(
-    store: Store, crew: TaskRunner, keys: tuple[int, ...], edges: np.ndarray
+    store: Store, runner: TaskRunner, keys: tuple[int, ...], edges: np.ndarray
 ) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Return, by leading bits, the depths with these and how many cells have each; and cells by bin."""
+    """Return the depths that begin with each of ``keys`` and how many cells have each; and the cells by bin."""
     tasks = [
         _Refinement(store.path, start, min(start + ROWS_PER_TASK, store.n_cells), keys, edges)
         for start in range(0, store.n_cells, ROWS_PER_TASK)
@@ -227,9 +222,9 @@ def _refine(
     sizes = [task.stop - task.start for task in tasks]
     total: dict[int, dict[float, int]] = {key: {} for key in keys}
     histogram = np.zeros(len(edges) - 1, np.int64)
-    for found, bins in crew.run(_refine_range, tasks, weights=sizes, label="reading depths"):
+    for counts_of_key, bins in runner.run(_refine_range, tasks, weights=sizes, label="reading depths"):
         histogram += bins
-        for key, counts in found.items():
+        for key, counts in counts_of_key.items():
             for value, count in counts.items():
                 total[key][value] = total[key].get(value, 0) + count
     tables = {}
@@ -242,11 +237,11 @@ def _refine(
 def _refine_range(task: _Refinement) -> tuple[Mapping[int, Mapping[float, int]], np.ndarray]:
     depth = RowReader(Store(task.store)).depth(task.start, task.stop)
     bits = depth.view(np.uint32) >> np.uint32(16)
-    found = {}
+    counts_of_key = {}
     for key in task.keys:
         values, counts = np.unique(depth[bits == key], return_counts=True)
-        found[key] = dict(zip(values.astype(np.float64).tolist(), counts.tolist(), strict=True))
-    return found, np.histogram(depth, task.edges)[0]
+        counts_of_key[key] = dict(zip(values.astype(np.float64).tolist(), counts.tolist(), strict=True))
+    return counts_of_key, np.histogram(depth, task.edges)[0]
 
 
 def _ranks(quantile: float, total: int) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from perturbdiff.statistics.expression_pass import (
     describe_histogram,
     sum_expression,
 )
+from perturbdiff.statistics.pair_plan import MIN_CELLS
 from perturbdiff.store.store import Store
 
 NUM_BINS = 50
@@ -51,7 +52,7 @@ def write_statistics(
     """Write a folder of tables that describe a store, as the paper's App. "Data Statistics Analysis" does.
 
     See docs/statistics.md for the tables. The store is read once, in coarse tasks, and a sample of its cells once
-    more; memory does not grow with the number of cells.
+    more. Memory does not grow with the number of cells.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def write_statistics(
     seed
         Of the choice of pairs and cells and of the bootstrap.
     jobs, scheduler
-        Who computes, as of `perturbdiff.runtime.task_runner.TaskRunner`; they change no number.
+        Where the tasks run, see `perturbdiff.runtime.task_runner.TaskRunner`; no number depends on it.
     draw
         Called with the folder of finished tables, to add figures to it.
     force
@@ -87,13 +88,13 @@ def write_statistics(
         If ``store`` is not a finished store, the split lacks one of its conditions, the gene list has none of its
         genes, or a setting is out of range.
     """
-    if pairs < 0 or cells_per_group < group_distances.MIN_CELLS:
+    if pairs < 0 or cells_per_group < MIN_CELLS:
         raise UserError(
-            f"pairs must be 0 or more and cells per group {group_distances.MIN_CELLS} or more, "
+            f"pairs must be 0 or more and cells per group {MIN_CELLS} or more, "
             f"not {pairs} and {cells_per_group}"
         )
-    given = {"store": store, "split": split, "genes": genes}
-    inputs = {role: Path(path) for role, path in given.items() if path is not None}
+    roles = {"store": store, "split": split, "genes": genes}
+    inputs = {role: Path(path) for role, path in roles.items() if path is not None}
     config = {"pairs": pairs, "cells_per_group": cells_per_group}
     with provenance.stage(
         "stats", out, config=config, inputs=inputs, seed=seed, folder=True, force=force
@@ -104,11 +105,11 @@ def write_statistics(
         parts = None if split is None else _parts(opened, split)
         listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
         tables = _label_tables(opened, parts)
-        # starting workers takes longer than a small store
-        with TaskRunner(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as crew:
-            measured, summary = _expression_tables(opened, crew, listed)
+        # Starting workers takes longer than describing a small store.
+        with TaskRunner(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as runner:
+            measured, summary = _expression_tables(opened, runner, listed)
             compared, summary["distances"] = _distance_tables(
-                opened, crew, tables["cell_types"], pairs, cells_per_group, seed
+                opened, runner, tables["cell_types"], pairs, cells_per_group, seed
             )
         if "split" in tables:
             summary["split"] = tables["split"].set_index("split").to_dict("index")
@@ -127,7 +128,7 @@ def _parts(store: Store, split: Path) -> np.ndarray:
 
 def _write(folder: Path, tables: Mapping[str, pd.DataFrame], summary: Mapping[str, Any]) -> None:
     for name, table in tables.items():
-        # eight digits: what a sum in another order would change is not shown
+        # Eight digits do not show what a sum in another order would change.
         precision = "%.8g" if name.startswith("distance") else None
         tabular.write_csv(table, folder / f"{name}.csv", float_format=precision)
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
@@ -149,7 +150,7 @@ def _count(conditions: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
 
 
 def _label_tables(store: Store, parts: np.ndarray | None) -> dict[str, pd.DataFrame]:
-    """Return the tables that need the conditions alone; with ``parts``, each one's part of a split, theirs too."""
+    """Return the tables that need the conditions alone; ``parts`` says in which part of a split each one is."""
     conditions = store.conditions.drop(columns=["start", "stop"])
     by_perturbation = (
         conditions.groupby("perturbation", sort=True)
@@ -181,17 +182,17 @@ def _label_tables(store: Store, parts: np.ndarray | None) -> dict[str, pd.DataFr
 
 
 def _distance_tables(
-    store: Store, crew: TaskRunner, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
+    store: Store, runner: TaskRunner, cell_types: pd.DataFrame, pairs: int, cells: int, seed: int
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Return the tables of distances between groups of cells, and what the summary says of them."""
-    found, groups = group_distances.distances(store, crew, pairs=pairs, cells=cells, seed=seed)
-    told = group_distances.summarise(found, seed=seed)
-    facts = group_distances.facts(told, groups, cell_types, seed=seed, pairs=pairs, cells=cells)
-    return {"distances": found, "distance_summary": told}, facts
+    distances, groups = group_distances.distances(store, runner, pairs=pairs, cells=cells, seed=seed)
+    summary = group_distances.summarise(distances, seed=seed)
+    facts = group_distances.facts(summary, groups, cell_types, seed=seed, pairs=pairs, cells=cells)
+    return {"distances": distances, "distance_summary": summary}, facts
 
 
 def _sizes(sizes: np.ndarray) -> pd.DataFrame:
-    """Return ``lower, upper, n``: groups by number of cells, lower <= cells < upper, in bins even in the logarithm."""
+    """Return ``lower, upper, n``: how many groups have lower <= cells < upper, in bins of equal logarithmic width."""
     if not len(sizes):
         return pd.DataFrame({"lower": [], "upper": [], "n": []}, dtype=np.int64)
     bins = int(np.clip(2 * np.sqrt(len(sizes)), 5, 30))
@@ -202,12 +203,12 @@ def _sizes(sizes: np.ndarray) -> pd.DataFrame:
 
 
 def _expression_tables(
-    store: Store, crew: TaskRunner, listed: np.ndarray | None
+    store: Store, runner: TaskRunner, listed: np.ndarray | None
 ) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
     """Return the tables that need the cells' values, and the summary of the store."""
     cell_types = sorted(set(store.conditions["cell_type"]))
-    sums = sum_expression(store, crew, cell_types, listed)
-    depth, bins, edges = describe_depth(store, crew, sums, NUM_BINS)
+    sums = sum_expression(store, runner, cell_types, listed)
+    depth, bins, edges = describe_depth(store, runner, sums, NUM_BINS)
     per_cell = _total(sums.genes, store.n_genes)
     tables = {
         "genes": _gene_table(store, sums),
@@ -220,8 +221,10 @@ def _expression_tables(
         of_list = _total(sums.listed, store.n_genes)
         size = int(listed.sum())
         tables["genes_per_cell_list"] = _integer_histogram(of_list)
-        more = _nonzero("list", sums.listed, cell_types, size)
-        tables["nonzero_by_cell_type"] = pd.concat([tables["nonzero_by_cell_type"], more], ignore_index=True)
+        rows_of_list = _nonzero("list", sums.listed, cell_types, size)
+        tables["nonzero_by_cell_type"] = pd.concat(
+            [tables["nonzero_by_cell_type"], rows_of_list], ignore_index=True
+        )
         summary |= {"n_genes_of_list": size, "genes_of_list_per_cell": describe_histogram(of_list)}
     return tables, summary
 
@@ -261,7 +264,7 @@ def _nonzero(
 
 
 def _integer_histogram(counts: np.ndarray) -> pd.DataFrame:
-    """Return ``lower, upper, n_cells``, lower <= genes < upper, of equally wide bins over the numbers that occur."""
+    """Return ``lower, upper, n_cells``: how many cells have lower <= genes < upper, in bins of equal width."""
     present = np.flatnonzero(counts)
     low, high = int(present[0]), int(present[-1])
     width = -(-(high + 1 - low) // NUM_BINS)
@@ -301,5 +304,5 @@ def _summary(store: Store, depth: dict[str, float], genes_per_cell: dict[str, fl
 
 def _describe(sizes: Any) -> dict[str, float]:
     values = np.asarray(sizes, np.float64)
-    found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
-    return {**found, "mean": float(values.mean())}
+    quantiles = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
+    return {**quantiles, "mean": float(values.mean())}

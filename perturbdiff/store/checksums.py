@@ -1,14 +1,13 @@
 """Checksums of a store's files, in the form that ``sha256sum -c`` reads.
 
-``checksums.sha256`` covers every file of the store but ``manifest.json`` and ``run.json``; the manifest holds the
-SHA-256 of ``checksums.sha256`` itself, so that nothing can change unnoticed.
+``checksums.sha256`` covers every file of the store but ``manifest.json`` and ``run.json``. The manifest holds the
+SHA-256 of ``checksums.sha256`` itself, so that no change of a file goes unnoticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from perturbdiff.runtime import files, provenance
 from perturbdiff.runtime.errors import UserError
@@ -66,7 +65,7 @@ def read_checksums(store: Path) -> dict[str, str] | None:
 
 
 def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
-    """Compare the metadata and small files of a store with its checksums, if it has any; return all recorded ones.
+    """Compare the metadata and small files of a store with its checksums, if it has any; return all its checksums.
 
     Raises
     ------
@@ -91,7 +90,7 @@ def confirm(store: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def require(store: Path, recorded: Mapping[str, str], prefix: str) -> None:
-    """Refuse to go on if a recorded file whose name begins with ``prefix`` is gone: zarr reads it as zeros.
+    """Refuse to go on if a recorded file whose name begins with ``prefix`` is gone, because Zarr would read zeros.
 
     Raises
     ------
@@ -103,28 +102,25 @@ def require(store: Path, recorded: Mapping[str, str], prefix: str) -> None:
             raise UserError(f"{store / name}: is missing; run preprocess again with --force")
 
 
-def changed_files(store: Path, recorded: Mapping[str, str], crew: TaskRunner) -> list[str]:
+def changed_files(store: Path, recorded: Mapping[str, str], runner: TaskRunner) -> list[str]:
     """Return a line for every file of a store that is missing, was changed, or was not there when it was made."""
-    there = _covered(store)
-    problems = {name: "is missing" for name in recorded if name not in there}
-    problems |= {name: "is not part of the store; delete it" for name in there if name not in recorded}
-    present = sorted(name for name in recorded if name in there)
-    sizes = [there[name].stat().st_size for name in present]
-    found = crew.run(
-        _digest, [there[n] for n in present], weights=sizes, label="checking files", unit="bytes"
-    )
-    for name, digest in zip(present, found, strict=True):
+    present = _covered(store)
+    problems = {name: "is missing" for name in recorded if name not in present}
+    problems |= {name: "is not part of the store; delete it" for name in present if name not in recorded}
+    names = sorted(name for name in recorded if name in present)
+    paths = [present[name] for name in names]
+    sizes = [path.stat().st_size for path in paths]
+    digests = runner.run(_digest, paths, weights=sizes, label="checking files", unit="bytes")
+    for name, digest in zip(names, digests, strict=True):
         if digest != recorded[name]:
             problems[name] = digest if digest.startswith("cannot") else "was changed since the store was made"
     return [f"{store / name}: {problems[name]}" for name in sorted(problems)]
 
 
 def _covered(store: Path) -> dict[str, Path]:
-    """Return the files of a store that have a checksum, by name; hidden ones are none of the store's."""
-    found = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}
-    return {
-        n: p for n, p in found.items() if n not in NOT_COVERED and not n.startswith(".") and "/." not in n
-    }
+    """Return the files of a store that have a checksum, by name; hidden files do not belong to it."""
+    paths = {p.relative_to(store).as_posix(): p for p in store.rglob("*") if p.is_file()}
+    return {name: path for name, path in paths.items() if name not in NOT_COVERED and "/." not in f"/{name}"}
 
 
 def _digest(path: Path) -> str:
@@ -151,8 +147,3 @@ def _parsed(line: str) -> tuple[str, str]:
     if len(digest) != 64 or not gap or not name or outside:
         raise ValueError(line)
     return name, digest
-
-
-def facts_of(store: Path) -> dict[str, Any]:
-    """Return what a store's manifest says of it, or an empty dictionary."""
-    return ((provenance.read_manifest(store) or {}).get("results") or {}).get("store") or {}

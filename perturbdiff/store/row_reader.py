@@ -6,7 +6,6 @@ time. Code that goes through a store once, or takes a small sample, reads them i
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +57,7 @@ class RowReader:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        parts = json.loads((store.path / "manifest.json").read_text())["results"]["store"]["parts"]
-        self._parts = [store.path / str(part["name"]) for part in parts]
-        self.edges = np.cumsum([0, *(int(part["n_cells"]) for part in parts)])
+        self._parts, self.edges = store.parts, store.edges
         self._window: tuple[int, int, np.ndarray, np.ndarray] = -1, -1, np.empty(0), np.empty(0)
         self._matrices: dict[int, tuple[ShardedReader, ShardedReader]] = {}
         self._columns: dict[tuple[int, str], Any] = {}

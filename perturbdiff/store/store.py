@@ -91,12 +91,8 @@ class Store(StoreHead):
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
         self.genes = [str(g) for g in self.var.index]
-        size = sum(check_part(path) for path in self._parts)
-        if (
-            not 0 <= self.n_cells <= size
-            or self._edges[-1] != self.n_cells
-            or (np.diff(self._edges) < 0).any()
-        ):
+        size = sum(check_part(path) for path in self.parts)
+        if not 0 <= self.n_cells <= size or self.edges[-1] != self.n_cells or (np.diff(self.edges) < 0).any():
             raise UserError(
                 f"{self.path}: the manifest tells of {self.n_cells} cells, which its parts do not hold; "
                 "run preprocess again with --force"
@@ -126,7 +122,7 @@ class Store(StoreHead):
             If a column does not exist.
         """
         frames = []
-        for path in self._parts:
+        for path in self.parts:
             with reading(path):
                 frames.append(self._part_obs(path, columns))
         return pd.concat(frames, ignore_index=True)
@@ -134,7 +130,7 @@ class Store(StoreHead):
     def cell_names(self, start: int, stop: int) -> np.ndarray:
         """Return the names of the cells ``start`` to ``stop``, object array of str. Only these are read."""
         pieces = [np.empty(0, object)]
-        for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
+        for path, low, high in zip(self.parts, self.edges[:-1], self.edges[1:], strict=True):
             if start < high and stop > low:
                 with reading(path):
                     group = open_group(path)["obs"]
@@ -157,7 +153,7 @@ class Store(StoreHead):
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
         for name in stored.values():
             self.require(f"{path.name}/obs/{name}/")
-        cells = int(np.diff(self._edges)[self._parts.index(path)])
+        cells = int(np.diff(self.edges)[self.parts.index(path)])
         for n, name in stored.items():
             if (length := num_entries(group[name])) != cells:
                 raise ValueError(f"obs column '{n}' has {length} entries for {cells} cells")
@@ -177,7 +173,7 @@ class Store(StoreHead):
             If a cell has counts but no depth. Zarr reads a chunk whose file is missing as zeros.
         """
         depth = np.empty(self.n_cells, np.float32)
-        for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
+        for path, low, high in zip(self.parts, self.edges[:-1], self.edges[1:], strict=True):
             with reading(path):
                 stored: Any = zarr.open_array(path / "obs" / "n_counts", mode="r")
                 if stored.shape != (high - low,):
@@ -198,12 +194,12 @@ class Store(StoreHead):
     @cached_property
     def _pointers(self) -> RowPointers:
         with reading(self.path):
-            return RowPointers(self._parts, self._edges, self.n_values)
+            return RowPointers(self.parts, self.edges, self.n_values)
 
     @cached_property
     def _on_disk(self) -> RowsOnDisk:
         with reading(self.path):
-            return RowsOnDisk(self._parts, self._pointers, self.n_genes)
+            return RowsOnDisk(self.parts, self._pointers, self.n_genes)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
         """Yield the positions in memory of the values of ``rows`` (int64 [n]). Each is valid until the next one."""
@@ -351,7 +347,7 @@ class MemoryStore(Store):
         kinds = [
             (self.n_values, self.index_dtype),
             (self.n_values, self.dtype),
-            (self.n_cells + len(self._parts), pointer),
+            (self.n_cells + len(self.parts), pointer),
             (self.n_cells, np.dtype(np.float32)),
         ]
         places = np.cumsum([0, *(-(-n * dtype.itemsize // _ALIGNED) * _ALIGNED for n, dtype in kinds)])
@@ -369,10 +365,10 @@ class MemoryStore(Store):
 
         key = str(Path(self.path).resolve())
         self._indices, self._data, rows, depth = cut(node.share(key, int(places[-1]), fill))
-        return RowPointers(self._parts, self._edges, self.n_values, rows), depth
+        return RowPointers(self.parts, self.edges, self.n_values, rows), depth
 
     def _read_values(self, pointers: RowPointers) -> None:
-        for path, base in zip(self._parts, pointers.base, strict=False):
+        for path, base in zip(self.parts, pointers.base, strict=False):
             for name, values in (("indices", self._indices), ("data", self._data)):
                 _fill(ShardedReader(path / "X" / name), values[base:])
 

@@ -1,4 +1,9 @@
-"""Is a store what it says it is? Every file, every chunk, every row against the table of conditions."""
+"""Checking a store for damage: its files by their checksums, its cells by the tables beside them.
+
+Checksums find a file that was changed. Reading the cells also finds what a faulty program wrote with right checksums,
+and it is all that can be done for a store of an older version, which has none. Reading decodes every chunk, whose
+CRC-32C is checked on the way.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,7 @@ _DAMAGE = (OSError, KeyError, ValueError, RuntimeError, TypeError, UserError)
 
 @dataclass(frozen=True)
 class _Part:
-    """One part to look at: rows ``start`` to ``stop`` of the store."""
+    """A part to check: rows ``start`` to ``stop`` of the store."""
 
     store: Path
     name: str
@@ -47,7 +52,7 @@ class _Part:
 
 @dataclass
 class _Content:
-    """What the cells of a part show."""
+    """What reading the cells of a part found."""
 
     problems: list[str] = field(default_factory=list)
     num_values: int = 0
@@ -74,7 +79,7 @@ def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
     if not path.is_dir():
         raise UserError(f"store not found: {path}")
     problems: list[str] = []
-    with TaskRunner(jobs) as crew:
+    with TaskRunner(jobs) as runner:
         try:
             recorded = checksums.read_checksums(path)
             if recorded is None:
@@ -82,53 +87,44 @@ def check_store(path: Path, *, quick: bool = False, jobs: int = 1) -> list[str]:
                     "%s has no checksums (it is of an older version): its files cannot be compared", path
                 )
             else:
-                problems += checksums.changed_files(path, recorded, crew)
+                problems += checksums.changed_files(path, recorded, runner)
         except UserError as error:
             problems.append(str(error))
         try:
             store = Store(path)
         except UserError as error:
             return [*problems, *([] if str(error) in problems else [str(error)])]
-        parts = _parts(store)
-        problems += _table_problems(store, parts)
+        ends = zip(store.parts, store.edges.tolist(), store.edges.tolist()[1:], strict=False)
+        parts = [_Part(path, folder.name, start, stop) for folder, start, stop in ends]
+        problems += _table_problems(store)
         for part in parts:
             problems += _metadata_problems(store, part, parts[0])
         if not quick:
             weights = [part.stop - part.start for part in parts]
-            found = crew.run(check_cells, parts, weights=weights, label="checking cells")
-            problems += _content_problems(store, found)
+            contents = runner.run(check_cells, parts, weights=weights, label="checking cells")
+            problems += _content_problems(store, contents)
     return list(dict.fromkeys(problems))
 
 
-def _parts(store: Store) -> list[_Part]:
-    facts = checksums.facts_of(store.path)["parts"]
-    edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts)]).tolist()
-    return [
-        _Part(store.path, str(part["name"]), a, b)
-        for part, a, b in zip(facts, edges, edges[1:], strict=False)
-    ]
-
-
-def _table_problems(store: Store, parts: list[_Part]) -> list[str]:
+def _table_problems(store: Store) -> list[str]:
     """Compare the tables beside the parts with each other and with the manifest."""
     problems, table = [], store.conditions
-    where = f"{store.path / 'conditions.parquet'}"
+    file = store.path / "conditions.parquet"
     plain = table.drop(columns=["start", "stop", "is_control", "control", "part"])
     expected = complete(sort_conditions(plain, store.control), store.control)
     for name in ("cell_type", "batch", "perturbation", "n_cells", "start", "stop", "is_control", "control"):
         wrong = np.flatnonzero(table[name].to_numpy() != expected[name].to_numpy())
         if len(wrong):
             row = int(wrong[0])
-            found, right = (frame[name].tolist()[row] for frame in (table, expected))
+            stored, right = (frame[name].tolist()[row] for frame in (table, expected))
             problems.append(
-                f"{where}: column '{name}' is wrong from condition {row} on ({found!r}, expected {right!r})"
+                f"{file}: column '{name}' is wrong from condition {row} on ({stored!r}, expected {right!r})"
             )
     if int(table["n_cells"].sum()) != store.n_cells:
-        problems.append(f"{where}: has {table['n_cells'].sum()} cells, the manifest {store.n_cells}")
-    edges = np.array([part.start for part in parts])
-    own = np.searchsorted(edges, table["start"].to_numpy(), "right") - 1
-    if (own != table["part"].to_numpy()).any() or parts[-1].stop != store.n_cells:
-        problems.append(f"{where}: conditions do not lie in the parts that the manifest lists")
+        problems.append(f"{file}: has {table['n_cells'].sum()} cells, the manifest {store.n_cells}")
+    part = np.searchsorted(store.edges[:-1], table["start"].to_numpy(), "right") - 1
+    if (part != table["part"].to_numpy()).any() or store.edges[-1] != store.n_cells:
+        problems.append(f"{file}: conditions do not lie in the parts that the manifest lists")
     if len(store.genes) != store.n_genes or len(set(store.genes)) != len(store.genes):
         problems.append(
             f"{store.path / 'genes.parquet'}: has not the {store.n_genes} genes of the manifest, each once"
@@ -142,7 +138,7 @@ def _table_problems(store: Store, parts: list[_Part]) -> list[str]:
 
 
 def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
-    """Check shapes, types, genes and facts of one part; nothing here grows with the number of cells."""
+    """Check shapes, types, genes and facts of one part, in a time that does not depend on the number of cells."""
     path, problems = part.path, []
     try:
         root: Any = open_group(path)
@@ -155,8 +151,12 @@ def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
             problems.append(f"{path / 'X/indptr'}: has {root['X/indptr'].shape[0]} row pointers")
         uns: Any = anndata.io.read_elem(root["uns"])
         facts = uns["perturbdiff"]
-        stated = {n: getattr(store, n) for n in _FACTS}
-        different = [n for n, value in stated.items() if n in facts and facts[n] != value and value == value]
+        expected = {name: getattr(store, name) for name in _FACTS}
+        different = [  # a target sum that is not known is nan, which never equals itself
+            name
+            for name, value in expected.items()
+            if name in facts and facts[name] != value and value == value
+        ]
         if different:
             problems.append(f"{path / 'uns'}: {listing(different)} differ from the manifest")
         var = pd.DataFrame(anndata.io.read_elem(root["var"]))
@@ -171,13 +171,13 @@ def _metadata_problems(store: Store, part: _Part, first: _Part) -> list[str]:
 def _category_problems(part: _Part, first: _Part) -> list[str]:
     """Compare the columns and categories of a part's obs with those of the first part."""
     problems = []
-    own: Any = open_group(part.path / "obs")
-    other: Any = open_group(first.path / "obs")
-    if own.attrs["column-order"] != other.attrs["column-order"]:
+    obs: Any = open_group(part.path / "obs")
+    obs_of_first: Any = open_group(first.path / "obs")
+    if obs.attrs["column-order"] != obs_of_first.attrs["column-order"]:
         problems.append(f"{part.path / 'obs'}: has other columns than {first.name}")
-    for name, group in own.groups():
+    for name, group in obs.groups():
         categories = np.asarray(anndata.io.read_elem(group["categories"]))
-        expected = np.asarray(anndata.io.read_elem(other[f"{name}/categories"]))
+        expected = np.asarray(anndata.io.read_elem(obs_of_first[f"{name}/categories"]))
         if list(categories) != list(expected):
             problems.append(f"{part.path / 'obs' / name}: has other categories than {first.name}")
     return problems
@@ -187,9 +187,9 @@ def check_cells(part: _Part) -> _Content:
     """Decode everything in a part and compare it with the table of conditions."""
     store = Store(part.store)
     content = _Content(largest=np.zeros(store.n_genes, np.float32))
-    for look in (_check_labels, _check_values, _check_opens):
+    for check in (_check_labels, _check_values, _check_opens):
         try:
-            look(store, part, content)
+            check(store, part, content)
         except _DAMAGE as error:
             text = (
                 str(error) if isinstance(error, UserError) else f"{part.path}: is damaged ({_reason(error)})"
@@ -205,20 +205,20 @@ def _check_labels(store: Store, part: _Part, content: _Content) -> None:
     """Compare every cell's labels with its condition's, and read every other column once."""
     obs: Any = open_group(part.path / "obs")
     rows, table = part.stop - part.start, store.conditions
-    own = table[(table["stop"] > part.start) & (table["start"] < part.stop)]
+    of_part = table[(table["stop"] > part.start) & (table["start"] < part.stop)]
     for label in SORTED_BY:
-        where = part.path / "obs" / label
+        column = part.path / "obs" / label
         codes = np.asarray(obs[f"{label}/codes"][:])
         categories = pd.Index(anndata.io.read_elem(obs[f"{label}/categories"]))
-        expected = np.repeat(categories.get_indexer(pd.Index(own[label])), own["n_cells"])
+        expected = np.repeat(categories.get_indexer(pd.Index(of_part[label])), of_part["n_cells"])
         if len(codes) != len(expected) or len(codes) != rows:
             content.problems.append(
-                f"{where}: has {len(codes)} cells, the table of conditions {len(expected)}"
+                f"{column}: has {len(codes)} cells, the table of conditions {len(expected)}"
             )
         elif (wrong := np.flatnonzero(codes != expected)).size:
             row = int(wrong[0])
             content.problems.append(
-                f"{where}: row {row} is {_label(categories, codes[row])}, the table of conditions has "
+                f"{column}: row {row} is {_label(categories, codes[row])}, the table of conditions has "
                 f"{_label(categories, expected[row])}; {len(wrong)} such rows"
             )
     for name in ("_index", *obs.attrs["column-order"]):
@@ -341,14 +341,14 @@ def _check_opens(store: Store, part: _Part, content: _Content) -> None:
         anndata.io.read_elem(root[name])
 
 
-def _content_problems(store: Store, found: list[_Content]) -> list[str]:
-    """Join what the parts show and compare it with what is said of the whole."""
-    problems = [line for content in found for line in content.problems]
+def _content_problems(store: Store, contents: list[_Content]) -> list[str]:
+    """Join what the parts show and compare it with what the manifest and the table of genes say of all cells."""
+    problems = [line for content in contents for line in content.problems]
     if problems:
         return problems
-    if (values := sum(content.num_values for content in found)) != store.n_values:
+    if (values := sum(content.num_values for content in contents)) != store.n_values:
         problems.append(f"{store.path}: holds {values} values, the manifest says {store.n_values}")
-    largest = np.max([content.largest for content in found if content.largest is not None], axis=0)
+    largest = np.max([content.largest for content in contents if content.largest is not None], axis=0)
     maximum = np.asarray(largest) if store.input_scale == "log1p" else np.log1p(largest)
     wrong = np.flatnonzero(~np.isclose(maximum, store.max_value(), rtol=1e-5, atol=1e-7))
     if len(wrong):

@@ -1,6 +1,6 @@
 """What a store says of itself, without a cell being read: its manifest, its checksums, its small tables.
 
-Light on purpose: of the large libraries only NumPy, and pyarrow for a table.
+It loads quickly on purpose: of the large libraries only NumPy, and pyarrow for a table.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class StoreHead:
     ----------
     path
         Its folder.
+    parts, edges
+        Folders of its parts, in order; first row of each part and, last, the number of rows, int64 [parts + 1].
     n_cells, n_genes, n_values
         Its shape, and the number of values stored.
     dtype, index_dtype
@@ -60,8 +62,8 @@ class StoreHead:
             self.scale, self.control = float(facts["scale"]), str(facts["control"])
             self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
             names = [plain_name(str(part["name"]), f"{self.path}: part") for part in facts["parts"]]
-            self._edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
-        self._parts = [self.path / name for name in names]
+            self.edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
+        self.parts = [self.path / name for name in names]
         tables = [f"{name}.parquet" for name in ("conditions", "perturbations", "genes")]
         for name in [*tables, *names]:
             if (self.path / name).is_symlink():
@@ -71,7 +73,7 @@ class StoreHead:
                 raise UserError(
                     f"{self.path / name}: is missing, or no file; run preprocess again with --force"
                 )
-        missing = [p.name for p in self._parts if not p.is_dir()]
+        missing = [p.name for p in self.parts if not p.is_dir()]
         if missing:
             raise UserError(f"{self.path}: parts are missing ({listing(missing, 3)}); run preprocess again")
         self._recorded = checksums.confirm(self.path, tables)
@@ -79,7 +81,7 @@ class StoreHead:
     def _facts(self) -> dict[str, Any]:
         if not self.path.exists():
             raise UserError(f"store not found: {self.path}")
-        # an earlier version's manifest carries no checksum of its own
+        # The manifest of an earlier version has no checksum of its own.
         manifest = outputs.check_record(self.path / "manifest.json") or outputs.read_manifest(self.path) or {}
         try:
             facts = manifest["results"]["store"]

@@ -1,8 +1,8 @@
 """Training: from stores and splits to a bundle. It can be interrupted anywhere, and the result is the same.
 
-``training_stages`` holds the commands, ``setup`` puts together what a training needs, ``fit`` runs the loop,
-``module`` is one step. ``run_folder`` keeps checkpoints; ``callbacks`` validate, log and save; ``distributed`` starts
-processes.
+``training_stages`` holds the commands, and ``setup`` puts together what a training needs. ``fit`` is a whole training,
+``loop`` takes its steps, ``module`` is the objective and ``optimizer`` changes the weights. ``run_folder`` keeps
+checkpoints; ``callbacks`` validate, log and save; ``distributed`` starts processes.
 """
 
 from typing import TYPE_CHECKING

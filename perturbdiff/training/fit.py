@@ -1,32 +1,30 @@
-"""The training loop: Lightning with our callbacks, resumable at any step."""
+"""A whole training: the loop with what is done beside it, then the choice of the weights."""
 
 from __future__ import annotations
 
 import copy
 import logging
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import lightning.pytorch as pl
 import pandas as pd
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.loading.loader import CellSetBatch, PackedCellSetBatch, SetLoader
+from perturbdiff.generation import depth_ceiling
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
+from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.callbacks.training_log import Curves, TrainingLog
-from perturbdiff.training.callbacks.validation import Averaging, Validation, averaged
+from perturbdiff.training.callbacks.training_log import TrainingLog
+from perturbdiff.training.callbacks.validation import Validation
 from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.loop import Callback, TrainingLoop
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe
 from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder, Start
@@ -39,29 +37,29 @@ _GENES_AT_ONCE = 1024
 
 
 @torch.no_grad()
-def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
-    """Return the level of each gene, log1p [G], on the network's device; 0 where predictions have zeros enough.
+def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
+    """Return the level of each gene, log1p [G], on the network's device. It is 0 where predictions have enough zeros.
 
     Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
     from which on predicted cells are as many as real cells with a value above zero.
     """
     device = module.denoiser.unit.device
-    stream = material.train_sampler(Processes(), quiet=True)
-    train = material.config.train
+    stream = setup.train_sampler(Processes(), quiet=True)
+    train = setup.config.train
     steps = math.ceil(_CELLS / (train.set_size * train.sets_per_step))
-    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # as many as sampling takes
-    found, real = [], []
-    for step, loaded in enumerate(material.loader(stream, start_step=0, stop_step=steps)):
-        noise = generator(device, ZEROS, module.config.seed, step)
+    together = math.gcd(train.sets_per_step, module.config.sample.sets_per_batch)  # sets computed at once
+    predicted, real = [], []
+    for step, loaded in enumerate(setup.loader(stream, start_step=0, stop_step=steps)):
+        noise = generator("cpu", ZEROS, module.config.seed, step)
         for part in loaded.split(train.sets_per_step // together):
             batch = part.to(device)
 
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
-                return torch.randn(shape, generator=noise, device=device)
+                return torch.randn(shape, generator=noise).to(device)
 
-            found.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
+            predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
-    cells, positive = torch.cat(found), torch.stack(real).sum(0)
+    cells, positive = torch.cat(predicted), torch.stack(real).sum(0)
     levels = _levels(cells, positive)
     above = int(((cells > 0).sum(0) > positive).sum())
     logger.info("zeros: %d of %d genes are predicted above zero more often than they are", above, len(levels))
@@ -69,7 +67,7 @@ def zero_levels(module: TrainingModule, material: TrainingSetup) -> Tensor:
 
 
 def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
-    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; the largest for none."""
+    """Return the ``positive``-th [G] largest value of each gene among cells [n, G]; for 0, the largest."""
     places = (len(predicted) - positive).clamp(max=len(predicted) - 1)
     parts = [
         part.sort(0).values.gather(0, place[None])[0]
@@ -78,23 +76,9 @@ def _levels(predicted: Tensor, positive: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-class Writer(TorchCheckpointIO):
-    """Lets a trainer write into a checkpoint folder, straight to where it belongs."""
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self.folder = folder
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        """Write the trainer's state; called on the first rank alone."""
-        assert Path(path) == self.folder.last
-        self.folder.write(checkpoint)
-
-
 @dataclass
 class Fitted:
-    """What a training ends with.
+    """The result of a training.
 
     Attributes
     ----------
@@ -114,30 +98,16 @@ class Fitted:
     notes: dict[str, Any]
 
 
-class _Endless:
-    """A loader without a length, so that Lightning counts optimiser steps and not epochs.
-
-    It hands out a step's sets in ``passes`` equal batches.
-    """
-
-    def __init__(self, loader: SetLoader, passes: int) -> None:
-        self.loader, self.passes = loader, passes
-
-    def __iter__(self) -> Iterator[CellSetBatch | PackedCellSetBatch]:
-        for batch in self.loader:
-            yield from batch.split(self.passes)
-
-
 def fit(
-    material: TrainingSetup,
+    setup: TrainingSetup,
     checkpoints: CheckpointFolder,
     start: Start,
     *,
-    allocation: TimeLimit,
+    time_limit: TimeLimit,
     device: Literal["cpu", "cuda"],
     processes: Processes,
 ) -> Fitted:
-    """Train, from a checkpoint of a folder that is held if there is one.
+    """Train, from the checkpoint of a locked folder if there is one.
 
     Raises
     ------
@@ -146,110 +116,106 @@ def fit(
     StoppedEarly
         After writing a checkpoint, if the allocation ends or a signal says so.
     """
-    stream = material.train_sampler(processes)
-    material.limit_steps(stream.steps_per_epoch)
-    config, first = material.config, processes.rank == 0
-    for line in describe(material.model, config):
+    stream = setup.train_sampler(processes)
+    setup.limit_steps(stream.steps_per_epoch)
+    config, first = setup.config, processes.rank == 0
+    for line in describe(setup.model, config):
         logger.info("%s", line)
-    module = TrainingModule(material.model, config)
+    module = TrainingModule(setup.model, config, ceiling=depth_ceiling(setup.target_sum()))
     curves = Curves(
         config.train.loggers if first else (), checkpoints.path / LOGS, config.name, checkpoints.key
     )
-    run = _Run(material, checkpoints, TrainingLog(config.train.log_every, curves), _averaging(material))
+    run = _Run(setup, checkpoints, TrainingLog(config.train.log_every, curves))
     validation = run.validation()
-    callbacks = run.callbacks(validation, stream.steps_per_epoch, allocation)
-    loader = material.loader(
+    kept = (
+        {"log": run.training_log}
+        if validation is None
+        else {"log": run.training_log, "validation": validation}
+    )
+    callbacks = run.callbacks(validation, stream.steps_per_epoch, time_limit)
+    loop = TrainingLoop(module, device, processes, callbacks, kept)
+    if start.checkpoint is not None:
+        loop.load_state_dict(torch.load(start.checkpoint, map_location="cpu", weights_only=True))
+    batches = setup.loader(
         stream,
         start_step=start.step, stop_step=config.train.max_steps,
         packed=device == "cuda", pin_memory=device == "cuda",
     )  # fmt: skip
-    batches: Any = _Endless(loader, config.train.accumulate)
-    with _quiet(), _concluding(run.journal, curves, config.train.max_steps):
-        trainer = _trainer(material, callbacks, checkpoints, device, processes)
+    with time_limit.listening(), _concluding(run.training_log, curves, config.train.max_steps):
+        run.training_log.throughput.start(start.step)
         try:
-            trainer.fit(module, batches, ckpt_path=start.checkpoint, weights_only=True)
+            loop.run(batches)
         except RuntimeError as error:
             if processes.world_size == 1 or not lost(error):
                 raise
             logger.error("another process of this training ended; see its message")
             raise SystemExit(EXIT_FAILURE) from None
-    chosen = averaged(run.averaging, module)
+    chosen = loop.averaged
     model = chosen.denoiser
-    facts = {"steps": trainer.max_steps, "chosen_step": trainer.max_steps}
+    facts = {"steps": config.train.max_steps, "chosen_step": config.train.max_steps}
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
-            model.zero_level.copy_(zero_levels(chosen.to(device), material))
-    return Fitted(model.cpu().eval(), run.journal.table(), facts, run.journal.pace.facts())
+            model.zero_level.copy_(zero_levels(chosen, setup))
+    return Fitted(model.cpu().eval(), run.training_log.table(), facts, run.training_log.throughput.facts())
 
 
 @contextmanager
-def _concluding(journal: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
+def _concluding(training_log: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
     """Say at the end, however it comes, how fast this attempt was."""
-    status = "failed"
+    success = False
     try:
         yield
-        status = "success"
+        success = True
     finally:
-        journal.pace.conclude(last)
-        curves.close(status)
-
-
-def _averaging(material: TrainingSetup) -> Averaging | None:
-    train = material.config.train
-    if not train.ema_decay:
-        return None
-    return Averaging(train.ema_decay, train.ema_every)
+        training_log.throughput.conclude(last)
+        curves.close(success=success)
 
 
 @dataclass
 class _Run:
     """What the callbacks of a training share."""
 
-    material: TrainingSetup
+    setup: TrainingSetup
     checkpoints: CheckpointFolder
-    journal: TrainingLog
-    averaging: Averaging | None
+    training_log: TrainingLog
 
     def validation(self) -> Validation | None:
         """Return the callback that validates, or None if there is nothing to validate on."""
-        sets, train = self.material.validation(), self.material.config.train
+        sets, train = self.setup.validation(), self.setup.config.train
         if sets is None:
             logger.info("no condition is for validation")
             return None
         return Validation(
-            *sets, train.valid_sets, folder=self.checkpoints, journal=self.journal, averaging=self.averaging,
+            *sets, train.valid_sets, folder=self.checkpoints, training_log=self.training_log,
             sets_per_pass=max(train.sets_per_step // train.accumulate, 1), keep=train.choose == "validation",
         )  # fmt: skip
 
-    def callbacks(
-        self, validation: Validation | None, epoch: int, allocation: TimeLimit
-    ) -> list[pl.Callback]:
+    def callbacks(self, validation: Validation | None, epoch: int, time_limit: TimeLimit) -> list[Callback]:
         """Return the callbacks in the order in which a step's end concerns them; the checkpoint comes last.
 
         ``epoch`` is the number of steps that pass over the training cells once.
         """
-        train = self.material.config.train
-        keeping = Snapshots(
-            self.checkpoints,
-            first_epoch=epoch if train.choose == "first-epoch" else None, every=train.keep_every,
-            bundle=self._bundle, averaging=self.averaging,
-        )  # fmt: skip
-        saving = Checkpoints(self.checkpoints, train.checkpoint_every, allocation)
-        ordered = (self.averaging, self.journal, validation, keeping, saving)
+        train = self.setup.config.train
+        first_epoch = epoch if train.choose == "first-epoch" else None
+        snapshots = Snapshots(
+            self.checkpoints, first_epoch=first_epoch, every=train.keep_every, bundle=self._bundle
+        )
+        saving = Checkpoints(self.checkpoints, train.checkpoint_every, time_limit)
+        ordered = (self.training_log, validation, snapshots, saving)
         return [callback for callback in ordered if callback is not None]
 
     def _bundle(self, module: TrainingModule, step: int) -> Bundle:
         model = module.denoiser
-        if self.material.config.model.gate:
+        if self.setup.config.model.gate:
             model = copy.deepcopy(model)
-            model.zero_level.copy_(zero_levels(module, self.material))
-        facts = {"steps": self.material.config.train.max_steps, "chosen_step": step}
-        return self.material.bundle(model, facts, self.journal.table())
+            model.zero_level.copy_(zero_levels(module, self.setup))
+        facts = {"steps": self.setup.config.train.max_steps, "chosen_step": step}
+        return self.setup.bundle(model, facts, self.training_log.table())
 
     def choose(self, model: Denoiser, validation: Validation | None, epoch: int) -> dict[str, Any]:
-        """Load the weights that ``train.choose`` says into ``model`` and return facts about them."""
-        train = self.material.config.train
+        """Load the weights that ``train.choose`` selects into ``model`` and return facts about them."""
+        train = self.setup.config.train
         if train.choose == "first-epoch" and epoch <= train.max_steps:
             model.load_state_dict(self.checkpoints.weights(FIRST_EPOCH))
             logger.info("weights of step %d chosen: the end of the first epoch", epoch)
@@ -270,55 +236,3 @@ class _Run:
         }
         logger.info("weights of the last step, %d, chosen%s", train.max_steps, why.get(train.choose, ""))
         return {}
-
-
-def _trainer(
-    material: TrainingSetup,
-    callbacks: list[pl.Callback],
-    checkpoints: CheckpointFolder,
-    device: Literal["cpu", "cuda"],
-    processes: Processes,
-) -> pl.Trainer:
-    train, options = material.config.train, processes.trainer_options(device)
-    options["plugins"] = [*options["plugins"], Writer(checkpoints)]
-    return pl.Trainer(
-        **options,
-        max_steps=train.max_steps,
-        max_epochs=-1,
-        accumulate_grad_batches=train.accumulate,
-        precision=train.precision,
-        gradient_clip_val=train.clip_norm,
-        callbacks=callbacks,
-        logger=False,
-        deterministic=True,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=checkpoints.path,
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Lightning's remarks to itself while the block runs, and put torch's settings back."""
-    names = ("lightning.pytorch", "lightning.fabric", "lightning")
-    levels = {name: logging.getLogger(name).level for name in names}
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    memory: Any = torch.utils.deterministic
-    filling = memory.fill_uninitialized_memory
-    # With deterministic algorithms torch fills every new tensor before an operation does so: a tenth of a small step.
-    memory.fill_uninitialized_memory = False
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="lightning.*")
-        warnings.filterwarnings("ignore", message=".*(lr_scheduler|pkg_resources|isinstance\\(treespec).*")
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(deterministic)
-            memory.fill_uninitialized_memory = filling
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)

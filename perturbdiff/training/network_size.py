@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
 
 from perturbdiff.config.settings import Config
 from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.model.covariates import DoseTable
+from perturbdiff.model.denoiser import InputLayers
+from perturbdiff.model.layers import Attention
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "input layers": ("input_layers", "control_layers", "gene_embedding", "gene_table"),
@@ -28,12 +32,12 @@ def group_of(name: str) -> str:
 
 def by_group(model: Denoiser) -> dict[str, int]:
     """Return the number of learned parameters in each group."""
-    found = dict.fromkeys(GROUPS, 0)
+    numbers = dict.fromkeys(GROUPS, 0)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             group = group_of(name)
-            found[group] = found.get(group, 0) + parameter.numel()
-    return found
+            numbers[group] = numbers.get(group, 0) + parameter.numel()
+    return numbers
 
 
 def listed(numbers: Mapping[str, int]) -> str:
@@ -47,7 +51,7 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
     """Return the floating-point operations of one forward pass on a set of ``size`` cells, per cell.
 
     Two for each multiply-add of a matrix product. They are a polynomial of the second degree in the number of
-    cells (attention is the square), so three passes over very small sets tell all.
+    cells (attention is the square), so three passes over very small sets determine it.
     """
     one, two, three = (_flops(model, number, self_condition) for number in (1, 2, 3))
     square = (three - 2 * two + one) // 2
@@ -56,14 +60,37 @@ def flops_per_cell(model: Denoiser, size: int, *, self_condition: bool = True) -
 
 
 def _flops(model: Denoiser, size: int, self_condition: bool) -> int:  # noqa: FBT001
-    from torch.utils.flop_counter import FlopCounterMode  # here: it imports Triton
+    # PyTorch's own counter loads its compiler, which takes longer than a small training's first steps.
+    products: list[int] = []
 
+    def count(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        products.append(_products(module, inputs, output))
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
     ids = torch.zeros(1, dtype=torch.int64, device=model.unit.device)
     cells = torch.zeros(1, size, model.num_genes, device=model.unit.device)
     earlier = cells if self_condition else None
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(cells, ids, cells, Covariates(ids, ids, ids), self_condition=earlier, dataset=ids)
-    return counter.get_total_flops()
+    try:
+        with torch.no_grad():
+            model(cells, ids, cells, Covariates(ids, ids, ids), self_condition=earlier, dataset=ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(products)
+
+
+def _products(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> int:
+    """Return the operations of a module's own matrix products, without those of the modules in it."""
+    if isinstance(module, nn.Linear):
+        return 2 * output.numel() * module.in_features
+    if isinstance(module, InputLayers):
+        return sum(2 * part.numel() * module.width for part in inputs[0] if part is not None)
+    if isinstance(module, Attention):  # queries with keys, and weights with values
+        sets, cells, width = inputs[0].shape
+        return 4 * sets * cells**2 * width
+    if isinstance(module, DoseTable):
+        return 2 * output.numel() * module.weights.shape[1]
+    return 0
 
 
 def flops_per_step(model: Denoiser, config: Config) -> float:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -33,9 +33,6 @@ from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files, locks
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.outputs import differences
-
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
 
 logger = logging.getLogger(__name__)
 
@@ -184,6 +181,8 @@ class CheckpointFolder:
         return kept
 
     def _check(self, path: Path, kept: Mapping[str, Any]) -> None:
+        if "pytorch-lightning_version" in kept:
+            raise UserError(f"{path}: an earlier version of perturbdiff wrote this checkpoint; {_AFRESH}")
         theirs, ours = json.loads(kept[KEY]["fingerprint"]), json.loads(self._fingerprint())
         if theirs != ours:
             raise UserError(
@@ -218,14 +217,7 @@ class CheckpointFolder:
         """Return what a checkpoint records about its run."""
         return {"fingerprint": self._fingerprint(), "needs": dict(self._needed)}
 
-    def save(self, trainer: pl.Trainer) -> None:
-        """Write the trainer's state; call it on every rank. If this fails, `trouble` gives the reason.
-
-        The trainer must write through `Writer`. No rank returns before the file is complete.
-        """
-        trainer.save_checkpoint(self.last)
-
-    def write(self, state: dict[str, Any]) -> None:
+    def save(self, state: dict[str, Any]) -> None:
         """Write a checkpoint of ``state``, unless the folder is no longer ours. On failure, `trouble` says why."""
         if not self._is_ours():
             return

@@ -1,4 +1,4 @@
-"""What a training is made of: stores and which of their cells may be used, genes, labels, the starting network."""
+"""The setup of a training: stores, the cells that it may use, genes, labels and the network to start from."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from perturbdiff.training.transfer import (
 
 logger = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 0.7  # of what is free now
+_MEMORY_SHARE = 0.7  # share of the free memory
 
 
 @dataclass
 class Source:
-    """A store and what training may use of it.
+    """A store, and the conditions that training and validation may use.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class TrainingSetup:
         return PairedSetStream(stream) if twins == 2 else stream
 
     def _weights(self) -> tuple[float, ...] | None:
-        """Return the stores' shares of the sets; None: by their cells."""
+        """Return the stores' shares of the sets, or None if they go by the numbers of cells."""
         chosen, number = self.config.train.store_weights, len(self.sources)
         if chosen == "cells":
             return None
@@ -144,7 +144,7 @@ class TrainingSetup:
         return weights
 
     def limit_steps(self, steps_per_epoch: int) -> None:
-        """Set the number of steps to what ``train.max_epochs`` allows; the learning rate's course follows it.
+        """Limit the number of steps to what ``train.max_epochs`` allows. The learning rate follows that number.
 
         On small data ``train.min_steps`` comes first: ten passes over a thousand cells teach nothing.
         """
@@ -157,7 +157,7 @@ class TrainingSetup:
         self.config = self.config.model_copy(update={"train": train})
 
     def validation(self) -> tuple[CellSetSampler, SetLoader] | None:
-        """Return the stream of validation sets and what reads them, or None if no condition is for validation."""
+        """Return the stream of validation sets and its loader, or None if no condition is for validation."""
         chosen = next((s for s in self.sources if s.valid.any()), None)
         if chosen is None:
             return None
@@ -177,9 +177,9 @@ class TrainingSetup:
         self, source: Source, use: np.ndarray, stream: int, twins: int = 1, **place: Any
     ) -> CellSetSampler:
         train, conditions = self.config.train, source.store.conditions
-        if train.zero_control:  # every condition is a target, and stands in for the controls nobody looks at
-            own = np.arange(len(conditions))
-            conditions = conditions.assign(is_control=False, control=own)
+        if train.zero_control:  # every condition is a target, and its own control, which is not used
+            every = np.arange(len(conditions))
+            conditions = conditions.assign(is_control=False, control=every)
         sampler = WindowedSampler if self.windowed else CellSetSampler
         return sampler(
             conditions, use,
@@ -207,9 +207,9 @@ class TrainingSetup:
 
     def target_sum(self) -> float | None:
         """Return the depth that counts were scaled to, None if unknown or different between the stores."""
-        found = {float(s.store.target_sum) for s in self.sources}
-        one = found.pop() if len(found) == 1 else float("nan")
-        return one if np.isfinite(one) else None
+        depths = {float(s.store.target_sum) for s in self.sources}
+        depth = depths.pop() if len(depths) == 1 else float("nan")
+        return depth if np.isfinite(depth) else None
 
     def bundle(self, model: Denoiser, facts: dict[str, Any], curve: pd.DataFrame) -> Bundle:
         """Return the bundle of a trained network, with facts of its training and the loss terms by step."""
@@ -233,7 +233,7 @@ def check_passes(sets_per_step: int, accumulate: int, processes: Processes, twin
 
 
 def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> TrainingSetup:
-    """Return the material of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
+    """Return the setup of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
     tables = tables or {}
     check_tables(config.model, tables)
     source = split_source(Store(store), read_split(split), dataset_of(store))
@@ -243,15 +243,15 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
     genes = list(source.store.genes)
     model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
-    material = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
-    set_units(material)
-    return material
+    setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
+    set_units(setup)
+    return setup
 
 
 def for_finetuning(
     bundle: Path, store: Path, split: Path, config: Config, mode: Transfer, tables: Tables | None = None
 ) -> TrainingSetup:
-    """Return the material of `finetune`: one store, its split, a network that starts from a bundle's weights."""
+    """Return the setup of `finetune`: one store, its split, a network that starts from a bundle's weights."""
     old = Bundle.load(bundle)
     source = split_source(Store(store), read_split(split), dataset_of(store))
     _compare_depths({str(bundle): old.target_sum, str(store): source.store.target_sum})
@@ -265,17 +265,17 @@ def for_finetuning(
     genes = list(source.store.genes) if mode == "new-genes" else old.genes
     if mode != "new-genes":
         logger.info("%s", GeneMap(source.store.genes, genes, name=str(store)).report())
-    found = inherited.semantics(config.model, genes, vocabulary)
-    model = new_model(config, genes, vocabulary, found)
-    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, found.doses))
+    vectors = inherited.semantics(config.model, genes, vocabulary)
+    model = new_model(config, genes, vocabulary, vectors)
+    report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, vectors.doses))
     for line in report:
         logger.info("transfer: %s", line)
-    material = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
-    set_units(material)
+    setup = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
+    set_units(setup)
     if mode == "keep":
-        model.unit.copy_(old.model.unit)  # its weights expect it
-    material.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
-    return material
+        model.unit.copy_(old.model.unit)  # because its weights expect this unit
+    setup.facts = facts | {"pretrained": old.config.name, "transfer": mode, "transferred": report}
+    return setup
 
 
 def for_pretraining(
@@ -285,7 +285,7 @@ def for_pretraining(
     genes: Sequence[str] | None,
     tables: Tables | None = None,
 ) -> TrainingSetup:
-    """Return the material of `pretrain`: several stores without the held-out conditions of downstream splits."""
+    """Return the setup of `pretrain`: several stores without the held-out conditions of downstream splits."""
     from perturbdiff.training.training_cells import HeldOut
 
     tables = tables or {}
@@ -305,9 +305,9 @@ def for_pretraining(
         vocabulary = with_vectors(vocabulary, "perturbation", config.model, tables["perturbation"])
     model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
     facts["left_out"] = held.report
-    material = TrainingSetup(sources, names, vocabulary, model, config, facts, tables)
-    set_units(material)
-    return material
+    setup = TrainingSetup(sources, names, vocabulary, model, config, facts, tables)
+    set_units(setup)
+    return setup
 
 
 def _compare_depths(depths: Mapping[str, float | None]) -> None:
@@ -322,7 +322,7 @@ def _compare_depths(depths: Mapping[str, float | None]) -> None:
 
 
 def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
-    """Return a store with the use that a split makes of it."""
+    """Return a store with the training and validation conditions of a split."""
     part = parts(store.conditions, split)
     source = Source(store, name, part == "train", part == "valid")
     perturbed = source.train & ~store.conditions["is_control"].to_numpy(bool)
@@ -388,19 +388,19 @@ def new_model(
     return model
 
 
-def set_units(material: TrainingSetup) -> None:
+def set_units(setup: TrainingSetup) -> None:
     """Measure the training cells and set the network's units."""
-    sources, config = material.sources, material.config
-    maps = [GeneMap(s.store.genes, material.genes, name=str(s.store.path)) for s in sources]
+    sources, config = setup.sources, setup.config
+    maps = [GeneMap(s.store.genes, setup.genes, name=str(s.store.path)) for s in sources]
     units = measure(
         [s.store for s in sources], maps, [s.rows() for s in sources],
         unit=config.model.unit, limit=config.train.statistics_cells, seed=config.seed,
     )  # fmt: skip
-    units.put_into(material.model)
+    units.put_into(setup.model)
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:
-    """Return a name for each store, its data set's, made unique by a number."""
+    """Return a name for each store: that of its data set, made unique by a number."""
     names: list[str] = []
     for path in stores:
         base = name = dataset_of(path)
@@ -412,7 +412,7 @@ def dataset_names(stores: Iterable[Path]) -> list[str]:
 
 
 def _vocabulary(sources: Sequence[Source]) -> Vocabulary:
-    """Return the labels that training meets: a label without a training cell has nothing to be learned from."""
+    """Return the labels of the training cells. Other labels cannot be learned."""
     tables = [s.store.conditions[s.train] for s in sources]
     return Vocabulary.from_conditions(
         tables, control=sources[0].store.control, datasets=[s.name for s in sources]

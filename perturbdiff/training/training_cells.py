@@ -1,4 +1,4 @@
-"""The cells that a model learns from: held-out cells stay out, and the range of the values is measured."""
+"""The cells that a model learns from: which are held out, and the range of the values of the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _NAMES_PER_READ = 1 << 18
 _ROWS = 4096
-_WINDOW = 64  # a chunk of a store: rows are looked at in runs of this many
+_WINDOW = 64  # rows are read in runs of this length, as one chunk of a store has them
 _QUANTILE_VALUES = 2_000_000
 
 
@@ -108,7 +108,7 @@ _QUANTILE, _SHARE = 0.01, 0.75
 
 @dataclass(frozen=True)
 class ValueRange:
-    """Numbers taken from training cells only.
+    """Numbers that are measured on training cells only.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def measure(
     limit: int,
     seed: int,
 ) -> ValueRange:
-    """Look at training cells once and return their units.
+    """Read the training cells once and return the range of their values.
 
     Parameters
     ----------
@@ -163,8 +163,8 @@ def measure(
     maximum, squares, cells = np.zeros(genes, np.float32), 0.0, 0
     values: list[np.ndarray] = []
     with track("scale of the training cells", round(total * share)) as work:
-        for store, gene_map, mine in zip(stores, gene_maps, rows, strict=True):
-            for chunk in _chunks(mine, share, rng):
+        for store, gene_map, store_rows in zip(stores, gene_maps, rows, strict=True):
+            for chunk in _chunks(store_rows, share, rng):
                 matrix = gene_map.apply(store.expression(chunk))
                 data = np.asarray(matrix.data, dtype=np.float32)
                 np.maximum(maximum, matrix.max(axis=0).toarray().ravel(), out=maximum)

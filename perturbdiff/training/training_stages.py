@@ -1,4 +1,4 @@
-"""The stages `train`, `pretrain` and `finetune`: stores and splits in, a bundle out."""
+"""The stages `train`, `pretrain` and `finetune`. They read stores and splits and write a bundle."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def train(
     StoppedEarly
         With a checkpoint, if the allocation ends or a signal says so.
     """
-    given = embeddings or {}
-    inputs = {"store": store, "split": split, **_roles(given)}
+    files = embeddings or {}
+    inputs = {"store": store, "split": split, **_roles(files)}
 
     def build() -> TrainingSetup:
-        return from_scratch(store, split, config, read_tables(given))
+        return from_scratch(store, split, config, read_tables(files))
 
     return _stage(
         "train",
@@ -104,16 +104,16 @@ def finetune(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Train on, from the weights of a pretrained bundle; see `train` and `transfer_weights`.
+    """Continue training from the weights of a pretrained bundle; see `train` and `transfer_weights`.
 
     ``transfer`` is what becomes of the input and output layers: ``keep`` (pretrained genes and weights),
     ``reinit`` (pretrained genes, new weights) or ``new-genes`` (this store's genes, new weights).
     """
-    given = embeddings or {}
-    inputs = {"bundle": bundle, "store": store, "split": split, **_roles(given)}
+    files = embeddings or {}
+    inputs = {"bundle": bundle, "store": store, "split": split, **_roles(files)}
 
     def build() -> TrainingSetup:
-        return for_finetuning(bundle, store, split, config, transfer, read_tables(given))
+        return for_finetuning(bundle, store, split, config, transfer, read_tables(files))
 
     return _stage(
         "finetune", out, config, inputs, build,
@@ -134,7 +134,7 @@ def pretrain(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Learn the distribution of cells in their context: control stream zero, perturbations untold.
+    """Learn the distribution of cells in their context, without control cells and perturbations as inputs.
 
     Parameters
     ----------
@@ -155,11 +155,11 @@ def pretrain(
     inputs |= {f"downstream.{i}.store": pair[0] for i, pair in enumerate(downstream)}
     inputs |= {f"downstream.{i}.split": pair[1] for i, pair in enumerate(downstream)}
     inputs |= {"genes": genes} if genes else {}
-    given = embeddings or {}
-    inputs |= _roles(given)
+    files = embeddings or {}
+    inputs |= _roles(files)
 
     def build() -> TrainingSetup:
-        return for_pretraining(stores, config, downstream, names, read_tables(given))
+        return for_pretraining(stores, config, downstream, names, read_tables(files))
 
     return _stage(
         "pretrain",
@@ -192,38 +192,38 @@ def _stage(
     force: bool,
     extra: dict[str, Any] | None = None,
 ) -> Path:
-    config.sample.check_levels(config.schedule.num_steps)  # training samples, too
+    config.sample.check_levels(config.schedule.num_steps)  # because training samples cells too
     processes, where = Processes.from_environment(), resolve_device(device)
     recipe = {
         section: getattr(config, section).model_dump(mode="json", exclude=_NO_EFFECT) for section in _SECTIONS
     }
     base = provenance.determinants(name, {**recipe, **(extra or {})}, inputs, config.seed)
     folder = CheckpointFolder(checkpoints or out.with_name(f"{out.name}.checkpoints"), _fingerprint(base))
-    allocation = TimeLimit(config.train.stop_margin)
+    time_limit = TimeLimit(config.train.stop_margin)
     place = Output(name, out, folder=True)
     place.check_place({**inputs, "checkpoints": folder.path})
 
     with ExitStack() as stack:
 
         def begin() -> dict[str, Any] | None:
-            """Hold the folder and find where to start; None if there is nothing to do."""
+            """Lock the folder and return where to start, or None if there is nothing to do."""
             if not force and provenance.up_to_date(out, base):
                 return None
             place.check(base, force=force)
-            with allocation.listening():
-                stack.enter_context(folder.locked(allocation.reason))
+            with time_limit.listening():
+                stack.enter_context(folder.locked(time_limit.reason))
             stack.callback(folder.tidy)
-            if not force and provenance.up_to_date(out, base):  # whom we waited for has made it
+            if not force and provenance.up_to_date(out, base):  # the run that we waited for has made it
                 return None
             checkpoint, step = folder.find(resume)
             return {"checkpoint": checkpoint and str(checkpoint), "step": step}
 
         processes.meet(where)
-        found = processes.first("begin", begin)
-        if found is not None:
-            place = found["checkpoint"]
-            start = Start(None if place is None else Path(place), found["step"])
-            _train(out, folder, base, inputs, build, start, allocation, processes, where, force=force)
+        beginning = processes.first("begin", begin)
+        if beginning is not None:
+            checkpoint = beginning["checkpoint"]
+            start = Start(None if checkpoint is None else Path(checkpoint), beginning["step"])
+            _train(out, folder, base, inputs, build, start, time_limit, processes, where, force=force)
         if checkpoints is None and folder.held:
             folder.discard()
     return out
@@ -236,24 +236,22 @@ def _train(
     inputs: Mapping[str, Path],
     build: Callable[[], TrainingSetup],
     start: Start,
-    allocation: TimeLimit,
+    time_limit: TimeLimit,
     processes: Processes,
     device: Literal["cpu", "cuda"],
     *,
     force: bool,
 ) -> None:
-    """Train and write the bundle; the first process alone writes."""
+    """Train and write the bundle. Only the first process writes."""
 
     def run() -> tuple[TrainingSetup, Fitted]:
-        material = build()
+        setup = build()
         if start.checkpoint is not None:
-            last = material.config.train.max_steps
+            last = setup.config.train.max_steps
             logger.info("continuing at step %d of %d from %s", start.step, last, start.checkpoint)
         from perturbdiff.training.fit import fit
 
-        return material, fit(
-            material, folder, start, allocation=allocation, device=device, processes=processes
-        )
+        return setup, fit(setup, folder, start, time_limit=time_limit, device=device, processes=processes)
 
     if processes.rank > 0:
         run()
@@ -263,12 +261,12 @@ def _train(
     ) as stage:
         if stage.skip:
             return
-        material, fitted = run()
-        bundle = material.bundle(fitted.model, fitted.facts, fitted.curve)
+        setup, fitted = run()
+        bundle = setup.bundle(fitted.model, fitted.facts, fitted.curve)
         bundle.save(stage.path)
         from perturbdiff.training.callbacks.checkpointing import hand_over, kept_steps
 
-        kept = material.config.train
+        kept = setup.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
         stage.chance = (LOGS,)
         stage.results |= bundle.training
@@ -277,5 +275,5 @@ def _train(
 
 def _fingerprint(base: Mapping[str, Any]) -> dict[str, Any]:
     """Return what determines a run apart from versions and the names of its inputs."""
-    hashes = {role: {"sha256": found["sha256"]} for role, found in base["inputs"].items()}
+    hashes = {role: {"sha256": facts["sha256"]} for role, facts in base["inputs"].items()}
     return {"stage": base["stage"], **base["config"], "seed": base["seed"], "inputs": hashes}

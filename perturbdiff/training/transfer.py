@@ -44,7 +44,7 @@ _FATES = {
 
 @dataclass(frozen=True)
 class Inheritance:
-    """The semantic tables of a finetuning: those given, else the bundle's.
+    """The semantic tables of a finetuning: those that the user gives, else the bundle's.
 
     Attributes
     ----------
@@ -62,12 +62,12 @@ class Inheritance:
 
     @classmethod
     def of(cls, old: Bundle, given: Tables) -> Inheritance:
-        """Return what a bundle and the given tables come to."""
-        own = tables_of(old)
+        """Return the tables of a bundle, replaced by the given ones where there are any."""
+        of_bundle = tables_of(old)
         doses: tuple[float, ...] = ()
-        if old.model.covariate_encoder.dose is not None and "perturbation" in own:
-            doses = known_doses(old.config.model, old.vocabulary, own["perturbation"])
-        return cls({**own, **given}, {**old.tables, **given}, doses)
+        if old.model.covariate_encoder.dose is not None and "perturbation" in of_bundle:
+            doses = known_doses(old.config.model, old.vocabulary, of_bundle["perturbation"])
+        return cls({**of_bundle, **given}, {**old.tables, **given}, doses)
 
     def vocabulary(
         self, old: Bundle, new: Vocabulary, settings: ModelConfig, validation: Sequence[pd.DataFrame]
@@ -115,11 +115,11 @@ def with_architecture(config: Config, old: Bundle, given: Tables) -> Config:
     """
     ours, theirs = config.model.model_dump(), old.config.model.model_dump()
     inherited = "perturbation" not in given and "perturbation" in tables_of(old)
-    own = {*_OWN, *(() if inherited else _WITH_TABLE)}
-    changed = [k for k in ours if k not in own and ours[k] != theirs[k]]
+    from_recipe = {*_OWN, *(() if inherited else _WITH_TABLE)}
+    changed = [k for k in ours if k not in from_recipe and ours[k] != theirs[k]]
     if changed:
         logger.info("the bundle decides the architecture: %s", ", ".join(f"{k}={theirs[k]}" for k in changed))
-    merged = {**theirs, **{k: ours[k] for k in own}}
+    merged = {**theirs, **{k: ours[k] for k in from_recipe}}
     return config.model_copy(update={"model": type(config.model)(**merged)})
 
 
@@ -132,11 +132,11 @@ _FROZEN = (
     *(f"covariate_encoder.tables.{kind}.vectors" for kind in _KINDS),
     "covariate_encoder.dose.weights",
     "gene_table.vectors",
-)  # made from their tables
+)  # these are made from their tables
 
 
 class _Tally:
-    """Counts of parameters by what became of them and by group, with remarks."""
+    """Numbers of parameters by what was done with them and by group, with remarks."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {fate: {} for fate in _FATES}
@@ -148,7 +148,7 @@ class _Tally:
         counts[group] = counts.get(group, 0) + number
 
     def lines(self) -> list[str]:
-        """Return the report: a line for each fate that occurred, then the remarks."""
+        """Return the report: a line for each kind of treatment, then the remarks."""
         counted = [
             f"{_FATES[fate]}: {listed(groups)}"
             for fate, groups in self._counts.items()

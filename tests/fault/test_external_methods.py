@@ -1,4 +1,4 @@
-"""Methods of others that fail: what is said, what is left, and that nothing goes on running."""
+"""External methods that fail: what is said, what is left, and that nothing goes on running."""
 
 import os
 import signal

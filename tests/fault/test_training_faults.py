@@ -20,7 +20,7 @@ import torch
 from perturbdiff.config import recipes
 from perturbdiff.runtime import locks
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
@@ -46,19 +46,19 @@ def assert_same(bundle, undisturbed):
 
 def at_step(number, what):
     """Return a training step that does something before step ``number`` + 1, once."""
-    step, done = TrainingModule.training_step, []
+    step, done = TrainingLoop.advance, []
 
-    def disturbed(self, batch, index):
-        if self.trainer.global_step == number and not done:
+    def disturbed(self, *sets):
+        if self.step == number and not done:
             done.append(1)
             what()
-        return step(self, batch, index)
+        return step(self, *sets)
 
     return disturbed
 
 
 def test_a_reverse_process_that_cannot_be_is_refused_before_training(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingModule, "training_step", None)
+    monkeypatch.setattr(TrainingLoop, "advance", None)
     few = ("schedule.num_steps=20", "model.gate=true")
     with pytest.raises(UserError, match=r"sample.num_steps=40 is more than the model's 20 levels"):
         run(trained, tmp_path / "bundle", *few, "sample.num_steps=40")
@@ -69,9 +69,7 @@ def test_a_reverse_process_that_cannot_be_is_refused_before_training(trained, tm
 
 def interrupt(monkeypatch, number, work):
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly, match=f"step {number + 1} of"):
-        patch.setattr(
-            TrainingModule, "training_step", at_step(number, lambda: signal.raise_signal(signal.SIGTERM))
-        )
+        patch.setattr(TrainingLoop, "advance", at_step(number, lambda: signal.raise_signal(signal.SIGTERM)))
         work()
 
 
@@ -146,7 +144,7 @@ def test_the_weights_that_the_previous_checkpoint_needs_stay(tmp_path):
         former = folder.best(step - 1) if step > 1 else None
         folder.keep(folder.best(step), model, lambda _, path: path.write_bytes(b"weights"), instead_of=former)
         if step != 2:
-            folder.write({"global_step": step})
+            folder.save({"global_step": step})
     assert sorted(p.name for p in tmp_path.glob("best-*")) == [folder.best(3), folder.best(4)]
     cut(tmp_path)
     assert CheckpointFolder(tmp_path, {}).find("auto") == (folder.previous, 3)
@@ -156,7 +154,7 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path):
     folder = CheckpointFolder(tmp_path, {"a": 1})
     weights = {"w": torch.arange(3000.0), "b": torch.ones(7)}
     for step in (1, 2):
-        folder.write({"global_step": step, "weights": weights})
+        folder.save({"global_step": step, "weights": weights})
     whole = folder.last.read_bytes()
     chance, harmless = random.Random(0), 0
     for _ in range(300):
@@ -211,17 +209,17 @@ def disk(tmp_path):
 
 
 def test_a_full_disk_in_the_middle(trained, tmp_path, monkeypatch, caplog, disk):
-    step, kept = TrainingModule.training_step, disk.path / "kept"
+    step, kept = TrainingLoop.advance, disk.path / "kept"
 
-    def disturbed(self, batch, index):
-        if self.trainer.global_step in (6, 13):
-            disk.fill() if self.trainer.global_step == 6 else disk.free()
-        if self.trainer.global_step == 12:  # the best weights of step 10 wait in memory
+    def disturbed(self, *sets):
+        if self.step in (6, 13):
+            disk.fill() if self.step == 6 else disk.free()
+        if self.step == 12:  # the best weights of step 10 wait in memory
             assert sorted(p.name for p in kept.iterdir()) == [".lock", "last.ckpt"]
             assert CheckpointFolder(kept, {})._read(kept / "last.ckpt")["global_step"] == 5
-        return step(self, batch, index)
+        return step(self, *sets)
 
-    monkeypatch.setattr(TrainingModule, "training_step", disturbed)
+    monkeypatch.setattr(TrainingLoop, "advance", disturbed)
     out = run(trained, tmp_path / "b", checkpoints=kept)
     assert_same(out, trained / "bundle")
     for said in (
@@ -237,7 +235,7 @@ def test_a_full_disk_in_the_middle(trained, tmp_path, monkeypatch, caplog, disk)
 def test_a_disk_that_stays_full_costs_no_result(trained, tmp_path, monkeypatch, caplog, disk, choose):
     changes = (f"train.choose={choose}", "train.keep_every=10", "train.ema_decay=0.5")
     expected = run(trained, tmp_path / "a", *changes)
-    monkeypatch.setattr(TrainingModule, "training_step", at_step(2, disk.fill))
+    monkeypatch.setattr(TrainingLoop, "advance", at_step(2, disk.fill))
     out = run(trained, tmp_path / "b", *changes, checkpoints=disk.path / "kept")
     assert_same(out, expected)
     assert (out / "steps" / "0000010" / "model.safetensors").is_file()
@@ -251,13 +249,13 @@ def test_a_stop_on_a_full_disk_says_what_is_lost(trained, tmp_path, monkeypatch,
         disk.fill()
         signal.raise_signal(signal.SIGUSR2)
 
-    monkeypatch.setattr(TrainingModule, "training_step", at_step(7, stop))
+    monkeypatch.setattr(TrainingLoop, "advance", at_step(7, stop))
     with pytest.raises(
         StoppedEarly, match=r"step 8 of 20: signal SIGUSR2; .* since step 5 is NOT kept: .*no space left"
     ):
         run(trained, out, checkpoints=kept)
     # an attempt that keeps nothing is an error: a workflow must not submit it again and again
-    monkeypatch.setattr(TrainingModule, "training_step", at_step(7, stop))
+    monkeypatch.setattr(TrainingLoop, "advance", at_step(7, stop))
     with pytest.raises(UserError, match=r"nothing of this attempt, from step 5 on, is kept: .*no space left"):
         run(trained, out, checkpoints=kept)
     disk.free()
@@ -302,13 +300,13 @@ def test_what_a_killed_trainer_left_half_written_makes_room_for_the_next(
 
 def child(folder, out, kept, pause):
     """Train in a process of its own, slowly."""
-    step = TrainingModule.training_step
+    step = TrainingLoop.advance
 
-    def slow(self, batch, index):
+    def slow(self, *sets):
         time.sleep(pause)
-        return step(self, batch, index)
+        return step(self, *sets)
 
-    TrainingModule.training_step = slow  # pyright: ignore[reportAttributeAccessIssue]
+    TrainingLoop.advance = slow  # pyright: ignore[reportAttributeAccessIssue]
     torch.set_num_threads(1)
     run(folder, out, checkpoints=kept)
 
@@ -339,7 +337,7 @@ def wait_for(path, process):
         time.sleep(0.02)
 
 
-def never(self, batch, index):
+def never(self, *sets):
     raise AssertionError("trained though another one had finished")
 
 
@@ -354,7 +352,7 @@ def test_the_second_waits_and_takes_what_the_first_has_made(
     with pytest.raises(UserError, match="another training is using this folder"):
         run(trained, out, checkpoints=kept)
     monkeypatch.setenv("PD_WAIT", "300")
-    monkeypatch.setattr(TrainingModule, "training_step", never)
+    monkeypatch.setattr(TrainingLoop, "advance", never)
     run(trained, out, checkpoints=kept)
     assert f"waiting for another training in {kept} to end: host " in caplog.text
     assert ("up to date" in caplog.text) == same_output
@@ -403,7 +401,7 @@ def test_who_was_taken_for_dead_does_not_write(trained, tmp_path, monkeypatch):
         monkeypatch.context() as patch,
         pytest.raises(StoppedEarly, match="step 10 .*taken over by host node9"),
     ):
-        patch.setattr(TrainingModule, "training_step", at_step(7, taken_over))
+        patch.setattr(TrainingLoop, "advance", at_step(7, taken_over))
         run(trained, tmp_path / "b", checkpoints=kept)
     assert before == {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in kept.iterdir()}
     assert not (tmp_path / "b").exists()

@@ -130,6 +130,9 @@ def test_modes_and_baselines_are_the_packages():
         "enum"
     ]
     assert modes == ["train", "pretrain", "finetune", "sample", *NAMES, *known_tools.names(), "script"]
+    page = (ROOT / "docs" / "workflow.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| `mode` |"))
+    assert [mode for mode in modes if f"`{mode}`" not in row] == []
     schema = json.loads((ROOT / "nextflow_schema.json").read_text())
     assert schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"] == [*NAMES, *known_tools.names()]
 

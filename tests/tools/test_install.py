@@ -1,4 +1,4 @@
-"""Every method of others is installed for real, by uv and by pip: needs a package index and some GB each.
+"""Every external method is installed for real: needs a package index and some GB each.
 
 ``PD_TEST_TOOLS=cpa,state`` restricts it to some. Python 3.10, for CPA, is looked for as a user's would be.
 """
@@ -9,26 +9,15 @@ import subprocess
 
 import pytest
 
-from perturbdiff.baselines.external import installer, known_tools, tool_environments
+from perturbdiff.baselines.external import known_tools, tool_environments
 
 pytestmark = pytest.mark.tools
 
 ONES = [name for name in os.environ.get("PD_TEST_TOOLS", "").split(",") if name] or known_tools.names()
 
 
-@pytest.fixture(params=["uv", "pip"])
-def by(request, monkeypatch):
-    """The installer."""
-    if request.param == "pip":
-        monkeypatch.setattr(installer, "find_uv", lambda: None)
-        monkeypatch.setattr(installer, "find_uv", lambda: None)
-    elif not installer.find_uv():
-        pytest.skip("uv is not here")
-    return request.param
-
-
 @pytest.mark.parametrize("name", ONES)
-def test_installs_from_its_lock(monkeypatch, tmp_path, name, by):
+def test_installs_from_its_lock(monkeypatch, tmp_path, name):
     monkeypatch.setenv("PD_BASELINES", str(tmp_path))
     tool = known_tools.load(name)
     found = tool_environments.install(tool)
@@ -44,9 +33,7 @@ def test_installs_from_its_lock(monkeypatch, tmp_path, name, by):
             [found.python, "-c", asks], env=ours, capture_output=True, check=True, text=True
         )
         assert said.stdout.strip() == tool.version
-        check = [installer.find_uv(), "pip", "check", "--python", found.python]
-        if by == "pip":
-            check = [found.python, "-m", "pip", "check"]
+        check = ["uv", "pip", "check", "--python", found.python]
         done = subprocess.run(check, env=ours, capture_output=True, check=False, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     finally:

@@ -22,7 +22,7 @@ LIGHT = """
 import runpy, sys
 sys.argv = ["gpu.py", "--tiny", "--device", "cpu", "--out", sys.argv[1]]
 runpy.run_path("benchmarks/gpu.py", run_name="__main__")
-heavy = {"pydantic", "lightning", "pandas", "anndata", "scipy", "perturbdiff.config.settings"} & set(sys.modules)
+heavy = {"pydantic", "pandas", "anndata", "scipy", "perturbdiff.config.settings"} & set(sys.modules)
 assert not heavy, heavy
 """
 

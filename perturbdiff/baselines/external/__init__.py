@@ -1,1 +1,1 @@
-"""External methods, each run in an environment of its own as a sub-process through one contract (docs/adapters.md)."""
+"""External methods. Each runs in its own environment as a sub-process, through one contract (docs/adapters.md)."""

@@ -1,4 +1,4 @@
-"""Reads what an adapter predicted, checks it and makes cells of it."""
+"""Read the predictions of an adapter and check them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Answer:
     path
         AnnData as h5ad: ``X`` float [n, G], log1p, dense or CSR. Names of genes may be left out.
     method
-        Name of the method, for messages.
+        Name of the method, for the messages.
     genes
-        Names in the order expected.
+        Names of the genes, in the order of the columns.
     queries
         A row for each cell: ``perturbation, cell_type, batch``.
     maxima
@@ -47,7 +47,7 @@ class Answer:
     Raises
     ------
     UserError
-        If there is no such file or it does not hold what it must.
+        If there is no such file, or its shape, format or genes are wrong.
     """
 
     def __init__(

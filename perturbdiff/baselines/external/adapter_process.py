@@ -1,4 +1,4 @@
-"""Runs an external method as a sub-process: its output, its progress, its end, and why it failed."""
+"""Run an external method as a sub-process: follow its output and progress, end it, and say why it failed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OutputLog:
     out
         The output.
     name
-        Of the method; begins the lines in the run's log.
+        Name of the method. It begins the lines in the run's log.
 
     Attributes
     ----------
@@ -77,15 +77,15 @@ class OutputLog:
         return [line for line in self._kept if line.strip()][-number:]
 
     def error(self) -> str:
-        """Return the line that most likely tells why the method failed: of its last error, else its last one."""
-        said = [line.strip() for line in self._kept if line.strip()]
-        errors = [line for line in said if _ERROR.match(line)]
-        return [*said, *errors][-1] if said else "it said nothing"
+        """Return the line that most likely tells why the method failed: that of its last error, else its last line."""
+        lines = [line.strip() for line in self._kept if line.strip()]
+        errors = [line for line in lines if _ERROR.match(line)]
+        return [*lines, *errors][-1] if lines else "it said nothing"
 
     def refusal(self) -> str:
-        """Return the reason that the method gave for not doing what it was asked."""
-        said = [line for line in self._kept if line.startswith(_REFUSED)]
-        return said[-1].removeprefix(_REFUSED) if said else [*self.last(1), "it gave no reason"][0]
+        """Return the reason that the method gave for refusing the task."""
+        refusals = [line for line in self._kept if line.startswith(_REFUSED)]
+        return refusals[-1].removeprefix(_REFUSED) if refusals else [*self.last(1), "it gave no reason"][0]
 
     def __enter__(self) -> OutputLog:
         return self
@@ -108,11 +108,11 @@ class Ended:
     code
         Its exit code; -n if signal n killed it.
     timed_out
-        Whether it was ended because its time was over.
+        Whether we ended it because its time was over.
     seconds, cpu_seconds
-        Wall and CPU time, the latter of all its processes.
+        Wall time, and CPU time of all its processes.
     peak_memory_mib
-        Of its largest process.
+        Peak memory of its largest process.
     """
 
     code: int
@@ -123,7 +123,7 @@ class Ended:
 
 
 class Steps:
-    """Turns the lines ``progress N/M text`` into lines of the log, at most one in ten seconds."""
+    """Turns the lines ``progress N/M text`` into lines of our log, at most one every ten seconds."""
 
     def __init__(self, name: str, log: OutputLog) -> None:
         self._name, self._log = name, log
@@ -132,17 +132,17 @@ class Steps:
         self._done = 0
 
     def take(self, line: str) -> bool:
-        """Return whether a line is about progress, and perhaps say it."""
-        found = _PROGRESS.fullmatch(line)
-        if not found:
+        """Return whether a line is about progress, and log it if it is time."""
+        match = _PROGRESS.fullmatch(line)
+        if not match:
             return False
-        done, total, now = int(found[1]), int(found[2]), time.monotonic()
+        done, total, now = int(match[1]), int(match[2]), time.monotonic()
         if total != self._total or done < self._done:  # another part of the work
             self._total, self._first, self._since = total, done, now
         self._done = done
         if now - self._spoken >= LOG_EVERY_SECONDS:
             self._spoken = now
-            text = f"{found[3] or 'step'}: {done}/{total}"
+            text = f"{match[3] or 'step'}: {done}/{total}"
             if done > self._first:
                 left = (total - done) * (now - self._since) / (done - self._first)
                 text += f", {max(left, 0):.0f} s left"
@@ -160,7 +160,7 @@ def run(
     environment: Mapping[str, str],
     seconds: float,
 ) -> Ended:
-    """Run a command to its end; nothing that it starts outlives it, or us.
+    """Run a command to its end. Nothing that it starts outlives it or us.
 
     Parameters
     ----------
@@ -169,17 +169,17 @@ def run(
     folder
         Where it runs.
     log
-        What standard output and error go to, line by line.
+        Gets standard output and error, line by line.
     name
-        Of the method, for the log.
+        Name of the method, for the log.
     environment
-        Its variables.
+        Its environment variables.
     seconds
-        Time that it has.
+        Time limit.
     """
     started = time.monotonic()
     reader, writer = os.pipe()
-    # Isolated and without packages it starts in 20 ms; in a session of its own, Ctrl-C reaches it through us only.
+    # Isolated and without packages, the guard starts in 20 ms. In its own session, it gets Ctrl-C only from us.
     guarded = [sys.executable, "-I", "-S", guard.__file__, str(writer), str(os.getpid()), *command]
     with os.fdopen(reader, "rb") as report:
         try:
@@ -205,14 +205,14 @@ def run(
 
 
 def _follow(process: subprocess.Popen[bytes], deadline: float, take: Callable[[str], Any]) -> bool:
-    """Hand over the lines until the process has ended; return whether its time was over."""
+    """Pass the lines on until the process has ended; return whether its time was over."""
     pipe, lines, timed_out = process.stdout, _Lines(take), False
     if pipe is None:
         raise ValueError("the process has no pipe")
     with selectors.DefaultSelector() as selector, pipe:
         selector.register(pipe, selectors.EVENT_READ)
         while True:
-            over = process.poll() is not None  # before the look into the pipe: then what is there is all
+            over = process.poll() is not None  # asked before the pipe is read, so that nothing is lost
             if selector.select(0 if over else _POLL):
                 piece = os.read(pipe.fileno(), 1 << 16)
                 if not piece:
@@ -228,7 +228,7 @@ def _follow(process: subprocess.Popen[bytes], deadline: float, take: Callable[[s
 
 
 class _Lines:
-    """Cuts what comes into lines, as a terminal would show them: of a line that was overwritten the last state."""
+    """Cuts output into lines as a terminal would show them: of a line that was overwritten, the last state."""
 
     def __init__(self, take: Callable[[str], Any]) -> None:
         self._take, self._waiting = take, b""
@@ -255,37 +255,35 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
     try:
         process.wait(guard.GRACE + 10)
-    except (
-        subprocess.TimeoutExpired
-    ):  # it cannot be: a process that even SIGKILL does not end, as on lost storage
+    except subprocess.TimeoutExpired:  # even SIGKILL does not end a process that waits for lost storage
         process.kill()
         process.wait()
 
 
 def _facts(report: IO[bytes]) -> dict[str, Any]:
-    """Return what the guard wrote; a guard that wrote nothing was killed, and the method with it."""
+    """Return what the guard wrote. A guard that wrote nothing was killed, and the method with it."""
     try:
-        found = json.loads(report.read())
+        written = json.loads(report.read())
     except ValueError:
-        found = {}
-    code = found.get("code")
+        written = {}
+    code = written.get("code")
     return {
         "code": -int(signal.SIGKILL) if code is None else code,
-        "cpu_seconds": found.get("cpu_seconds", 0.0),
-        "peak_memory_mib": found.get("peak_memory_mib", 0),
+        "cpu_seconds": written.get("cpu_seconds", 0.0),
+        "peak_memory_mib": written.get("peak_memory_mib", 0),
     }
 
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Have signals that end a process end the block first, so that it cleans up; the exit code says which."""
+    """Let signals that end a process end the block first, so that it cleans up. The exit code names the signal."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     try:
         before = {number: signal.signal(number, end) for number in _SIGNALS}
-    except ValueError:  # not the main thread, which alone hears signals
+    except ValueError:  # only the main thread can handle signals
         yield
         return
     try:
@@ -296,12 +294,12 @@ def ending_on_signals() -> Iterator[None]:
 
 
 def explain(name: str, ended: Ended, log: OutputLog) -> NoReturn:
-    """Raise what a person has to know of a method that did not end well.
+    """Raise the error that explains why a method did not end well.
 
     Raises
     ------
     Killed
-        If memory ran out, as far as can be told.
+        If it probably ran out of memory.
     UserError
         If it refused or failed.
     """

@@ -1,4 +1,4 @@
-"""The `baseline` stage for methods of others: write the task, run the adapter, check and write what it predicted."""
+"""The `baseline` stage for external methods: write the task, run the adapter, check and write its predictions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from perturbdiff.store.store import Store
 logger = logging.getLogger(__name__)
 
 MARGIN = 120.0
-"""Seconds before the end of the job at which a method is ended, so that there is time to say so."""
+"""A method is ended this many seconds before the end of the job, so that there is time to report it."""
 
 
 def predict_external(
@@ -57,7 +57,7 @@ def predict_external(
     keep: Path | None = None,
     force: bool = False,
 ) -> Path:
-    """Predict every condition of a part with a method of others, as many cells as there are in truth.
+    """Predict every condition of a part with an external method, as many cells as the condition really has.
 
     Parameters
     ----------
@@ -77,11 +77,11 @@ def predict_external(
     device
         'auto', 'cpu' or 'cuda'.
     timeout_hours
-        After that the method has failed.
+        Time limit, after which the method counts as failed.
     keep
-        New folder for what the method was given and gave; by default that is removed.
+        New folder that keeps the task and the predictions of the method. By default they are removed.
     force
-        Run even if an equal output is there.
+        Run even if an equal output exists.
 
     Returns
     -------
@@ -91,8 +91,8 @@ def predict_external(
     Raises
     ------
     UserError
-        If the method refuses, fails, takes too long or predicts what cannot be; the message says why and where its
-        output is.
+        If the method refuses, fails, takes too long or predicts impossible values. The message says why, and
+        where its output is.
     Killed
         If it was killed from outside, probably because memory was used up.
     """
@@ -122,7 +122,7 @@ def predict_external(
 
 
 def _warn_of_time(method: ExternalMethod, device: str) -> None:
-    """Say that what the authors recommend is not for a CPU."""
+    """Warn that the settings that the authors recommend are not for a CPU."""
     if device == "cpu" and str(method.made_by.settings).startswith("recommended"):
         logger.warning(
             "%s: its recommended settings are for a GPU and may take hours or days here; for minutes: "
@@ -133,7 +133,7 @@ def _warn_of_time(method: ExternalMethod, device: str) -> None:
 
 @contextlib.contextmanager
 def _task_folder(stage: provenance.Stage, keep: Path | None) -> Iterator[Path]:
-    """Yield an empty folder: ``keep``, or one that is removed in the end."""
+    """Yield an empty folder: ``keep``, or one that is removed at the end."""
     if keep is not None:
         keep = keep.absolute()
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
@@ -150,8 +150,8 @@ def _task_folder(stage: provenance.Stage, keep: Path | None) -> Iterator[Path]:
 
 
 def _threads() -> int:
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return max(int(given), 1) if given.isdigit() else len(os.sched_getaffinity(0))
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return max(int(setting), 1) if setting.isdigit() else len(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Run:
     def predict(
         self, stage: provenance.Stage, split: pd.DataFrame, part: str, log: OutputLog, hours: float
     ) -> None:
-        """Do it all; what is to be recorded goes into ``stage``."""
+        """Write the task, run the adapter and write the predictions. Facts for the records go into ``stage``."""
         task, wanted = baseline_task.open_task(self.store, split, part, self.seed)
         with log:
             written = write_task(
@@ -188,7 +188,7 @@ class _Run:
             stage.results |= self._write(stage.path, wanted, written, facts, learned=part == "train")
 
     def _run_adapter(self, log: OutputLog, hours: float) -> adapter_process.Ended:
-        """Run the adapter; return how it ended if it ended well."""
+        """Run the adapter and return how it ended, if it ended well."""
         name, caches = self.method.name, self.folder / "cache"
         caches.mkdir()
         seconds, limit = _time_limit(hours)
@@ -211,15 +211,15 @@ class _Run:
         return ended
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the adapter wrote of its run."""
+        """Return the facts that the adapter wrote about its run."""
         path = self.folder / FACTS
         try:
-            found = json.loads(path.read_text()) if path.is_file() else {}
+            facts = json.loads(path.read_text()) if path.is_file() else {}
         except ValueError:
-            found = {}
-        if not isinstance(found, dict):
-            found = {}
-        return found
+            facts = {}
+        if not isinstance(facts, dict):
+            facts = {}
+        return facts
 
     def _record(self, ended: adapter_process.Ended, facts: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -241,7 +241,7 @@ class _Run:
         *,
         learned: bool,
     ) -> dict[str, Any]:
-        """Check the predictions and write the file; return what is known of them."""
+        """Check the predictions, write the file and return facts about them."""
         queries = written.queries
         names = self._controls(queries) if facts.get("from_control_row") else None
         made_by = replace(self.method.made_by, seed=self.seed, controls="balanced")
@@ -276,7 +276,7 @@ class _Run:
 
 
 def _time_limit(hours: float) -> tuple[float, str]:
-    """Return the seconds that a method has, and what to do if they are too few."""
+    """Return the time limit of a method in seconds, and what to do if it is too short."""
     seconds, remedy = hours * 3600, "its time limit (baseline.timeout_hours)"
     end = os.environ.get("PD_END_TIME") or os.environ.get("SLURM_JOB_END_TIME")
     with contextlib.suppress(ValueError):

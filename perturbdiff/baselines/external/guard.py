@@ -1,9 +1,10 @@
-"""Stands between perturbdiff and a method of others and outlives neither: ``python -I -S guard.py FD PARENT COMMAND…``.
+"""Run a command so that nothing of it outlives us: ``python -I -S guard.py FD PARENT COMMAND…``.
 
-Starts the command in a session of its own. When the command ends, all that it started ends; when this process gets
-SIGTERM, which the kernel also sends if the parent dies (even by SIGKILL), the same. Then one line of JSON is written to
-the file descriptor FD: how the command ended, its CPU seconds and its peak memory. Needs the standard library only, so
-that it starts at once and holds no memory beside a method that may need all there is.
+This process stands between perturbdiff (PARENT) and an external method. It starts the command in a session of its own.
+When the command ends, this process ends everything that the command started. It does the same on SIGTERM, which the
+kernel also sends if the parent dies, even by SIGKILL. Then it writes one line of JSON to the file descriptor FD: how
+the command ended, its CPU seconds and its peak memory. It needs the standard library only, so that it starts at once
+and leaves the memory to the method.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Guard:
-    """The command and all that descends from it."""
+    """The command and all processes that descend from it."""
 
     def __init__(self, command: Sequence[str], report: int) -> None:
         self.asked = False
@@ -58,7 +59,7 @@ class Guard:
             os._exit(_CANNOT_START)
 
     def reap(self) -> bool:
-        """Collect who has ended; return whether anybody is left."""
+        """Collect the processes that have ended; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -70,12 +71,12 @@ class Guard:
                 self.status = os.waitstatus_to_exitcode(status)
 
     def wait(self) -> None:
-        """Wait for the end of the command, or for the signal to end it."""
+        """Wait until the command ends, or until a signal asks us to end it."""
         while self.reap() and self.status is None and not self.asked:
             time.sleep(_PAUSE)
 
     def end(self) -> None:
-        """End all descendants: politely, then by force. Who loses its parent becomes a child of this process."""
+        """End all descendants: SIGTERM, then SIGKILL after `GRACE`. Orphans become children of this process."""
         since = time.monotonic()
         number = signal.SIGTERM
         self._signal(number)
@@ -95,7 +96,7 @@ class Guard:
 
 def _children() -> list[int]:
     """Return the processes whose parent is this one (Linux; elsewhere none are known)."""
-    own, found = str(os.getpid()), []
+    this_process, children = str(os.getpid()), []
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - pathlib is slow to load
     except OSError:
@@ -106,9 +107,9 @@ def _children() -> list[int]:
                 parent = handle.read().rpartition(")")[2].split()[1]
         except OSError:  # ended meanwhile
             continue
-        if parent == own:
-            found.append(int(name))
-    return found
+        if parent == this_process:
+            children.append(int(name))
+    return children
 
 
 def _send(how: Callable[[int, int], None], target: int, number: int) -> None:
@@ -127,7 +128,7 @@ def main(report: int, parent: int, command: Sequence[str]) -> None:
     """Run the command and report."""
     _prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
     _prctl(_SET_SUBREAPER, 1)
-    if os.getppid() != parent:  # it died before the kernel was asked to tell
+    if os.getppid() != parent:  # it died before we asked the kernel for the signal
         return
     guard = Guard(command, report)
     guard.wait()

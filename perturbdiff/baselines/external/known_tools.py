@@ -1,4 +1,4 @@
-"""The methods of others that the package knows: a description (NAME.yaml) and locked requirements (NAME.lock) each."""
+"""The external tools that the package knows. Each has a description (NAME.yaml) and locked requirements (NAME.lock)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 Value = bool | int | float | str
-"""What a setting can be."""
+"""Type of a setting."""
 
 FOLDER = Path(__file__).parent / "tools"
-"""Where the descriptions lie; the adapters lie beside it."""
+"""Folder of the descriptions. The folder of the adapters lies beside it."""
 
 _FLOAT_WITHOUT_DOT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
@@ -30,7 +30,7 @@ class Setting(BaseModel):
     Attributes
     ----------
     recommended, quick
-        As the tool's authors recommend; for minutes on a CPU. Both of one type.
+        Value that the tool's authors recommend, and value for minutes on a CPU. Both have one type.
     help
         What it is.
     """
@@ -57,9 +57,9 @@ class Setting(BaseModel):
         return float if float in (type(self.recommended), type(self.quick)) else type(self.recommended)
 
     def read(self, given: Value) -> Value | None:
-        """Return a value of this setting's type, None if ``given`` is of another.
+        """Return ``given`` as a value of this setting's type, or None if it is of another type.
 
-        A whole number will do for a fraction, 1e4 for a whole number, and text that reads as a number for a number.
+        A whole number is accepted for a fraction, 1e4 for a whole number, and text that reads as a number for one.
         """
         if self.kind in (bool, str):
             return given if type(given) is self.kind else None
@@ -85,7 +85,7 @@ def _from_list(given: Any) -> Any:
 
 
 class Tool(BaseModel):
-    """A method of others: how it is installed, what can be set, what a reader must know of it.
+    """An external tool: how it is installed, what can be set, and what a reader must know about it.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Tool(BaseModel):
     licence, url, citation
         Of the tool.
     probe
-        Python statement that works in an environment that is complete; the adapters can be imported.
+        Python statement that works in a complete environment. It can import the adapters.
     size_gb
         Room on disk, GB of 10⁹ bytes.
     determinism
@@ -139,14 +139,14 @@ class Tool(BaseModel):
 
     @property
     def pythons(self) -> tuple[tuple[int, int], ...]:
-        """The minor versions of Python that it runs on, the one it was tried on first."""
-        first, *last = (tuple(map(int, found)) for found in re.findall(r"(\d+)\.(\d+)", self.python))
+        """The minor versions of Python that it runs on. The first is the one it was tried on."""
+        first, *last = (tuple(map(int, version)) for version in re.findall(r"(\d+)\.(\d+)", self.python))
         return tuple((first[0], minor) for minor in range(first[1], last[0][1] if last else first[1] + 1))
 
     def resolve(
         self, settings: Literal["recommended", "quick"], options: Mapping[str, Value]
     ) -> dict[str, Value]:
-        """Return all hyper-parameters: a set of them with changes.
+        """Return all hyper-parameters: one set of values, with the given changes.
 
         Raises
         ------
@@ -209,8 +209,8 @@ def _load(folder: Path, name: str) -> Tool:
 
 def _version(lock: str, package: str) -> str:
     """Return the version of a package in a lock, whose names are normalised."""
-    plain = re.sub(r"[-_.]+", "-", package).lower()
-    found = re.search(rf"^{re.escape(plain)}==([^\s;\\]+)", lock, re.MULTILINE)
-    if not found:
+    normalised = re.sub(r"[-_.]+", "-", package).lower()
+    match = re.search(rf"^{re.escape(normalised)}==([^\s;\\]+)", lock, re.MULTILINE)
+    if not match:
         raise ValueError(f"the lock has no {package}")
-    return found[1]
+    return match[1]

@@ -1,4 +1,4 @@
-"""What is run: a tool that the package knows, or a user's own script."""
+"""External methods: a tool that the package knows, or a user's own script."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class ExternalMethod:
     Attributes
     ----------
     name
-        As it is called in tables.
+        Its name in tables.
     command
-        Program and script; the task folder follows.
+        Program and script. The task folder is added as the last argument.
     settings
         Its hyper-parameters, for task.json.
     determinants
-        What beside settings and inputs determines the result, for the manifest.
+        What determines the result beside settings and inputs, for the manifest.
     made_by
-        What a reader of the predictions is told of it; each run adds its seed.
+        Its description in the predictions file. Each run adds its seed.
     inputs
-        Files of the user that it is made of.
+        Files of the user that belong to the method.
     """
 
     name: str
@@ -65,9 +65,9 @@ def tool_method(
     config
         Its settings.
     python
-        Interpreter of an environment of the user's that has the tool; by default the one that was installed.
+        Interpreter of the user's own environment with the tool; by default that of the installed environment.
     name
-        To be called otherwise in tables.
+        Another name for tables.
 
     Raises
     ------
@@ -109,16 +109,16 @@ def tool_method(
 def script_method(
     script: Path, config: BaselineConfig, *, python: Path | None = None, name: str | None = None
 ) -> ExternalMethod:
-    """Return a user's script as a method; its settings are the options of ``config``.
+    """Return a user's script as a method. Its settings are the options of ``config``.
 
     Parameters
     ----------
     script
         Python (``.py``), or any program that may be executed.
     python
-        Interpreter that runs it, of whatever language; by default this one's for ``.py``, else the script itself.
+        Interpreter that runs it, of any language. By default our Python runs ``.py``, and other scripts run directly.
     name
-        What it is called in tables; by default 'script'.
+        Its name in tables; 'script' by default.
 
     Raises
     ------
@@ -160,12 +160,12 @@ def _changes(config: BaselineConfig) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(config.options.items()))
 
 
-def _program(given: Path) -> Path:
+def _program(name_or_path: Path) -> Path:
     """Return the absolute path of a program given by path or name."""
-    found = shutil.which(str(given))
-    if found is None:
-        raise UserError(f"--python {given}: there is no such program")
-    return Path(found).absolute()  # not resolved: a link in an environment's bin leads to its packages
+    path = shutil.which(str(name_or_path))
+    if path is None:
+        raise UserError(f"--python {name_or_path}: there is no such program")
+    return Path(path).absolute()  # not resolved: a link in an environment's bin leads to its packages
 
 
 def _versions(python: Path, tool: known_tools.Tool) -> tuple[str, str]:
@@ -179,7 +179,7 @@ def _versions(python: Path, tool: known_tools.Tool) -> tuple[str, str]:
 
 
 def _interpreter(program: tuple[str, ...]) -> str | None:
-    """Return what an interpreter says to ``--version``, None without one."""
+    """Return what an interpreter prints for ``--version``, or None if there is none."""
     if not program:
         return None
     done = _ask([*program, "--version"])
@@ -187,10 +187,10 @@ def _interpreter(program: tuple[str, ...]) -> str | None:
 
 
 def _ask(command: list[str]) -> subprocess.CompletedProcess[str]:
-    own = tool_environments.clean_environment()
+    environment = tool_environments.clean_environment()
     try:
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=_START_SECONDS, env=own, check=False
+            command, capture_output=True, text=True, timeout=_START_SECONDS, env=environment, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"--python {command[0]}: cannot be run ({error})") from None

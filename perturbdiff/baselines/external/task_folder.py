@@ -1,4 +1,4 @@
-"""What an adapter is given: a folder with the training cells, the cells to predict and the settings."""
+"""The folder that an adapter gets: the training cells, the cells to predict and the settings."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _THREADS = (
     "NPROC",  # JAX's on CPUs
 )  # fmt: skip
 _OF_OUR_PYTHON = ("PYTHON", "VIRTUAL_ENV")
-_OF_A_JOB = (  # a library that finds these believes to be one of several processes, or that it may requeue the job
+_OF_A_JOB = (  # with these a library takes itself for one of several processes, or requeues the job
     "SLURM_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
     "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 CONTRACT = 1
-"""Version of the contract; an adapter that knows only an older one must refuse."""
+"""Version of the contract. An adapter that knows only an older one must refuse the task."""
 _ROWS_PER_BLOCK = 16_384
 _FEW_VALUES = np.iinfo(np.int32).max
 
 ADAPTERS = Path(__file__).parent / "adapters"
-"""Scripts that run the tools, and the module that they share."""
+"""Folder of the scripts that run the tools, and of the module that they share."""
 
 
 def environment(given: Mapping[str, str], scratch: Path, *, threads: int, device: str) -> dict[str, str]:
-    """Return the variables of a method's process.
+    """Return the environment variables of a method's process.
 
     Parameters
     ----------
     given
-        Our own variables. Those that lead to our packages, or tell of several processes, are left out.
+        Our own variables. Those that lead to our packages, or describe a job of several processes, are left out.
     scratch
         A folder that is removed afterwards, for caches: the home folder may be read-only or have a quota.
     threads
@@ -59,7 +59,7 @@ def environment(given: Mapping[str, str], scratch: Path, *, threads: int, device
         "PYTHONPATH": str(ADAPTERS),
         "PYTHONNOUSERSITE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONHASHSEED": "0",  # the order of sets of labels, and with it their numbers, else changes
+        "PYTHONHASHSEED": "0",  # else the order of sets of labels changes, and with it their numbers
         "MPLBACKEND": "Agg",
         "WANDB_MODE": "disabled",
         "TQDM_MININTERVAL": "10",
@@ -86,7 +86,7 @@ TASK, TRAIN, QUERIES, PREDICTIONS, FACTS = (
 
 @dataclass(frozen=True)
 class Written:
-    """What a check of the predictions needs to know of a task folder.
+    """What the check of the predictions needs to know of the task.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ def write_task(
     device: str,
     device_required: bool = True,
 ) -> Written:
-    """Write the folder that docs/adapters.md describes; memory is a block of cells.
+    """Write the folder that docs/adapters.md describes, with one block of cells in memory at a time.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def write_task(
     threads
         CPU threads it may use.
     device, device_required
-        'cpu' or 'cuda', and whether the user insists on it.
+        'cpu' or 'cuda', and whether the user chose it explicitly.
 
     Returns
     -------
@@ -142,7 +142,7 @@ def write_task(
     rows = _rows(task.conditions, np.flatnonzero(task.train | task.is_control))
     maxima = _write_cells(folder / TRAIN, task, rows)
     queries = _queries(task, sizes, rows)
-    queries.to_csv(folder / QUERIES, index=False)  # for programs in any language: labels exactly as they are
+    queries.to_csv(folder / QUERIES, index=False)  # text that programs in any language can read
     facts = {
         "contract": CONTRACT,
         "method": method,
@@ -168,7 +168,7 @@ def _rows(conditions: pd.DataFrame, wanted: np.ndarray) -> np.ndarray:
 
 
 def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
-    """Return a row for every cell to predict: its labels and the line of its matched control in the training cells."""
+    """Return a row for every cell to predict: its labels, and the row of its matched control in the training cells."""
     blocks = []
     for condition, size in zip(map(int, task.wanted), map(int, sizes), strict=True):
         drawn = task.matched(condition, size)
@@ -178,7 +178,7 @@ def _queries(task: Task, sizes: np.ndarray, rows: np.ndarray) -> pd.DataFrame:
 
 
 def _write_cells(path: Path, task: Task, rows: np.ndarray) -> np.ndarray:
-    """Write the training cells block by block; return the largest value of every gene, float32 [G]."""
+    """Write the training cells block by block and return the largest value of every gene, float32 [G]."""
     store, used = task.store, _used(task)
     maxima = np.zeros(store.n_genes, np.float32)
     reader = ObsReader(store)

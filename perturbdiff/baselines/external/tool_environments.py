@@ -1,9 +1,9 @@
-"""The environments of the tools of others: one folder each, made once from the lock, found again by its digest.
+"""The environments of external tools: one folder for each, made once from its lock and found by the lock's digest.
 
 They lie in ``$PD_BASELINES``, else ``$XDG_DATA_HOME/perturbdiff/baselines``, else
 ``~/.local/share/perturbdiff/baselines``, as ``NAME-VERSION-<first 8 digits of the lock's SHA-256>/`` with the virtual
-environment ``env/``, ``install.log`` and, written last, ``installed.json``. A folder without the latter is unfinished
-and is begun anew.
+environment ``env/``, ``install.log`` and, written last, ``installed.json``. A folder without ``installed.json`` is
+unfinished, and the next installation begins anew.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
-from perturbdiff.baselines.external import installer
-from perturbdiff.baselines.external.installer import clean_environment
+from perturbdiff.baselines.external.installer import Installation, clean_environment
 from perturbdiff.baselines.external.known_tools import Tool
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
@@ -41,7 +40,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 PLACE = "PD_BASELINES"
-"""Environment variable: where the environments lie."""
+"""Environment variable with the folder of all environments."""
 
 _RECORD, _ENVIRONMENT, _LOG = "installed.json", "env", "install.log"
 _GB = 10**9
@@ -70,8 +69,8 @@ class Installed:
 
 def root() -> Path:
     """Return where the environments lie."""
-    if given := os.environ.get(PLACE):
-        return Path(given).absolute()
+    if folder := os.environ.get(PLACE):
+        return Path(folder).absolute()
     data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(data) / "perturbdiff" / "baselines"
 
@@ -82,7 +81,7 @@ def folder_of(tool: Tool) -> Path:
 
 
 def installed(tool: Tool) -> Installed | None:
-    """Return the environment that was made from the tool's present lock, None if there is none."""
+    """Return the environment that was made from the tool's present lock, or None if there is none."""
     folder = folder_of(tool)
     try:
         record = json.loads((folder / _RECORD).read_text())
@@ -99,89 +98,81 @@ def python_of(tool: Tool) -> Path:
     UserError
         If the tool is not installed, or the Python that its environment was made from is gone.
     """
-    found = installed(tool)
-    if found is None:
+    environment = installed(tool)
+    if environment is None:
         raise UserError(
             f"{tool.name} is not installed in {root()}: run 'perturbdiff baseline install {tool.name}'"
         )
-    if not found.python.exists():
+    if not environment.python.exists():
         raise UserError(
-            f"{found.folder}: the Python of this environment is gone: "
+            f"{environment.folder}: the Python of this environment is gone: "
             f"run 'perturbdiff baseline install {tool.name} --force'"
         )
-    return found.python
+    return environment.python
 
 
 def install(tool: Tool, python: Path | None = None, *, force: bool = False) -> Installed:
-    """Make a tool's environment; nothing is done if it is there.
+    """Make a tool's environment, unless it is there already.
 
     Parameters
     ----------
     tool
         The tool.
     python
-        Interpreter to take; one that fits is looked for by default.
+        Interpreter to use. By default, one that fits is looked for.
     force
-        Make it anew.
+        Make it again if it is there.
 
     Raises
     ------
     UserError
-        If the platform, the Python, the room on disk, the network or another installation stands against it.
+        If the tool does not run on this platform, there is no Python, no room on disk or no network, or another
+        installation of it is running.
     """
-    if not force and (found := installed(tool)) and found.python.exists():
-        logger.info("%s %s is installed in %s", tool.name, tool.version, found.folder)
-        return found
+    if not force and (environment := installed(tool)) and environment.python.exists():
+        logger.info("%s %s is installed in %s", tool.name, tool.version, environment.folder)
+        return environment
     _check_platform(tool)
-    interpreter = installer.find(tool.pythons, tool.name, given=python)
     folder = folder_of(tool)
     with locked(folder, f"another installation of {tool.name}") as lock:
-        if lock.waited and (found := installed(tool)):
-            return found
+        if lock.waited and (environment := installed(tool)):
+            return environment
         (folder / _RECORD).unlink(missing_ok=True)
         files.remove(folder / _ENVIRONMENT)
         _check_room(tool, folder)
-        return _install(tool, interpreter, folder, lock)
+        return _install(tool, python, folder, lock)
 
 
 def remove(tool: Tool) -> list[Path]:
-    """Remove a tool's environments, those of earlier locks too; return their folders."""
-    found = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
-    for folder in found:
+    """Remove a tool's environments, including those of earlier locks, and return their folders."""
+    folders = [path for path in sorted(root().glob(f"{tool.name}-*-????????")) if path.is_dir()]
+    for folder in folders:
         with locked(folder, f"an installation of {tool.name}"):
             (folder / _RECORD).unlink(missing_ok=True)
             files.remove(folder)
-    return found
+    return folders
 
 
-def _install(tool: Tool, python: installer.Python, folder: Path, lock: Lock) -> Installed:
-    """Fill a folder that is ours; what a failure leaves is its log."""
-    logger.info(
-        "installing %s %s with Python %s into %s (%.1f GB)",
-        tool.name,
-        tool.version,
-        python.version,
-        folder,
-        tool.size_gb,
-    )
+def _install(tool: Tool, python: Path | None, folder: Path, lock: Lock) -> Installed:
+    """Install into a locked folder. After a failure only the log is left in it."""
+    logger.info("installing %s %s into %s (%.1f GB)", tool.name, tool.version, folder, tool.size_gb)
     began = time.monotonic()
-    steps = installer.Steps(tool.name, folder / _LOG, PLACE)
-    steps.log.unlink(missing_ok=True)
+    installation = Installation(tool.name, tool.pythons, folder / _LOG)
+    installation.log.unlink(missing_ok=True)
     environment = folder / _ENVIRONMENT
     try:
         with files.explain_os_errors(folder):
-            by = installer.make(environment, python, tool.lock, steps)
-            _probe(tool, environment / "bin" / "python", steps)
-            size = _size(environment)
+            made = installation.make(environment, tool.lock, python)
+            _probe(tool, environment / "bin" / "python", installation)
             record = {
                 "tool": tool.name,
                 "package": tool.package,
                 "version": tool.version,
                 "lock_sha256": tool.lock_sha256,
-                "python": python.version,
-                "installer": by,
+                "python": made["version_info"],
+                "installer": f"uv {made['uv']}",
                 "seconds": round(time.monotonic() - began, 1),
-                "size_gb": round(size / _GB, 2),
+                "size_gb": round(_size(environment) / _GB, 2),
                 "installed_at": time.strftime("%Y-%m-%d %H:%M:%S"),
                 "perturbdiff": __version__,
             }
@@ -194,11 +185,11 @@ def _install(tool: Tool, python: installer.Python, folder: Path, lock: Lock) -> 
     return Installed(folder, record)
 
 
-def _probe(tool: Tool, python: Path, steps: installer.Steps) -> None:
-    """Try the tool and our side of the contract in its environment, which also compiles what is imported."""
+def _probe(tool: Tool, python: Path, installation: Installation) -> None:
+    """Import the tool and our adapter module in its environment. This also compiles what is imported."""
     environment = clean_environment() | {"PYTHONPATH": str(tool.adapter.parent)}
     code = f"{tool.probe}\nimport perturbdiff_adapter"
-    steps.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)
+    installation.run(f"trying it ('{tool.probe.splitlines()[-1]}')", (python, "-c", code), environment)
 
 
 def _check_platform(tool: Tool) -> None:

@@ -55,15 +55,15 @@ def chance(
     chosen = [n for n, m in METRICS.items() if m.compute is not None] if names is None else list(names)
     if unknown := [n for n in chosen if n not in METRICS or METRICS[n].compute is None]:
         raise ValueError(f"no metric of pseudobulks or DE genes: {', '.join(unknown)}")
-    found = dict.fromkeys(chosen, float("nan"))
+    levels = dict.fromkeys(chosen, float("nan"))
     num = len(comparison.perturbations)
     if num < 2 or draws < 1:
-        return found
+        return levels
     rng = np.random.default_rng(seed)
     ring, places = rng.permutation(num), 1 + rng.permutation(num - 1)[:draws]
-    found |= {n: (num + 1) / (2 * num) for n in chosen if METRICS[n].coupled}
-    found |= _per_pair(comparison, [n for n in chosen if _is_per_pair(n)], ring, places)
-    return found | _per_scope(
+    levels |= {n: (num + 1) / (2 * num) for n in chosen if METRICS[n].coupled}
+    levels |= _per_pair(comparison, [n for n in chosen if _is_per_pair(n)], ring, places)
+    return levels | _per_scope(
         comparison, [n for n in chosen if not METRICS[n].per_perturbation], ring, places
     )
 
@@ -85,11 +85,11 @@ def _per_pair(
     predicted = ring[np.tile(starts, len(places))]
     real = ring[(starts[None, :] + places[:, None]).ravel() % num]
     blocks = np.arange(_PAIRS_HELD, len(real), _PAIRS_HELD)
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    scores: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for one, other in zip(np.split(real, blocks), np.split(predicted, blocks), strict=True):
-        for name, values in score(_paired(comparison, one, other), names).items():
-            found[name].append(values)
-    return {name: _mean(np.concatenate(values)) for name, values in found.items()}
+        for name, of_pairs in score(_paired(comparison, one, other), names).items():
+            scores[name].append(of_pairs)
+    return {name: _mean(np.concatenate(of_pairs)) for name, of_pairs in scores.items()}
 
 
 def _paired(comparison: Comparison, real: np.ndarray, predicted: np.ndarray) -> Comparison:
@@ -120,7 +120,7 @@ def _per_scope(
         )
         for name, value in score(replace(comparison, predicted=passed_on), names).items():
             values[name].append(float(value[0]))
-    return {name: _mean(np.array(found)) for name, found in values.items()}
+    return {name: _mean(np.array(of_places)) for name, of_places in values.items()}
 
 
 def _rows(table: Differential, rows: np.ndarray) -> Differential:

@@ -169,7 +169,7 @@ def chosen(names: Sequence[str] = ()) -> tuple[str, ...]:
     Parameters
     ----------
     names
-        Names of metrics or of families; none stands for all.
+        Names of metrics or of families; empty for all.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def columns() -> dict[str, str]:
 def score(comparison: Comparison, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Return values of the named metrics (none: all but those of the distribution) of a comparison.
 
-    A metric's value does not depend on which others are asked for.
+    A metric's value does not depend on which others are computed.
 
     Returns
     -------

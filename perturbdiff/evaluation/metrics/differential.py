@@ -15,7 +15,8 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtr
 
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 INFINITY = float("inf")
@@ -65,7 +66,7 @@ DEFINITIONS: dict[str, Definition] = {
     )
 }
 
-# Controls per cell beyond which they are walked through in strides, and beyond which they are searched.
+# With more controls per cell than this, the loop passes them in strides; with still more, it searches them.
 _STRIDES, _SEARCH = 4, 512
 
 

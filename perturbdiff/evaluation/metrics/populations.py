@@ -9,12 +9,11 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.metrics.realism import EXPRESSED, realism
-from perturbdiff.evaluation.metrics.sorted_columns import Columns, Sparse
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
-CHANCE_CELLS = (
-    256  # cells of another perturbation in the pairwise distances by chance; no bias, a little noise
-)
+CHANCE_CELLS = 256  # cells drawn of another perturbation: enough for chance, whose noise they raise a little
 _BLOCK = 256  # cells whose distances are held at a time
 _NOTHING = 5e-6
 _LANES = 8
@@ -89,13 +88,13 @@ def pairwise(
     rng = np.random.default_rng(seed)
     centre = np.asarray(real.mean(axis=0), np.float32).ravel() if real.shape[0] else np.zeros(real.shape[1])
     x, y = (_Cells.drawn(cells, max_cells, rng, centre) for cells in (predicted, real))
-    own = _against(x, y)
-    found = {"energy_distance": own[0], "mmd": own[1]}
+    energy, discrepancy = _against(x, y)
+    values = {"energy_distance": energy, "mmd": discrepancy}
     if other is not None:
         z = _Cells.drawn(other, min(max_cells, CHANCE_CELLS), rng, centre)
-        chance = _against(x, z)
-        found |= {"chance_energy_distance": chance[0], "chance_mmd": chance[1]}
-    return found
+        energy, discrepancy = _against(x, z)
+        values |= {"chance_energy_distance": energy, "chance_mmd": discrepancy}
+    return values
 
 
 def wasserstein(predicted: Columns, real: Columns) -> np.ndarray:
@@ -277,8 +276,8 @@ def condition_metrics(
 ) -> dict[str, float]:
     """Compare the predicted with the real cells of one condition.
 
-    Neither the order of cells and genes matters, beyond rounding, nor which other metrics are asked for. Of more
-    than ``max_cells`` cells a side those in the distances between cells are drawn, by ``seed`` and position.
+    The order of cells and genes does not matter beyond rounding, nor which other metrics are computed. With more
+    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position.
 
     Parameters
     ----------
@@ -287,14 +286,14 @@ def condition_metrics(
     names
         Some of `DISTRIBUTION`.
     max_cells
-        Cells a side in the energy distance and the MMD; all others are of all cells.
+        Most cells of a side in the energy distance and the MMD; the other metrics use all cells.
     seed
         Of the draw.
     other
         Real cells of another perturbation of the same context: adds, for the distances among ``names``, what
         the same prediction scores against these (`CHANCE`).
     columns
-        Sorted values of the predicted and the real cells if at hand, for the Wasserstein distance.
+        Sorted values of the predicted and the real cells, for the Wasserstein distance; sorted here if not given.
 
     Returns
     -------
@@ -308,15 +307,15 @@ def condition_metrics(
     """
     if unknown := [n for n in names if n not in DISTRIBUTION]:
         raise ValueError(f"no metric of the distribution: {', '.join(unknown)}")
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if set(names) & set(_PAIRWISE):
-        found |= pairwise(predicted, real, max_cells=max_cells, seed=seed, other=other)
+        values |= pairwise(predicted, real, max_cells=max_cells, seed=seed, other=other)
     if "wasserstein" in names:
-        found |= _wasserstein(predicted, real, other, columns)
+        values |= _wasserstein(predicted, real, other, columns)
     if set(names) & set(_REALISM):
-        found |= realism(predicted, real)
+        values |= realism(predicted, real)
     wanted = (*names, *(f"chance_{n}" for n in names))
-    return {n: found[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in found}
+    return {n: values[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in values}
 
 
 def _wasserstein(
@@ -326,11 +325,11 @@ def _wasserstein(
     if not predicted.shape[0] or any(not side.shape[0] for side in sides.values()):
         return dict.fromkeys(sides, float("nan"))
     guess = Columns.of([predicted]) if columns is None else columns[0]
-    found = {}
+    medians = {}
     for name, side in sides.items():
         truth = columns[1] if columns is not None and side is real else Columns.of([side])
-        found[name] = _median_over_genes(guess, truth)
-    return found
+        medians[name] = _median_over_genes(guess, truth)
+    return medians
 
 
 def _median_over_genes(predicted: Columns, real: Columns) -> float:

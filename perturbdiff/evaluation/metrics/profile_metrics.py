@@ -1,6 +1,6 @@
 """Metrics of mean profiles and of DE genes, each a pure function over arrays (App. Metric Definitions).
 
-Numbers follow cell-eval in the definition asked for and, for R², CellFlow. M perturbations, G genes; ``real`` and
+Numbers follow cell-eval in the chosen definition and, for R², CellFlow. M perturbations, G genes; ``real`` and
 ``predicted`` are [M, G] arrays in the same order. A function returns one float64 per perturbation (ES: one in
 all), NaN where the metric is not defined. `catalogue` says of each what it is, which way is
 better and when it is undefined.
@@ -122,10 +122,10 @@ def discrimination(
     if num < 2:
         return np.full(num, np.nan)
     position = {gene: i for i, gene in enumerate(genes)}
-    own = np.array([position.get(name, len(genes)) for name in perturbations], np.int64)
+    own_gene = np.array([position.get(name, len(genes)) for name in perturbations], np.int64)
     distances = np.empty((num, num))
     kind = ("l1", "l2", "cosine").index(distance)
-    _distances(_rows(real), _rows(predicted), own, kind, distances)
+    _distances(_rows(real), _rows(predicted), own_gene, kind, distances)
     place = np.argsort(np.argsort(np.asarray(perturbations), kind="stable"))
     true = np.diag(distances)[:, None]
     before = (distances < true) | ((distances == true) & (place[None, :] < place[:, None]))
@@ -177,13 +177,13 @@ def top_ranks(table: Differential, genes: Sequence[str]) -> np.ndarray:
     names = np.argsort(np.argsort(np.asarray(genes), kind="stable"))
     ranks = np.full(table.p.shape, _NOT_RANKED, np.int32)
     for i, row in enumerate(table.significant):
-        found = np.flatnonzero(row)
-        strength = -np.abs(table.log2_fold[i, found])
+        significant = np.flatnonzero(row)
+        strength = -np.abs(table.log2_fold[i, significant])
         order = np.argsort(strength)
         ordered = strength[order]
         if (ordered[1:] == ordered[:-1]).any():
-            order = np.lexsort((names[found], table.p[i, found], strength))
-        ranks[i, found[order]] = np.arange(len(found))
+            order = np.lexsort((names[significant], table.p[i, significant], strength))
+        ranks[i, significant[order]] = np.arange(len(significant))
     return ranks
 
 
@@ -209,15 +209,17 @@ def top_overlap(
 
 def recall(real: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Share of the real significant genes (bool [M, G]) that are predicted significant; NaN if there are none."""
-    found = real.sum(axis=1)
-    return np.divide((real & predicted).sum(axis=1), found, out=np.full(len(found), np.nan), where=found > 0)
+    num_real = real.sum(axis=1)
+    return np.divide(
+        (real & predicted).sum(axis=1), num_real, out=np.full(len(num_real), np.nan), where=num_real > 0
+    )
 
 
 def direction_agreement(real: Differential, predicted: Differential) -> np.ndarray:
     """Share of the real significant genes whose log2 fold change has the predicted one's sign."""
     same = (np.sign(real.log2_fold) == np.sign(predicted.log2_fold)) & real.significant
-    found = real.significant.sum(axis=1)
-    return np.divide(same.sum(axis=1), found, out=np.full(len(found), np.nan), where=found > 0)
+    num_real = real.significant.sum(axis=1)
+    return np.divide(same.sum(axis=1), num_real, out=np.full(len(num_real), np.nan), where=num_real > 0)
 
 
 def fold_change_spearman(
@@ -231,8 +233,8 @@ def fold_change_spearman(
 
 def effect_size_spearman(real: Differential, predicted: Differential) -> np.ndarray:
     """Spearman correlation of the numbers of DE genes, over perturbations with at least one real DE gene, [1]."""
-    found, called = real.significant.sum(axis=1), predicted.significant.sum(axis=1)
-    return np.array([spearman(found[found > 0], called[found > 0])])
+    num_real, num_predicted = real.significant.sum(axis=1), predicted.significant.sum(axis=1)
+    return np.array([spearman(num_real[num_real > 0], num_predicted[num_real > 0])])
 
 
 def areas(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.metrics.sorted_columns import Sparse
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 EXPRESSED = 0.05  # share of real cells that makes a gene count as expressed
@@ -31,7 +31,7 @@ class Moments:
     nonzero
         Non-zero values of each gene, int64 [G].
     mean, sd
-        Of each gene over cells, float64 [G]; the SD of the cells at hand, divided by their number.
+        Of each gene over cells, float64 [G]; the SD is that of these cells, divided by their number.
     cell_mean
         Mean over genes of each cell, float64 [cells].
     library

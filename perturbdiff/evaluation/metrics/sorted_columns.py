@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
-
-Sparse = Any  # a scipy.sparse matrix or array; scipy ships no types for them
 
 _RUN = 64  # values sorted by counting before runs are merged
 

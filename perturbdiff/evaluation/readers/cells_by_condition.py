@@ -1,4 +1,4 @@
-"""Cells by condition: what the two sides of an evaluation are, wherever their values are."""
+"""Predicted or real cells, indexed by condition: what an evaluation compares, whatever files they come from."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import UserError, listing
 
-ALL = "all"
-"""The label of a covariate that the data do not have."""
+COVARIATES = ("cell_type", "batch")
 HIGHEST = 15.0
 """No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
-_WHOLE = 1e-3  # counts may be off by this
-_ENOUGH = 200  # non-zero values that are not all whole numbers by chance
+_WHOLE = 1e-3  # largest distance of a count from a whole number
+_ENOUGH = 200  # non-zero values, too many to be all whole numbers by chance
 
 Key = TypeVar("Key", Condition, Group)
-Sparse = Any  # scipy.sparse.csr_matrix, whose stubs know little
 
 
 class Reader(Protocol):
@@ -76,11 +76,11 @@ class Cells:
     target_sum
         Depth to which cells were normalised, if the file says it.
     complete
-        Whether every condition is to be predicted, which a store does not say.
+        Whether every condition has to be predicted; a store does not say so.
     names
         ``method`` and ``dataset``, if the file says them.
     trained_on
-        Predicted conditions that the model was trained on: their number and the first ones; None: not said.
+        Predicted conditions that the model was trained on: their number and the first ones; None if not said.
     made_by
         What the file says of how its cells were made.
     """
@@ -99,9 +99,9 @@ class Cells:
     made_by: Method = field(default_factory=Method)
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
-        """Return the same cells with the labels of the ``dropped`` covariates forgotten.
+        """Return the same cells without the labels of the ``dropped`` covariates.
 
-        Conditions that then are the same are one; their contexts are those of the first.
+        Conditions that are then the same become one; their contexts are those of the first.
         """
         if not dropped:
             return self
@@ -124,17 +124,28 @@ class Cells:
         )
 
 
+def single_context(contexts: list[str], condition: Condition, column: str, path: Path) -> str:
+    """Return the one context of a condition.
+
+    Raises
+    ------
+    UserError
+        If there are several.
+    """
+    if len(contexts) != 1:
+        raise UserError(
+            f"{path}: cells of condition {condition} lie in several contexts of '{column}' "
+            f"({listing(sorted(contexts))}); choose a column that is constant within a condition"
+        )
+    return contexts[0]
+
+
 def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> dict[Key, np.ndarray]:
     """Return rows under other keys, sorted where several keys become one."""
-    found: dict[Key, list[np.ndarray]] = {}
-    for key, part in rows.items():
-        found.setdefault(new(key), []).append(part)
-    return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in found.items()}
-
-
-def empty_rows(columns: int) -> Sparse:
-    """Return no row of so many columns."""
-    return sp.csr_matrix((0, columns), dtype=np.float32)
+    joined: dict[Key, list[np.ndarray]] = {}
+    for key, some in rows.items():
+        joined.setdefault(new(key), []).append(some)
+    return {k: v[0] if len(v) == 1 else np.sort(np.concatenate(v)) for k, v in joined.items()}
 
 
 @dataclass
@@ -186,7 +197,7 @@ class ExpressionView:
         if not np.isfinite(low + high):
             place = self._place(cells, rows, ~np.isfinite(cells.data))
             raise UserError(
-                f"{self.reader.path}: X has values that are not finite (first: {place}); mend or drop these cells"
+                f"{self.reader.path}: X has values that are not finite (first: {place}); correct or drop these cells"
             )
         if low < 0:
             place = self._place(cells, rows, cells.data < 0)
@@ -244,7 +255,7 @@ def median_depth(reader: Reader) -> float:
 
 
 def _whole(values: np.ndarray) -> bool:
-    """Tell whether there are enough values and all are whole numbers."""
+    """Return whether there are enough values to judge and all are whole numbers."""
     if len(values) < _ENOUGH:
         return False
     first = values[:_ENOUGH]

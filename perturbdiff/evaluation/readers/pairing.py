@@ -1,7 +1,7 @@
 """Which cells are compared with which: predictions with the truth, or one half of the truth with the other.
 
-The same real controls stand on both sides; those that a predictions file carries are checked, and only used if
-asked for.
+Both sides share the same real controls. Those in a predictions file are checked, and used only if the user asks for
+them.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _CELLS_AT_ONCE = 4096
 
 
 class Findings:
-    """What is found about the inputs: logged at once, kept for the summary.
+    """Remarks on the inputs, which are logged at once and kept for the summary.
 
     Attributes
     ----------
-    found
+    entries
         ``kind``, ``text`` and ``count`` of each.
     facts
         Numbers by name.
     """
 
     def __init__(self) -> None:
-        self.found: list[dict[str, Any]] = []
+        self.entries: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
 
     def add(self, kind: str, text: str, count: int, *, warn: bool = True) -> None:
         """Log and keep a sentence."""
         (logger.warning if warn else logger.info)("%s", text)
-        self.found.append({"kind": kind, "text": text, "count": count})
+        self.entries.append({"kind": kind, "text": text, "count": count})
 
 
 def check_units(predictions: Cells, truth: Cells) -> None:
@@ -145,7 +145,7 @@ def shared_genes(predictions: Reader, truth: Reader, notes: Findings) -> np.ndar
 
 @dataclass
 class Pairing:
-    """Everything that is compared.
+    """The cells of both sides that are compared.
 
     Attributes
     ----------
@@ -162,9 +162,9 @@ class Pairing:
     predicted_controls
         Rows on the predicted side of the controls that predicted changes and tests are from; None: the real ones.
     facts
-        What the summary says of the inputs.
+        What the summary tells about the inputs.
     findings
-        What a person must know of them: ``kind``, ``text`` (a sentence) and ``count``.
+        Remarks on the inputs: ``kind``, ``text`` (a sentence) and ``count``.
     """
 
     genes: tuple[str, ...]
@@ -187,7 +187,7 @@ class Pairing:
 def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     """Match predicted conditions with the truth's, genes by name.
 
-    A covariate (cell type or batch) that only one side has is forgotten on the other.
+    A covariate (cell type or batch) that only one side has is ignored on the other.
 
     Raises
     ------
@@ -205,10 +205,10 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     depths = depths_of(predictions, truth)
     real = ExpressionView(truth.reader, truth.rows, depth=depths[1])
     predicted = ExpressionView(predictions.reader, predictions.rows, columns, depth=depths[0])
-    own = None
+    own_controls = None
     if config.controls == "own":
-        own = _own_controls(predictions, conditions, notes)
-        facts: dict[str, Any] = {"control_groups": len(own), "control_groups_replaced": 0}
+        own_controls = _own_controls(predictions, conditions, notes)
+        facts: dict[str, Any] = {"control_groups": len(own_controls), "control_groups_replaced": 0}
     else:
         replaced = _differing_controls(real, predicted, controls, predictions.controls, notes)
         facts = {"control_groups": len(controls), "control_groups_replaced": replaced}
@@ -217,13 +217,15 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)
-    return Pairing(genes, label, conditions, contexts, real, predicted, controls, facts, own, notes.found)
+    return Pairing(
+        genes, label, conditions, contexts, real, predicted, controls, facts, own_controls, notes.entries
+    )
 
 
 def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairing:
     """Draw half of each wanted condition's real cells as the "prediction" of the other half.
 
-    The score is what remains of a perfect prediction given the noise of so few cells. Conditions with a single
+    The score is that of a perfect prediction, given the noise of so few cells. Conditions with a single
     cell are left out and counted.
 
     Raises
@@ -260,7 +262,7 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
         ExpressionView(truth.reader, first, depth=depth),
         _controls(truth, conditions, notes),
         {"conditions_too_small": small, "controls": "real"},
-        findings=notes.found,
+        findings=notes.entries,
     )
 
 
@@ -285,29 +287,33 @@ def _controls(truth: Cells, conditions: Iterable[Condition], notes: Findings) ->
 def _own_controls(
     predictions: Cells, conditions: Iterable[Condition], notes: Findings
 ) -> dict[Group, np.ndarray]:
-    """Return the predictions' own controls of the conditions' groups, which are to be used."""
+    """Return the predictions' own controls of the conditions' groups."""
     path = predictions.reader.path
-    found = {
+    controls = {
         g: predictions.controls[g] for g in sorted({c.group for c in conditions}) if g in predictions.controls
     }
-    if not found:
+    if not controls:
         raise UserError(
             f"{path}: has no controls of its own; leave out --predicted-controls to use the real ones"
         )
     text = f"{path}: predicted changes are from its own controls, which a model can choose to its advantage"
-    notes.add("controls", text, len(found))
-    return found
+    notes.add("controls", text, len(controls))
+    return controls
 
 
 def _differing_controls(
     real: ExpressionView,
     predicted: ExpressionView,
     controls: Mapping[Group, np.ndarray],
-    theirs: Mapping[Group, np.ndarray],
+    predicted_controls: Mapping[Group, np.ndarray],
     notes: Findings,
 ) -> int:
-    """Count the groups whose controls in the predictions are not the real ones (the real ones are used anyway)."""
-    differing = [g for g in controls if g in theirs and not _same(real, controls[g], predicted, theirs[g])]
+    """Count the groups whose controls in the predictions are not the real ones, which are used all the same."""
+    differing = [
+        g
+        for g in controls
+        if g in predicted_controls and not _same(real, controls[g], predicted, predicted_controls[g])
+    ]
     if differing:
         text = (
             f"{predicted.reader.path}: its controls are not the real ones in {len(differing)} of {len(controls)} "
@@ -318,10 +324,12 @@ def _differing_controls(
     return len(differing)
 
 
-def _same(real: ExpressionView, rows: np.ndarray, predicted: ExpressionView, theirs: np.ndarray) -> bool:
-    if len(theirs) != len(rows):
+def _same(
+    real: ExpressionView, rows: np.ndarray, predicted: ExpressionView, predicted_rows: np.ndarray
+) -> bool:
+    if len(predicted_rows) != len(rows):
         return False
-    return bool(np.allclose(_mean(real, rows), _mean(predicted, theirs), rtol=1e-4, atol=1e-5))
+    return bool(np.allclose(_mean(real, rows), _mean(predicted, predicted_rows), rtol=1e-4, atol=1e-5))
 
 
 def _mean(side: ExpressionView, rows: np.ndarray) -> np.ndarray:
@@ -355,9 +363,9 @@ def held_out_conditions(split: Path, part: str, truth: Cells) -> list[Condition]
 
     table = read_split(split)
     table = table[table["part"].astype(str) == part]
-    found = [c for c in conditions_of(table) if c in truth.rows]
-    if not found:
+    conditions = [c for c in conditions_of(table) if c in truth.rows]
+    if not conditions:
         raise UserError(
-            f"{split}: no '{part}' condition that {truth.reader.path} holds; is it this store's split?"
+            f"{split}: no '{part}' condition that {truth.reader.path} holds; was it made for this store?"
         )
-    return found
+    return conditions

@@ -133,11 +133,11 @@ def aggregate(
     parts = _scopes(metrics, contexts)
     rows, inside = [], []
     for (kind, label), table in parts:
-        found = [_summary(str(name), group) for name, group in table.groupby("metric", sort=False)]
+        summaries = [_summary(str(name), group) for name, group in table.groupby("metric", sort=False)]
         if kind in (POOLED, "context"):
             ends = _intervals(table, draws, seed)
-            found = [row | ends.get(row["metric"], {}) for row in found]
-        rows += [{"scope_kind": kind, "scope": label, **row} for row in found]
+            summaries = [row | ends.get(row["metric"], {}) for row in summaries]
+        rows += [{"scope_kind": kind, "scope": label, **row} for row in summaries]
         if kind == "context":
             inside.append(table.assign(scope=label))
     rows += _over_contexts(rows, inside, draws, seed)
@@ -151,17 +151,17 @@ def _scopes(
     metrics: pd.DataFrame, contexts: Mapping[str, Sequence[tuple[str, str]]]
 ) -> list[tuple[Scope, pd.DataFrame]]:
     """Return the rows of each scope; those of conditions also in the pool and in their context."""
-    found: dict[Scope, list[pd.DataFrame]] = {}
+    by_scope: dict[Scope, list[pd.DataFrame]] = {}
     grouped: Any = metrics.groupby(["scope_kind", "scope"], sort=False)
     for scope, table in grouped:
-        found.setdefault(scope, []).append(table)
+        by_scope.setdefault(scope, []).append(table)
     spread = pd.DataFrame(metrics[metrics["scope_kind"] == "condition"])
     if len(spread):
-        found.setdefault((POOLED, POOLED), []).append(spread)
+        by_scope.setdefault((POOLED, POOLED), []).append(spread)
         key = pd.MultiIndex.from_arrays([spread["scope"], spread["perturbation"]])
         for label, members in contexts.items():
-            found.setdefault(("context", label), []).append(pd.DataFrame(spread[key.isin(list(members))]))
-    return [(scope, pd.concat(tables, ignore_index=True)) for scope, tables in found.items()]
+            by_scope.setdefault(("context", label), []).append(pd.DataFrame(spread[key.isin(list(members))]))
+    return [(scope, pd.concat(tables, ignore_index=True)) for scope, tables in by_scope.items()]
 
 
 def _summary(metric: str, group: pd.DataFrame) -> dict[str, Any]:
@@ -184,20 +184,20 @@ def _intervals(
     table: pd.DataFrame, draws: int, seed: int, groups: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Return ``low`` and ``high`` of each metric that is averaged over perturbations or conditions."""
-    found: dict[str, dict[str, float]] = {}
+    intervals: dict[str, dict[str, float]] = {}
     averaged = table[table["perturbation"] != ALL_PERTURBATIONS]
     by_rows: dict[int, list[tuple[str, pd.DataFrame]]] = {}  # metrics of perturbations, and of conditions
-    for name, own in averaged.groupby("metric", sort=False) if draws else ():
-        by_rows.setdefault(len(own), []).append((str(name), pd.DataFrame(own)))
+    for name, rows in averaged.groupby("metric", sort=False) if draws else ():
+        by_rows.setdefault(len(rows), []).append((str(name), pd.DataFrame(rows)))
     for alike in by_rows.values():
         labels = None if groups is None else alike[0][1][groups].to_numpy()
-        values = np.stack([own["value"].to_numpy(np.float64) for _, own in alike], axis=1)
+        values = np.stack([rows["value"].to_numpy(np.float64) for _, rows in alike], axis=1)
         ends = bootstrap_means(values, draws=draws, seed=seed, groups=labels)
-        found |= {
+        intervals |= {
             name: {"low": float(low), "high": float(high)}
             for (name, _), low, high in zip(alike, *ends, strict=True)
         }
-    return found
+    return intervals
 
 
 def _over_contexts(
@@ -206,10 +206,10 @@ def _over_contexts(
     """Return the means over contexts."""
     if not inside:
         return []
-    found = pd.DataFrame([r for r in rows if r["scope_kind"] == "context"])
+    of_contexts = pd.DataFrame([r for r in rows if r["scope_kind"] == "context"])
     ends = _intervals(pd.concat(inside, ignore_index=True), draws, seed, groups="scope")
     means = []
-    for metric, group in found.groupby("metric", sort=False):
+    for metric, group in of_contexts.groupby("metric", sort=False):
         statuses = group.assign(value=group["nanmean"].to_numpy(np.float64), status="ok")
         row = _summary(str(metric), statuses) | ends.get(str(metric), {})
         means.append({"scope_kind": _OVER_CONTEXTS[0], "scope": _OVER_CONTEXTS[1], **row})

@@ -1,9 +1,9 @@
 """The pass over the cells: condition by condition, real and predicted, into test results and distances.
 
 One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
-A condition's cells are sorted once, and joined for the scopes they are pooled in. What stays are a row of G numbers
-per scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
-the number of threads, nor on which other metrics are asked for.
+A condition's cells are sorted once, and joined for the scopes that pool them. What remains is a row of G numbers per
+scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
+the number of threads, nor on which other metrics are computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
-from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView, Sparse
+from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.scopes import (
     HELD_BYTES,
@@ -40,11 +40,12 @@ from perturbdiff.evaluation.scoring.scopes import (
     of_shard,
     units_of,
 )
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 
 IN_FLIGHT = 1 << 25
-"""Values that wait or are worked on, 0.25 GiB; a single larger piece of work goes alone."""
+"""Values that wait or are worked on, 0.25 GiB; a larger piece of work runs alone."""
 KEPT_VALUES = 1 << 24
 """Values of real cells that are kept for when their own condition comes, 0.13 GiB."""
 
@@ -55,7 +56,7 @@ def usable(threads: int | None) -> int:
 
 
 class Workers:
-    """Runs pieces of work in threads; hands on the first error.
+    """Runs pieces of work in threads and raises the first error.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ class Workers:
         self._error: BaseException | None = None
 
     def submit(self, work: Callable[[], None], values: int) -> None:
-        """Do ``work``, which holds so many ``values``, as soon as there is room for it."""
+        """Do ``work``, which holds this number of ``values``, as soon as there is room for it."""
         if self._pool is None:
             work()
             return
@@ -144,7 +145,7 @@ class Wanted:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Wanted:
-        """Return what ``names`` (metrics or families, none for all) need."""
+        """Return what ``names`` (metrics or families, empty for all) need."""
         chosen = catalogue.chosen(names)
         spread = tuple(n for n in chosen if n in DISTRIBUTION)
         return cls(tuple(n for n in chosen if n not in DISTRIBUTION), spread)
@@ -162,22 +163,22 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the pass found.
+    """The results of the pass.
 
     Attributes
     ----------
     wanted
-        What was asked for.
+        The metrics that were computed.
     units
         Scopes that were scored, those with the same conditions together; the pool first, then contexts by name.
     tested
         Test results of each unit; empty if no metric needs them.
     comparisons
-        The same as a comparison of each scope, made when it is asked for.
+        The same as a comparison of each scope, made on demand.
     conditions
         One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
-        (norm of the real change, log1p), own (whether it is some unit's own); of those that are, the metrics of
-        the distribution and what they are by chance.
+        (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
+        distribution and their values by chance.
     """
 
     wanted: Wanted
@@ -211,7 +212,7 @@ def score_cells(
     Raises
     ------
     UserError
-        If a value cannot be what it is said to be, or a condition has no cell on one side.
+        If a value contradicts the declared scale, or a condition has no cell on one side.
     """
     wanted = Wanted.of(config.metrics)
     for condition in pairing.conditions:
@@ -237,14 +238,14 @@ class _Perturbation:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def complete(self, condition: Condition, columns: Both) -> bool:
-        """Keep a condition's columns; tell whether it was the last one, to one caller only."""
+        """Keep a condition's columns; return True to the one caller that brings the last condition."""
         with self.lock:
             self.columns[condition] = columns
             return len(self.columns) == len(self.conditions)
 
 
 class _Pass:
-    """The state of one pass; its methods named after work run in threads."""
+    """The state of one pass over the cells. Threads sort and compare, the main thread reads."""
 
     def __init__(
         self, pairing: Pairing, config: EvaluateConfig, wanted: Wanted, units: list[Unit], seed: int
@@ -253,8 +254,8 @@ class _Pass:
         self.tested: list[Tested] = []
         self.means: dict[Group, np.ndarray] = {}
         self._own = {c for unit in units for c in unit.own}
-        here = {c for unit in units for c in unit.conditions}
-        self._conditions = [c for c in pairing.conditions if c in here]
+        scored = {c for unit in units for c in unit.conditions}
+        self._conditions = [c for c in pairing.conditions if c in scored]
         self._rows: dict[Condition, dict[str, object]] = {}
         self._lock = threading.Lock()
 
@@ -398,8 +399,8 @@ class _Pass:
         for tested in reversed(self.tested):  # contexts first: the pool is joined from them
             if tested.unit.is_pool:
                 self._test_in(tested, perturbation.name, _joined([*joined, *left.values()]))
-            elif mine := [left.pop(c) for c in tested.unit.conditions if c in left]:
-                joined.append(_joined(mine))
+            elif of_context := [left.pop(c) for c in tested.unit.conditions if c in left]:
+                joined.append(_joined(of_context))
                 self._test_in(tested, perturbation.name, joined[-1])
 
     def _test_in(self, tested: Tested, perturbation: str, columns: Both) -> None:
@@ -421,12 +422,12 @@ def _joined(parts: list[Both]) -> Both:
     return real, predicted
 
 
-def _of_groups(unit: Unit, found: Mapping[Group, Columns]) -> Columns:
-    return Columns.joined([found[g] for g in sorted({c.group for c in unit.conditions}) if g in found])
+def _of_groups(unit: Unit, by_group: Mapping[Group, Columns]) -> Columns:
+    return Columns.joined([by_group[g] for g in sorted({c.group for c in unit.conditions}) if g in by_group])
 
 
 def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:
-    """Return the mean of each gene, float64 [G]; from the sorted columns if they are at hand."""
+    """Return the mean of each gene, float64 [G]; taken from the sorted columns where there are any."""
     if columns is not None:
         return columns.mean
     return np.bincount(cells.indices, weights=cells.data, minlength=cells.shape[1]) / cells.shape[0]
@@ -437,7 +438,7 @@ def _seed_of(condition: Condition, seed: int) -> int:
 
 
 def _partners(pairing: Pairing) -> dict[Condition, Condition]:
-    """Return for each condition that of another perturbation which stands for chance.
+    """Return for each condition the condition of another perturbation that serves as chance.
 
     The next perturbation by name, the first after the last, of the same cell type and batch; if there is none, of
     the same context.

@@ -25,7 +25,7 @@ def bootstrap_means(
     """Return 95 % percentile bootstrap intervals of the means of several columns (Efron 1979, Ann. Statist. 7:1).
 
     A draw takes n rows with replacement, the same ones for all columns, so that a column's interval does not
-    depend on which others come along, and averages what is defined among them. What varies is the choice of
+    depend on the other columns, and averages the values that are defined among them. What varies is the choice of
     perturbations: the noise of one perturbation's few cells is part of it, that of the shared controls is not,
     and intervals of few rows are too narrow (the 95 % cover some 90 % of means of 10 rows from a normal
     distribution).

@@ -19,9 +19,9 @@ from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.runtime.files import explain_os_errors
 
 POOLED = "pooled"
-_OWN = 3  # what a cell's distances cost, in tests of it
+_OWN = 3  # cost of a cell's distances, in units of its tests
 HELD_BYTES = 1 << 26
-"""Test results of more than that in all wait in a temporary file."""
+"""If all test results take more than this, they are kept in a temporary file."""
 _ROWS = 1024
 _KINDS = ("real p", "real mean", "predicted p", "predicted mean")
 
@@ -39,7 +39,7 @@ class Unit:
     conditions
         What is pooled and tested, in the order of the pairing.
     own
-        Those whose distances and realism are scored along with it; each condition is some unit's own.
+        The conditions whose distances and realism are scored with this unit; each condition is so in one unit only.
     """
 
     scopes: tuple[Scope, ...]
@@ -70,16 +70,16 @@ def units_of(pairing: Pairing) -> list[Unit]:
     if pairing.predicted_controls is not None:
         sides.append(pairing.predicted_controls)
     tested = {
-        label: tuple(found)
-        for label, found in sorted(members.items())
-        if all(any(c.group in side for c in found) for side in sides)
+        label: tuple(conditions)
+        for label, conditions in sorted(members.items())
+        if all(any(c.group in side for c in conditions) for side in sides)
     }
     everything = tuple(pairing.conditions)
     pool: tuple[Scope, ...] = ((POOLED, POOLED),)
     if len(tested) == 1 and set(next(iter(tested.values()))) == set(everything):
         return [Unit((*pool, ("context", next(iter(tested)))), everything, everything)]
-    elsewhere = {condition for found in tested.values() for condition in found}
-    contexts = [Unit((("context", label),), found, found) for label, found in tested.items()]
+    elsewhere = {condition for conditions in tested.values() for condition in conditions}
+    contexts = [Unit((("context", label),), conditions, conditions) for label, conditions in tested.items()]
     return [Unit(pool, everything, tuple(c for c in everything if c not in elsewhere)), *contexts]
 
 
@@ -103,13 +103,13 @@ def of_shard(units: Sequence[Unit], pairing: Pairing, shard: tuple[int, int]) ->
         u.scopes: sum(cells[c] for c in u.conditions) + _OWN * sum(cells[c] for c in u.own) for u in units
     }
     load = [0] * shard[1]
-    mine = set()
+    chosen = set()
     for unit in sorted(units, key=lambda u: (-work[u.scopes], u.scopes)):
         part = load.index(min(load))
         load[part] += work[unit.scopes]
         if part == shard[0]:
-            mine.add(unit.scopes)
-    return [unit for unit in units if unit.scopes in mine]
+            chosen.add(unit.scopes)
+    return [unit for unit in units if unit.scopes in chosen]
 
 
 class Tested:
@@ -118,7 +118,7 @@ class Tested:
     Parameters
     ----------
     unit
-        Whose they are.
+        The unit.
     controls
         Those of the real and those of the predicted side.
     genes
@@ -183,10 +183,10 @@ class Tested:
 
 
 class Comparisons(Mapping[Scope, Comparison]):
-    """Comparisons by scope, each made when it is asked for and not kept: one takes some 40 bytes a value."""
+    """Comparisons by scope. Each is computed on demand and not kept, because it takes some 40 bytes a value."""
 
     def __init__(self, tested: Sequence[Tested], config: EvaluateConfig) -> None:
-        self._of = {scope: found for found in tested for scope in found.unit.scopes}
+        self._of = {scope: results for results in tested for scope in results.unit.scopes}
         self._config = config
 
     def __getitem__(self, scope: Scope) -> Comparison:

@@ -18,16 +18,6 @@ from perturbdiff.method import EXTERNAL_KINDS, Method
 from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 
-BASELINES = (
-    "control",
-    "mean-perturbation",
-    "mean-celltype",
-    "mean-batch",
-    "mean-overall",
-    "linear",
-    "nearest-context",
-    "resample",
-)
 _ALL = "*"  # the perturbation of a number for all perturbations (ES)
 _COLUMNS = (
     "method",
@@ -290,7 +280,9 @@ def _kind(method: str, summary: dict[str, Any]) -> Kind:
     made_by = Method.from_json(summary.get("made_by"))
     if made_by.baseline or made_by.recipe:
         return "baseline" if made_by.baseline else "model"
-    return "baseline" if method in BASELINES else "model"
+    from perturbdiff.baselines import NAMES  # here, as they load what reads stores
+
+    return "baseline" if method in NAMES else "model"
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

@@ -1,1 +1,1 @@
-"""What happens beside the steps of a training: validation, logs, snapshots, and stopping in time."""
+"""Work between the steps of a training: validation, logs, snapshots, and stopping in time."""

@@ -1,4 +1,4 @@
-"""Saving on the way: checkpoints every few steps, and whole bundles that are kept."""
+"""Saving during a training: checkpoints every few steps, and bundles that are kept."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import lightning.pytorch as pl
 
 from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import StoppedEarly, UserError
+from perturbdiff.training.callbacks.loggers import NOTES
 from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.callbacks.training_log import NOTES
-from perturbdiff.training.callbacks.validation import Averaging, averaged
-from perturbdiff.training.module import TrainingModule, ends_step
+from perturbdiff.training.loop import TrainingLoop
+from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
 
 logger = logging.getLogger(__name__)
@@ -27,7 +24,7 @@ logger = logging.getLogger(__name__)
 _EVENTS = "events.out.tfevents."
 
 
-class Snapshots(pl.Callback):
+class Snapshots:
     """Writes averaged weights into the checkpoint folder; an interrupted run writes the same bytes again.
 
     Parameters
@@ -40,8 +37,6 @@ class Snapshots(pl.Callback):
         Steps between the bundles to keep, or None.
     bundle
         Makes a bundle of a module and its step.
-    averaging
-        Where the weights come from.
     """
 
     def __init__(
@@ -51,19 +46,14 @@ class Snapshots(pl.Callback):
         first_epoch: int | None,
         every: int | None,
         bundle: Callable[[TrainingModule, int], Bundle],
-        averaging: Averaging | None,
     ) -> None:
-        self.folder, self.first_epoch, self.every = folder, first_epoch, every
-        self.bundle, self.averaging = bundle, averaging
+        self.folder, self.first_epoch, self.every, self.bundle = folder, first_epoch, every, bundle
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         """Keep what is due after this step."""
-        assert isinstance(pl_module, TrainingModule)
-        if not (trainer.is_global_zero and ends_step(trainer, batch_idx)):
+        if not loop.first_process:
             return
-        step, module = trainer.global_step, averaged(self.averaging, pl_module)
+        step, module = loop.step, loop.averaged
         if step == self.first_epoch:
             self.folder.keep(FIRST_EPOCH, module.denoiser, write_weights)
         if self.every is not None and step % self.every == 0:
@@ -81,7 +71,7 @@ def kept_steps(every: int | None, max_steps: int) -> list[str]:
 
 
 def hand_over(checkpoints: CheckpointFolder, bundle: Path, names: list[str]) -> None:
-    """Put kept bundles of a checkpoint folder into a bundle, without a second copy on the disk if it can be.
+    """Put kept bundles of a checkpoint folder into a bundle, if possible without a second copy on the disk.
 
     Raises
     ------
@@ -119,7 +109,7 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-class Checkpoints(pl.Callback):
+class Checkpoints:
     """Saves every few steps, and stops in time.
 
     Parameters
@@ -128,7 +118,7 @@ class Checkpoints(pl.Callback):
         Where to.
     every
         Steps between checkpoints.
-    allocation
+    time_limit
         When to stop.
 
     Raises
@@ -140,35 +130,30 @@ class Checkpoints(pl.Callback):
         If it is time to stop and nothing of this attempt could be kept: another attempt would not get further.
     """
 
-    def __init__(self, folder: CheckpointFolder, every: int, allocation: TimeLimit) -> None:
-        self.folder, self.every, self.allocation = folder, every, allocation
-        self._first = 0
+    def __init__(self, folder: CheckpointFolder, every: int, time_limit: TimeLimit) -> None:
+        self.folder, self.every, self.time_limit = folder, every, time_limit
+        self._first = folder.saved_step
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to signals, after Lightning has set its own handlers."""
-        self._first = trainer.global_step
-        self.allocation.listen()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Save if it is time; stop if it must be. Never between the passes of a step."""
-        if not ends_step(trainer, batch_idx):
-            return
-        step, last = trainer.global_step, trainer.max_steps
-        reason = self.allocation.reason() or self.folder.lost
-        if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(reason is not None, all=False):
+    def after_step(self, loop: TrainingLoop) -> None:
+        """Save if it is time, and stop if it must be."""
+        step, last = loop.step, loop.max_steps
+        reason = self.time_limit.reason() or self.folder.lost
+        if loop.any_process(reason is not None):
             reason = reason or "another process was told to stop"
         if reason and step < last:
-            self.folder.save(trainer)
-            kind, text = trainer.strategy.broadcast(self._parting(step, last, reason))
+            self._save(loop)
+            kind, text = loop.processes.first("parting", lambda: self._parting(step, last, reason))
             raise StoppedEarly(text) if kind == "early" else UserError(text)
         if step % self.every == 0 or step == last:
-            self.folder.save(trainer)
+            self._save(loop)
             self._complain(step, last)
 
+    def _save(self, loop: TrainingLoop) -> None:
+        """Write a checkpoint; no process goes on before the file is complete."""
+        loop.processes.first("checkpoint", lambda: self.folder.save(loop.state_dict()))
+
     def _parting(self, step: int, last: int, reason: str) -> tuple[str, str]:
-        """Return whether another attempt makes sense (``early``) or not (``error``), and what to say."""
+        """Return whether another attempt makes sense (``early``) or not (``error``), and the message."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if self.folder.lost:
             return "early", (
@@ -191,7 +176,7 @@ class Checkpoints(pl.Callback):
         )
 
     def _complain(self, step: int, last: int) -> None:
-        """Say that the checkpoint of a step could not be written, and what that means."""
+        """Warn that the checkpoint of a step could not be written, and what that means."""
         path, kept, trouble = self.folder.path, self.folder.saved_step, self.folder.trouble
         if trouble is None:
             return
@@ -206,13 +191,3 @@ class Checkpoints(pl.Callback):
             "from step %d; next try at step %d",
             step, path, trouble, kept, min(step + self.every, last),
         )  # fmt: skip
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Put the former signal handlers back."""
-        self.allocation.stop_listening()
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Put the former signal handlers back."""
-        self.allocation.stop_listening()

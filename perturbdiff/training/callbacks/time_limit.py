@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 
 
 class TimeLimit:
-    """Knows when to stop: the end of the allocation is near, or a signal said so.
+    """Tells when to stop: shortly before the allocation ends, or after a signal.
 
     Parameters
     ----------
@@ -38,13 +38,13 @@ class TimeLimit:
             self.end = None
 
     def listen(self) -> None:
-        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a wish to stop; a second Ctrl-C stops at once."""
+        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a request to stop. A second Ctrl-C stops at once."""
         if threading.current_thread() is threading.main_thread():
             self._previous = {s: signal.signal(s, self._handle) for s in _SIGNALS}
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen while the block runs."""
+        """Listen to signals while the block runs."""
         self.listen()
         try:
             yield
@@ -52,7 +52,7 @@ class TimeLimit:
             self.stop_listening()
 
     def stop_listening(self) -> None:
-        """Put the former signal handlers back."""
+        """Restore the former signal handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}

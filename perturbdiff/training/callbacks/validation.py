@@ -13,12 +13,10 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import write_weights
@@ -27,78 +25,18 @@ from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import CellSetBatch, SetLoader
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
 from perturbdiff.training.callbacks.training_log import SPEAK_SECONDS, TrainingLog, span
-from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, ends_step, generator
+from perturbdiff.training.loop import TrainingLoop
+from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
 from perturbdiff.training.run_folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
 
 HIGHER_IS_BETTER = ("r2", "pdcorr")
-"""Criteria that grow as the model gets better."""
-
-
-class Averaging(EMAWeightAveraging):
-    """Lightning's exponential moving average, with its weights in reach, updated in few operations.
-
-    Updates after steps 1, 1 + n, 1 + 2n, …; the first one copies. Same bits as Lightning's own, which walks through the
-    network and takes three operations for each tensor: a tenth of a small step.
-
-    Parameters
-    ----------
-    decay
-        What is kept of the average.
-    every
-        Steps between updates.
-    """
-
-    def __init__(self, decay: float, every: int) -> None:
-        super().__init__(decay=decay, update_every_n_steps=every)
-        self.decay = decay
-        self._pairs: list[
-            tuple[list[Tensor], list[Tensor]]
-        ] = []  # average and current, of one device and type
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Update if it is time."""
-        step = trainer.global_step
-        if step > self._latest_update_step and self.should_update(step_idx=step - 1):
-            self._update(pl_module)
-            self._latest_update_step = step
-
-    @torch.no_grad()
-    def _update(self, current: pl.LightningModule) -> None:
-        assert self._average_model is not None
-        if not self._pairs:
-            modules = (self._average_model.module, current)
-            tensors = [[t.detach() for t in (*m.parameters(), *m.buffers())] for m in modules]
-            kinds: dict[tuple, tuple[list[Tensor], list[Tensor]]] = {}
-            for own, new in zip(*tensors, strict=True):
-                pair = kinds.setdefault((own.device, own.dtype), ([], []))
-                pair[0].append(own)
-                pair[1].append(new)
-            self._pairs = list(kinds.values())
-        for own, new in self._pairs:
-            if self._average_model.n_averaged == 0:
-                torch._foreach_copy_(own, new)  # pyright: ignore[reportPrivateImportUsage]
-            else:
-                share = torch._foreach_mul(new, 1 - self.decay)  # pyright: ignore[reportPrivateImportUsage]
-                torch._foreach_mul_(own, self.decay)  # pyright: ignore[reportPrivateImportUsage]
-                torch._foreach_add_(own, share)  # pyright: ignore[reportPrivateImportUsage]
-        self._average_model.n_averaged += 1
-
-    def averaged(self, current: TrainingModule) -> TrainingModule:
-        """Return the module with averaged weights."""
-        return current if self._average_model is None else cast("TrainingModule", self._average_model.module)
-
-
-def averaged(averaging: Averaging | None, current: TrainingModule) -> TrainingModule:
-    """Return the averaged module, or the current one if nothing is averaged."""
-    return current if averaging is None else averaging.averaged(current)
+"""Criteria for which higher is better."""
 
 
 def is_better(metric: str, value: float, best: float) -> bool:
-    """Return whether a value of a criterion beats the best so far; a best of NaN is none."""
+    """Return whether a value of a criterion beats the best so far. NaN means that there is none yet."""
     if not math.isfinite(value):
         return False
     return math.isnan(best) or (value > best if metric in HIGHER_IS_BETTER else value < best)
@@ -116,13 +54,13 @@ class Population:
     def __init__(self, context: tuple[int, int]) -> None:
         self.context = context
         self.real: list[Tensor] = []
-        self.found: list[Tensor] = []
+        self.sampled: list[Tensor] = []
         self.control: list[Tensor] = []
 
-    def add(self, real: Tensor, found: Tensor, control: Tensor) -> None:
+    def add(self, real: Tensor, sampled: Tensor, control: Tensor) -> None:
         """Add a set of each."""
         self.real.append(real)
-        self.found.append(found)
+        self.sampled.append(sampled)
         self.control.append(control.double().mean(0))
 
 
@@ -134,11 +72,11 @@ def compare(populations: Mapping[int, Population]) -> dict[str, float]:
     control = {context: torch.stack(means).mean(0).numpy() for context, means in sets.items()}
     energy, fits, changes = [], [], []
     for one in populations.values():
-        distance = population_energy_distance(torch.stack(one.found), torch.stack(one.real))
+        distance = population_energy_distance(torch.stack(one.sampled), torch.stack(one.real))
         energy += [float(distance)] * len(one.real)
-        real, found = _profile(one.real), _profile(one.found)
-        fits.append(r2(real, found))
-        changes.append(correlation_of_changes(real, found, control[one.context]))
+        real, sampled = _profile(one.real), _profile(one.sampled)
+        fits.append(r2(real, sampled))
+        changes.append(correlation_of_changes(real, sampled, control[one.context]))
     return {"energy": float(np.mean(energy)), "r2": float(np.mean(fits)), "pdcorr": float(np.mean(changes))}
 
 
@@ -147,7 +85,7 @@ def _profile(sets: list[Tensor]) -> np.ndarray:
     return torch.cat(sets).double().mean(0).numpy()
 
 
-class Validation(pl.Callback):
+class Validation:
     """Scores the averaged weights every few steps and keeps the best ones in the checkpoint folder.
 
     Parameters
@@ -160,8 +98,8 @@ class Validation(pl.Callback):
         Sets that are computed at once.
     keep
         Whether the best weights are kept, or the scores only.
-    folder, journal, averaging
-        Where the best weights go, where the scores go, where the weights come from.
+    folder, training_log
+        Where the best weights and the scores go.
     """
 
     def __init__(
@@ -171,58 +109,49 @@ class Validation(pl.Callback):
         num_sets: int,
         *,
         folder: CheckpointFolder,
-        journal: TrainingLog,
-        averaging: Averaging | None,
+        training_log: TrainingLog,
         sets_per_pass: int,
         keep: bool = True,
     ) -> None:
         self.sampler, self.loader, self.keep = sampler, loader, keep
         self.num_sets = min(num_sets, sampler.sets_per_epoch)
         self.sets_per_pass = sets_per_pass
-        self.folder, self.journal, self.averaging = folder, journal, averaging
+        self.folder, self.training_log = folder, training_log
         self.best_step, self.best_value = -1, math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"best_step": self.best_step, "best_value": self.best_value}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up what a checkpoint kept."""
-        self.best_step, self.best_value = int(state_dict["best_step"]), float(state_dict["best_value"])
+        self.best_step, self.best_value = int(state["best_step"]), float(state["best_value"])
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, loop: TrainingLoop) -> None:
         """Validate if it is time."""
-        assert isinstance(pl_module, TrainingModule)
-        if not ends_step(trainer, batch_idx):
+        settings, step = loop.settings, loop.step
+        if step % settings.valid_every and step != loop.max_steps:
             return
-        settings, step = pl_module.config.train, trainer.global_step
-        if step % settings.valid_every and step != trainer.max_steps:
-            return
-        module = averaged(self.averaging, pl_module)
         began = time.monotonic()
-        scores = self.scores(module)
+        scores = self.scores(loop.averaged)
         seconds = time.monotonic() - began
-        self.journal.pace.validated(seconds)
-        self.journal.add(trainer, "valid", scores)
+        self.training_log.throughput.validated(seconds)
+        self.training_log.add(step, "valid", scores)
         metric = settings.valid_metric
         value = scores["total" if metric == "loss" else metric]
         better = self.keep and is_better(metric, value, self.best_value)
-        if trainer.is_global_zero:
+        if loop.first_process:
             logger.info(
                 "validation at step %d: energy distance %.4g, R² %.4g, correlation of changes %.4g, loss %.4g%s (%s)",
                 step, *(scores[name] for name in ("energy", "r2", "pdcorr", "total")),
                 ", best so far" if better else "", span(seconds),
             )  # fmt: skip
         if better:
-            self._keep(trainer, module, step, value)
-
-    def _keep(self, trainer: pl.Trainer, module: TrainingModule, step: int, value: float) -> None:
-        if trainer.is_global_zero:
-            former = self.folder.best(self.best_step) if self.best_step >= 0 else None
-            self.folder.keep(self.folder.best(step), module.denoiser, write_weights, instead_of=former)
-        self.best_step, self.best_value = step, value
+            if loop.first_process:
+                former = self.folder.best(self.best_step) if self.best_step >= 0 else None
+                best = loop.averaged.denoiser
+                self.folder.keep(self.folder.best(step), best, write_weights, instead_of=former)
+            self.best_step, self.best_value = step, value
 
     @torch.no_grad()
     def scores(self, module: TrainingModule) -> dict[str, float]:
@@ -240,8 +169,8 @@ class Validation(pl.Callback):
             cells = self._cells(module, positions, batch).cpu()
             contexts = zip(batch.cell_type.tolist(), batch.batch.tolist(), strict=True)
             for b, (condition, context) in enumerate(zip(batch.condition.tolist(), contexts, strict=True)):
-                own = populations.setdefault(condition, Population(context))
-                own.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
+                population = populations.setdefault(condition, Population(context))
+                population.add(batch.target[b].cpu(), cells[b], batch.control[b].cpu())
         loss = {name: value / self.num_sets for name, value in totals.items()}
         return {**loss, **compare(populations)}
 
@@ -259,9 +188,8 @@ class Validation(pl.Callback):
         return Draws(t, noise, torch.zeros(len(positions), dtype=torch.bool, device=module.device), False)
 
     def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, call: int) -> Tensor:
-        device, seed = module.device, module.config.seed
-        own = (generator(device, VALIDATION, seed, p, call) for p in positions)
-        return torch.stack([torch.randn(shape, generator=g, device=device) for g in own])
+        chance = (generator("cpu", VALIDATION, module.config.seed, p, call) for p in positions)
+        return torch.stack([torch.randn(shape, generator=one) for one in chance]).to(module.device)
 
     def _cells(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Tensor:
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""

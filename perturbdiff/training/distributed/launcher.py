@@ -1,8 +1,10 @@
 """Start the training processes on this node and end with their exit code (``python -m``).
 
-It differs from torchrun in three ways. The exit code is that of the processes (75: stopped early; 2: the user can fix
+It differs from torchrun in four ways. The exit code is that of the processes (75: stopped early; 2: the user can fix
 it; 128 + n: killed by signal n), where torchrun always ends with 1. Signals reach the processes and leave them time for
-a checkpoint. On several nodes, a failure on one node ends the others. Run it on each node, inside the container.
+a checkpoint; SIGUSR1 ends torchrun alone and leaves its processes behind. The processes of one node meet in a file that
+only their user can open, and not at a port. On several nodes, a failure on one node ends the others. Run it on each
+node, inside the container.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ GRACE = 15.0
 """Seconds that processes have to end by themselves after another one has failed."""
 
 _PAUSE = 0.1
-_SETTLE = 2.0  # seconds: a process that lost its peer may be seen to end before that peer
+_SETTLE = 2.0  # seconds; a process that lost its peer may end before that peer is seen to have ended
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LINES = 20
 
@@ -66,14 +68,13 @@ class Place:
 def threads(env: Mapping[str, str], processes: int) -> int:
     """Return the number of threads per process, so that together they use the task's CPUs."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    given = env.get("OMP_NUM_THREADS", "")
-    return max((int(given) if given.isdigit() else allowed) // processes, 1)
+    setting = env.get("OMP_NUM_THREADS", "")
+    return max((int(setting) if setting.isdigit() else allowed) // processes, 1)
 
 
 def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process: that of torchrun, with the threads divided among processes."""
-    each = str(threads(env, place.processes))
-    own = {
+    of_torchrun = {
         "RANK": place.node * place.processes + local,
         "WORLD_SIZE": place.nodes * place.processes,
         "LOCAL_RANK": local,
@@ -85,12 +86,12 @@ def environment(place: Place, local: int, run: str, env: Mapping[str, str]) -> d
         "TORCHELASTIC_USE_AGENT_STORE": True,
         LAUNCHER: os.getpid(),
     }
-    given = {**env, **dict.fromkeys(THREADS, each)}
+    variables = {**env, **dict.fromkeys(THREADS, str(threads(env, place.processes)))}
     if place.nodes == 1 and sys.platform == "linux":
         for backend in ("GLOO", "NCCL"):  # independent of host name resolution, and closed to other machines
-            given.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
-    given.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides advice about DDP that does not apply
-    return given | {name: str(value) for name, value in own.items()}
+            variables.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
+    variables.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides advice about DDP that does not apply
+    return variables | {name: str(value) for name, value in of_torchrun.items()}
 
 
 class Ranks:
@@ -230,24 +231,28 @@ class Nodes:
             return True
 
     def gather(self, codes: dict[int, int]) -> dict[int, int]:
-        """Return the exit codes of all nodes' processes. A node that does not answer counts as killed."""
+        """Publish the exit codes of this node's processes, collect those of all nodes, and leave together.
+
+        A node that does not answer counts as killed.
+        """
         if self._store is None:
             return codes
-        names = [f"codes {node}" for node in range(self._place.nodes)]
-        found = dict(codes)
         try:
-            self._store.set(names[self._place.node], json.dumps(codes))
-            for node, name in enumerate(names):
-                try:
-                    self._store.wait([name], timedelta(seconds=2 * GRACE))
-                except RuntimeError:
-                    found[node * self._place.processes] = -signal.SIGKILL
-                else:
-                    found |= {int(r): code for r, code in json.loads(self._store.get(name)).items()}
+            self._store.set(f"codes {self._place.node}", json.dumps(codes))
+            collected = [self._collect(self._store, node) for node in range(self._place.nodes)]
             self._leave(self._store)
+        except RuntimeError:  # the first node is gone, and the store with it
+            return codes | {0: -signal.SIGKILL}
+        return dict(item for node_codes in collected for item in node_codes.items())
+
+    def _collect(self, store: Store, node: int) -> dict[int, int]:
+        """Return the exit codes of a node's processes. If it does not answer, its first process counts as killed."""
+        name = f"codes {node}"
+        try:
+            store.wait([name], timedelta(seconds=2 * GRACE))
         except RuntimeError:
-            found[0] = -signal.SIGKILL
-        return found
+            return {node * self._place.processes: -signal.SIGKILL}
+        return {int(rank): code for rank, code in json.loads(store.get(name)).items()}
 
     def _leave(self, store: Store) -> None:
         """Exit on node 0 last, because it hosts the store. Nodes exit close together, because srun kills stragglers."""
@@ -277,13 +282,13 @@ def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
 
 def run(place: Place, command: Sequence[str]) -> int:
     """Start the processes of this node, wait for those of all nodes and return the run's exit code."""
-    with _heard() as heard:
+    with _collected_signals() as signals:
         store, place = _store(place)
         nodes = Nodes(store, place)
         ranks = Ranks(place, nodes.name(), command)
         while True:
-            while heard:
-                ranks.signal(heard.pop(0))
+            while signals:
+                ranks.signal(signals.pop(0))
             codes = ranks.ended()
             if any(codes.values()) or ranks.all_ended() or nodes.other_failed():
                 break
@@ -306,18 +311,18 @@ def run(place: Place, command: Sequence[str]) -> int:
 
 
 @contextmanager
-def _heard() -> Iterator[list[int]]:
+def _collected_signals() -> Iterator[list[int]]:
     """Collect signals while the block runs, so that they can be passed on to the processes."""
-    heard: list[int] = []
+    received: list[int] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        heard.append(number)
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
 
-    before = {number: signal.signal(number, hear) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, receive) for number in _SIGNALS}
     try:
-        yield heard
+        yield received
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -347,9 +352,9 @@ def _report(ranks: Ranks, rank: int, code: int) -> None:
         print(f"error: {where} was killed ({name}){hint}; the others were stopped", file=sys.stderr)
     elif rank and code != EXIT_STOPPED_EARLY:
         path, lines = ranks.last_lines(rank)
-        clear = [line for line in lines if line.startswith("error:")]
-        if code == EXIT_USER_ERROR and clear:
-            print(f"{clear[-1]} ({where})", file=sys.stderr)
+        errors = [line for line in lines if line.startswith("error:")]
+        if code == EXIT_USER_ERROR and errors:
+            print(f"{errors[-1]} ({where})", file=sys.stderr)
             return
         print(
             "\n".join([f"error: {where} failed with code {code}; {path} ends with:", *lines]), file=sys.stderr
@@ -364,9 +369,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--node", type=int, default=0, help="number of this node")
     parser.add_argument("--first", default="127.0.0.1:0", metavar="HOST:PORT", help="of the first node")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what each process runs")
-    given = parser.parse_args(arguments)
-    address, _, port = given.first.rpartition(":")
-    return run(Place(given.processes, given.nodes, given.node, address, int(port)), given.command)
+    options = parser.parse_args(arguments)
+    address, _, port = options.first.rpartition(":")
+    place = Place(options.processes, options.nodes, options.node, address, int(port))
+    return run(place, options.command)
 
 
 if __name__ == "__main__":

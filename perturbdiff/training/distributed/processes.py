@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +21,6 @@ from perturbdiff.runtime.shared_memory import Node
 from perturbdiff.runtime.task_runner import end_with
 
 if TYPE_CHECKING:
-    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
@@ -90,29 +90,6 @@ class Processes:
             return None
         return Node(self.run, self.local_rank, self.per_node)
 
-    def environment(self) -> ClusterEnvironment:
-        """Return Lightning's environment, chosen so that Lightning neither guesses nor requeues jobs."""
-        # Imported here: sampling needs this module but not Lightning, which takes seconds to load.
-        from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-        from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-        from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-
-        if self.launcher == "torchrun":
-            return TorchElasticEnvironment()
-        return SLURMEnvironment(auto_requeue=False) if self.launcher == "srun" else LightningEnvironment()
-
-    def trainer_options(self, device: Literal["cpu", "cuda"]) -> dict[str, Any]:
-        """Return the arguments of the Trainer for devices and nodes."""
-        # Layers of one data set or kind of label get no gradient on a rank whose sets come from another.
-        strategy = "ddp_find_unused_parameters_true" if self.world_size > 1 else "auto"
-        return {
-            "accelerator": "gpu" if device == "cuda" else "cpu",
-            "devices": self.per_node,
-            "num_nodes": self.world_size // self.per_node,
-            "strategy": strategy,
-            "plugins": [self.environment()],
-        }
-
     def meet(self, device: Literal["cpu", "cuda"]) -> None:
         """Wait until all processes have started, check that they fit together, and create their group.
 
@@ -126,20 +103,20 @@ class Processes:
         _end_with_launcher()
         _check_gpus(device, self.per_node)
         store = self._store()
-        mine = {"device": device, "host": platform.node()}
+        ours = {"device": device, "host": platform.node()}
         name = f"hello {next(_COUNT)} of"
-        store.set(f"{name} {self.rank}", json.dumps(mine))
+        store.set(f"{name} {self.rank}", json.dumps(ours))
         for other in range(self.world_size):
             theirs = json.loads(self._get(f"{name} {other}"))
             if theirs["device"] != device:
                 raise UserError(
-                    f"process {self.rank} on {mine['host']} computes on {device}, process {other} on "
+                    f"process {self.rank} on {ours['host']} computes on {device}, process {other} on "
                     f"{theirs['host']} on {theirs['device']}; leave that node out or give --device cpu"
                 )
         self._join(device)
 
     def _join(self, device: Literal["cpu", "cuda"]) -> None:
-        """Create PyTorch's group of all processes. Lightning itself would use a port that is open to anyone."""
+        """Create PyTorch's group of all processes. By itself PyTorch would open a port to anyone."""
         import torch.distributed as torch_group
         from torch.distributed.distributed_c10d import PrefixStore
 
@@ -173,12 +150,12 @@ class Processes:
             return work()
         store, name = self._store(), f"{name} {next(_COUNT)}"
         if self.rank:
-            found = json.loads(self._get(name))
-            if found["error"] is None:
-                return found["result"]
+            answer = json.loads(self._get(name))
+            if answer["error"] is None:
+                return answer["result"]
             for kind in (UserError, StoppedEarly):
-                if found["error"] == kind.__name__:
-                    raise kind(found["result"])
+                if answer["error"] == kind.__name__:
+                    raise kind(answer["result"])
             logger.info("the first process stopped; see its messages")
             raise SystemExit(EXIT_FAILURE)
         error, result = None, None
@@ -205,15 +182,15 @@ class Processes:
 
         if MEETING in os.environ:
             return FileStore(os.environ[MEETING], -1)
-        where = self.environment()
-        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = where.main_address, str(where.main_port)
+        address, port = first_node()
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address, str(port)
         wait = timedelta(seconds=START_SECONDS)
         try:
             store, *_ = next(rendezvous("env://", self.rank, self.world_size, timeout=wait))
         except DistError as error:
             raise UserError(
                 f"process {self.rank} on {platform.node()} does not reach the first one at "
-                f"{where.main_address}, port {where.main_port}: {str(error).splitlines()[0]}"
+                f"{address}, port {port}: {str(error).splitlines()[0]}"
             ) from None
         return store
 
@@ -226,6 +203,18 @@ class Processes:
         except RuntimeError:
             logger.info("the launcher or the first process ended")
             raise SystemExit(EXIT_FAILURE) from None
+
+
+def first_node(env: Mapping[str, str] = os.environ) -> tuple[str, int]:
+    """Return the address of the first node and the port at which the processes of several nodes meet.
+
+    torchrun gives both. Under srun the address is the first of the step's nodes, and the port follows from the job's
+    number, so that two jobs on a node seldom meet.
+    """
+    nodes = env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", "localhost"))
+    first = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", nodes).split(",")[0]  # node[01-03,07],other → node01
+    port = 15000 + int(env.get("SLURM_JOB_ID", "0")[-4:])
+    return env.get("MASTER_ADDR", first), int(env.get("MASTER_PORT", port))
 
 
 def meeting_name(what: str) -> str:
@@ -245,8 +234,7 @@ def lost(error: BaseException) -> bool:
     """Return whether an error only means that another process is gone."""
     from torch.distributed import DistError
 
-    text = str(error)
-    broken = (
+    texts = (
         "Connection closed by peer",
         "Connection reset by peer",
         "Broken pipe",
@@ -254,7 +242,7 @@ def lost(error: BaseException) -> bool:
         "NCCL",
     )
     return isinstance(error, DistError) or (
-        isinstance(error, RuntimeError) and any(words in text for words in broken)
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
     )
 
 

@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,6 +67,13 @@ def predicted(adata):
     return adata[adata.obs["source"] == "predicted"]
 
 
+def test_baselines_are_documented_as_they_are():
+    page = (Path(__file__).parents[3] / "docs" / "baselines.md").read_text()
+    table = page.partition("## Methods of the package")[2].partition("## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{name}` | {one.cell} | {one.unseen} |" for name, one in simple.BASELINES.items()]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_as_many_cells_as_in_truth_and_the_real_controls(facts, made_by, name):
     obs, values = facts
@@ -86,24 +94,6 @@ def test_expression_of_held_out_cells_is_never_read(small, noisy, made_by, tmp_p
     """With noise in the place of the test cells the predictions are the same to the bit."""
     new = read_predictions(predict(name, noisy, small.split, tmp_path / "after.h5ad"))
     np.testing.assert_array_equal(made_by(name).X.toarray(), new.X.toarray())
-
-
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [
-        ("mean-perturbation", "perturbation"),
-        ("mean-celltype", "cell_type"),
-        ("mean-batch", "batch"),
-        ("mean-overall", None),
-    ],
-)
-def test_means_are_those_of_all_training_cells(facts, made_by, name, column):
-    obs, values = facts
-    made = predicted(made_by(name))
-    train = obs["part"] == "train"
-    for i in range(made.n_obs):
-        use = train & (obs[column] == made.obs[column].iloc[i]) if column else train
-        np.testing.assert_allclose(made.X[i].toarray()[0], values[use].mean(axis=0), rtol=1e-5)
 
 
 def test_unseen_group_gets_the_overall_mean(facts, tmp_path, caplog):
@@ -142,23 +132,6 @@ def test_control_and_resample_copy_the_right_cells(facts, made_by):
             assert len(np.unique(made.X[rows].toarray(), axis=0)) == len(rows)
 
 
-def test_nearest_context_adds_the_change_of_the_same_cell_type(facts, made_by):
-    obs, values = facts
-    copies = predicted(made_by("control"))
-    made = predicted(made_by("nearest-context"))
-
-    def mean(**labels):
-        use = np.all([obs[k] == v for k, v in labels.items()], axis=0)
-        return values[use].astype(np.float64).mean(axis=0)
-
-    for i in range(made.n_obs):
-        kind, label = made.obs["cell_type"].iloc[i], made.obs["perturbation"].iloc[i]
-        change = mean(cell_type=kind, batch="d1", perturbation=label)
-        change = change - mean(cell_type=kind, batch="d1", perturbation="control")
-        expected = np.maximum(copies.X[i].toarray()[0] + change, 0)
-        np.testing.assert_allclose(made.X[i].toarray()[0], expected, atol=1e-5)
-
-
 def test_predictions_depend_on_the_seed(small, made_by, tmp_path):
     predict("resample", small.store, small.split, tmp_path / "p.h5ad", seed=1)
     other = read_predictions(tmp_path / "p.h5ad")
@@ -166,13 +139,13 @@ def test_predictions_depend_on_the_seed(small, made_by, tmp_path):
 
 
 def test_record_tells_what_learning_and_predicting_took(small, tmp_path):
-    out = predict("linear", small.store, small.split, tmp_path / "p.h5ad")
+    out = predict("linear", small.store, small.split, tmp_path / "p.h5ad", seed=2)
     spent = json.loads((tmp_path / "p.h5ad.run.json").read_text())["method_run"]
     for kind in ("seconds", "cpu_seconds"):
         assert set(spent[kind]) == {"train", "predict"}
         assert min(spent[kind].values()) >= 0
     facts = read_predictions(out).uns["perturbdiff"]
-    assert (facts["baseline"], facts["baseline_kind"], facts["seed"]) == ("linear", "built-in", 0)
+    assert (facts["baseline"], facts["baseline_kind"], facts["seed"]) == ("linear", "built-in", 2)
     assert facts["controls"] == "balanced"
 
 
@@ -220,39 +193,6 @@ def test_condition_means_across_block_borders(small, monkeypatch):
     assert list(whole) == list(pieces) == list(range(len(store.conditions)))
     for c, mean in whole.items():
         np.testing.assert_allclose(pieces[c], mean, rtol=1e-12)
-
-
-def reference(y, g, p, ridge):
-    """The published closed form, all conditions at once."""
-    b = y.mean(axis=1, keepdims=True)
-    inverse = np.linalg.inv
-    left = inverse(g.T @ g + ridge * np.eye(g.shape[1])) @ g.T
-    return left @ (y - b) @ p.T @ inverse(p @ p.T + ridge * np.eye(len(p))), b[:, 0]
-
-
-def sums(y, label, number):
-    changes, counts = np.zeros((number, len(y))), np.bincount(label, minlength=number)
-    np.add.at(changes, label, y.T)
-    return changes, counts
-
-
-def test_linear_solution_is_the_closed_form():
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 4, 11)
-    y, g, e = rng.normal(size=(40, 11)), rng.normal(size=(40, 5)), rng.normal(size=(4, 3))
-    weights, mean = simple.solve(*sums(y, label, 4), g, e)
-    expected, b = reference(y, g, e[label].T, simple.RIDGE)
-    np.testing.assert_allclose(weights, expected)
-    np.testing.assert_allclose(mean, b)
-
-
-def test_linear_without_ridge_gives_the_mean_change_of_each_perturbation():
-    rng = np.random.default_rng(1)
-    label = np.repeat(np.arange(3), 3)
-    y = rng.normal(size=(20, 9))
-    weights, mean = simple.solve(*sums(y, label, 3), np.eye(20), np.eye(3), ridge=0)
-    for j in range(3):
-        np.testing.assert_allclose(weights[:, j] + mean, y[:, label == j].mean(axis=1))
 
 
 @pytest.mark.parametrize("shape", [(6, 30), (30, 12)])

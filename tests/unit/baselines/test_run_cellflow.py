@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-import anndata
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
+from adapter_task import write_task_folder
 
 from perturbdiff.baselines.external import known_tools
 
-LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL = "non-targeting"
 LINES = [
     (CONTROL, "T", "1"),
@@ -44,28 +40,11 @@ def cells(adapter: ModuleType) -> ModuleType:
 @pytest.fixture
 def make_task(tmp_path: Path, adapter: ModuleType):
     def make(queries, lines=LINES, **options):
-        obs = pd.DataFrame(lines, columns=pd.Index(LABELS)).astype("category")
-        obs["is_control"] = (obs["perturbation"] == CONTROL).to_numpy()
-        obs["n_counts"] = np.float32(10)
-        obs.index = obs.index.astype(str)
         values = np.random.default_rng(0).exponential(size=(len(lines), 5)).astype(np.float32)
-        anndata.AnnData(sp.csr_matrix(values), obs=obs).write_h5ad(tmp_path / "train.h5ad")
-        pd.DataFrame(queries, columns=pd.Index([*LABELS, "control_row"])).to_csv(
-            tmp_path / "queries.csv", index=False
-        )
-        facts = {"contract": 1, "method": "cellflow", "control": CONTROL, "target_sum": 10.0, "seed": 0}
-        facts |= {"has_counts": True, "threads": 1, "device": "cpu", "device_required": False}
-        facts["settings"] = known_tools.load("cellflow").resolve("quick", options)
-        (tmp_path / "task.json").write_text(json.dumps(facts))
+        write_task_folder(tmp_path, "cellflow", lines, values, queries, options, n_counts=10, target_sum=10.0)
         return adapter.Task(tmp_path)
 
     return make
-
-
-def test_every_setting_is_used() -> None:
-    tool = known_tools.load("cellflow")
-    source = tool.adapter.read_text()
-    assert [name for name in tool.settings if not re.search(rf"\b(settings|s)\.{name}\b", source)] == []
 
 
 def test_components_are_those_of_the_centred_cells(cells) -> None:

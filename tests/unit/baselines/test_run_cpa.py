@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import anndata
 import numpy as np
-import pandas as pd
 import pytest
-import scipy.sparse as sp
+from adapter_task import LABELS, write_task_folder
 
 from perturbdiff.baselines.external import known_tools
 
-LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL = "no treatment"
 TARGET_SUM = 50.0
 
@@ -38,28 +33,13 @@ def counts() -> np.ndarray:
 def make_task(tmp_path: Path, adapter: ModuleType, counts: np.ndarray):
     def make(queries, *, has_counts: bool = True, **options):
         labels = [(CONTROL, "T", "1")] * 4 + [("A+B", "T", "1")] * 3 + [("<PAD>", "T_1", "1")] * 3
-        obs = pd.DataFrame(labels, columns=pd.Index(LABELS)).astype("category")
-        obs["is_control"] = (obs["perturbation"] == CONTROL).to_numpy()
         depth = counts.sum(axis=1) + 7
-        obs["n_counts"] = depth.astype(np.float32)
-        obs.index = obs.index.astype(str)
         values = np.log1p(counts / depth[:, None] * TARGET_SUM).astype(np.float32)
-        anndata.AnnData(sp.csr_matrix(values), obs=obs).write_h5ad(tmp_path / "train.h5ad")
-        columns = pd.Index([*LABELS, "control_row"])
-        pd.DataFrame(queries, columns=columns).to_csv(tmp_path / "queries.csv", index=False)
-        facts = {"contract": 1, "method": "cpa", "control": CONTROL, "target_sum": TARGET_SUM, "seed": 0}
-        facts |= {"has_counts": has_counts, "threads": 1, "device": "cpu", "device_required": False}
-        facts["settings"] = known_tools.load("cpa").resolve("quick", options)
-        (tmp_path / "task.json").write_text(json.dumps(facts))
+        facts = {"n_counts": depth, "target_sum": TARGET_SUM, "has_counts": has_counts}
+        write_task_folder(tmp_path, "cpa", labels, values, queries, options, **facts)
         return adapter.Task(tmp_path)
 
     return make
-
-
-def test_every_setting_is_used():
-    tool = known_tools.load("cpa")
-    source = tool.adapter.read_text()
-    assert [name for name in tool.settings if not re.search(rf'(settings\.|"){name}\b', source)] == []
 
 
 def test_labels_become_codes_without_meaning_to_cpa(adapter, make_task):

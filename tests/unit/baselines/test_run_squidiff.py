@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
@@ -11,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.baselines.external import known_tools
 from perturbdiff.baselines.external.task_folder import ADAPTERS
 
 torch = pytest.importorskip("torch")
@@ -103,19 +100,3 @@ def test_a_predicted_cell_is_written_as_the_noise_that_leads_to_it(
     torch.testing.assert_close(
         found(a.sqrt() * cell + (1 - a).sqrt() * noise, timesteps, z_mod=None), noise, rtol=1e-5, atol=1e-5
     )
-
-
-def test_importing_the_adapter_needs_no_squidiff() -> None:
-    code = "import sys, run_squidiff; print(run_squidiff.LATENT, 'Squidiff' in sys.modules)"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ADAPTERS, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "60 False\n"
-
-
-def test_quick_is_smaller_than_recommended() -> None:
-    tool = known_tools.load("squidiff")
-    recommended, quick = tool.resolve("recommended", {}), tool.resolve("quick", {})
-    assert all(quick[name] < recommended[name] for name in ("width", "steps", "sample_steps"))
-    assert recommended["predict_xstart"]
-    assert quick["predict_xstart"]

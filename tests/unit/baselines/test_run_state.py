@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -15,12 +12,11 @@ import anndata
 import numpy as np
 import pandas as pd
 import pytest
-import scipy.sparse as sp
+from adapter_task import LABELS, write_task_folder
 
 from perturbdiff.baselines.external import known_tools
 from perturbdiff.baselines.external.task_folder import ADAPTERS
 
-LABELS = ["perturbation", "cell_type", "batch"]
 CONTROL, ODD = "no treatment", 'drug "A", 1.0µM/${x} [b]'
 
 
@@ -34,21 +30,9 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def folder(tmp_path: Path) -> Path:
     """A task: cell type 'T.1' with controls and a perturbation with an odd name, 'B' with controls alone."""
     labels = [(CONTROL, "T.1", "1")] * 6 + [(ODD, "T.1", "1")] * 5 + [(CONTROL, "B", "1")] * 4
-    obs = pd.DataFrame(labels, columns=pd.Index(LABELS)).astype("category")
-    obs["is_control"] = (obs["perturbation"] == CONTROL).to_numpy()
-    obs["n_counts"] = np.float32(100)
-    obs.index = obs.index.astype(str)
-    values = np.random.default_rng(0).poisson(1.0, (len(obs), 4)).astype(np.float32)
-    anndata.AnnData(sp.csr_matrix(values), obs=obs).write_h5ad(tmp_path / "train.h5ad")
+    values = np.random.default_rng(0).poisson(1.0, (len(labels), 4)).astype(np.float32)
     queries = [(ODD, "B", "1", row) for row in (11, 12, 13, 14, 11)]
-    pd.DataFrame(queries, columns=pd.Index([*LABELS, "control_row"])).to_csv(
-        tmp_path / "queries.csv", index=False
-    )
-    settings = known_tools.load("state").resolve("quick", {})
-    facts = {"contract": 1, "method": "state", "control": CONTROL, "target_sum": 1e4, "has_counts": True}
-    facts |= {"seed": 3, "threads": 1, "device": "cpu", "settings": settings}
-    (tmp_path / "task.json").write_text(json.dumps(facts))
-    return tmp_path
+    return write_task_folder(tmp_path, "state", labels, values, queries, seed=3)
 
 
 def task(folder: Path, **settings: Any) -> Any:
@@ -163,12 +147,3 @@ def test_sets_follow_the_seed(adapter: ModuleType) -> None:
 
     assert made(1) == made(1)
     assert made(1) != made(2)
-
-
-def test_the_adapter_loads_no_library_of_the_tool() -> None:
-    """In a process of its own: other tests load lightning."""
-    code = "import sys, run_state; print(sorted({'state', 'cell_load', 'lightning', 'torch'} & set(sys.modules)))"
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=ADAPTERS, capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "[]\n"

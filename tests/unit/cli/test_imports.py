@@ -18,14 +18,18 @@ def imported(module, names):
     [
         (
             "perturbdiff.sampling",
-            ("lightning", "lightning_fabric", "pytorch_lightning", "tensorboard", "scanpy"),
+            ("tensorboard", "scanpy"),
         ),
-        ("perturbdiff.embeddings", ("lightning", "transformers", "huggingface_hub")),
+        ("perturbdiff.embeddings", ("transformers", "huggingface_hub")),
         ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
         ("perturbdiff.store.store_head", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
             "perturbdiff.training.training_stages",
-            ("lightning", "torch._dynamo", "triton", "anndata", "dask", "matplotlib"),
+            ("torch._dynamo", "triton", "anndata", "dask", "matplotlib"),
+        ),
+        (
+            "perturbdiff.training.fit",
+            ("torch._dynamo", "triton", "anndata", "dask", "matplotlib", "tensorboard"),
         ),
     ],
 )

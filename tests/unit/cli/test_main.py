@@ -11,7 +11,7 @@ from perturbdiff.cli import main, options
 from perturbdiff.cli.options import Program, Work
 from perturbdiff.runtime.errors import INTERRUPTED, StoppedEarly, UserError
 
-HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning", "pydantic", "rich")
+HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "pydantic", "rich")
 
 
 def test_help_imports_nothing_heavy():

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from tiny_data import TINY, tiny_counts
 
-HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr", "lightning")
+HEAVY = ("torch", "numpy", "pandas", "anndata", "scanpy", "zarr")
 
 
 @pytest.mark.parametrize("command", [[], ["build"], ["align"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import doctor
-from perturbdiff.doctor import container, findings, folders, machine, programs, slurm_job
+from perturbdiff.doctor import findings, folders, job, machine, programs
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -28,14 +28,14 @@ def only(tmp_path, monkeypatch):
     for name in list(doctor.os.environ):
         if name.startswith("SLURM"):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(container, "_MARK", tmp_path / "no-container")
+    monkeypatch.setattr(job, "_MARK", tmp_path / "no-container")
     monkeypatch.setattr(machine, "_DEVICES", tmp_path / "dev")
     torch_sees(monkeypatch)
     return folder
 
 
-def torch_sees(monkeypatch, *names, cuda="13.2", said=""):
-    seen = {"version": "2.15.0", "cuda": cuda, "names": names, "said": said}
+def torch_sees(monkeypatch, *names, cuda="13.2", warnings=""):
+    seen = {"version": "2.15.0", "cuda": cuda, "names": names, "warnings": warnings}
     monkeypatch.setattr(machine, "_PROBE", f"print({json.dumps(seen)!r})")
 
 
@@ -158,7 +158,7 @@ def test_a_job_whose_end_is_near_or_unknown(only, monkeypatch, end, squeue, stat
         monkeypatch.setenv("PD_END_TIME", str(int(time.time()) + int(end)) if end.isdigit() else end)
     if squeue:
         program(only, "squeue", f"echo {squeue}")
-    check = slurm_job.time_left()
+    check = job.time_left()
     assert check.status == status
     assert said in check.found + check.remedy
     assert (squeue or "") in check.found
@@ -175,10 +175,10 @@ def test_a_job_whose_end_is_near_or_unknown(only, monkeypatch, end, squeue, stat
     ],
 )
 def test_gpus_of_the_job_are_counted(only, monkeypatch, variables, number):
-    assert slurm_job.gpus_given() is None
+    assert job.gpus_given() is None
     for name, value in ({"SLURM_JOB_ID": "1"} | variables).items():
         monkeypatch.setenv(name, value)
-    assert slurm_job.gpus_given() == number
+    assert job.gpus_given() == number
 
 
 def test_gpus_given_but_not_seen_are_explained(only, tmp_path, monkeypatch):
@@ -202,7 +202,7 @@ def test_gpus_given_but_not_seen_are_explained(only, tmp_path, monkeypatch):
         'if [ $# = 0 ]; then echo "| CUDA Version: 12.4 |"; else echo "NVIDIA A100, 550.1"; fi',
     )
     assert "the driver is for CUDA 12.4" in gpu().remedy
-    torch_sees(monkeypatch, cuda="12.8", said="CUDA initialization: out of order")
+    torch_sees(monkeypatch, cuda="12.8", warnings="CUDA initialization: out of order")
     assert "out of order" in gpu().remedy
     torch_sees(monkeypatch, cuda=None)
     assert "without CUDA" in gpu().remedy
@@ -248,7 +248,7 @@ def test_in_a_container_it_says_which_image_and_asks_for_no_programs(only, tmp_p
     (mark / "labels.json").write_text(
         json.dumps({f"org.opencontainers.image.{k}": v for k, v in labels.items()})
     )
-    monkeypatch.setattr(container, "_MARK", mark)
+    monkeypatch.setattr(job, "_MARK", mark)
     for name, value in {
         "APPTAINER_CONTAINER": "/images/perturbdiff.sif",
         "PD_IMAGE_ID": "sha256:00ff",
@@ -262,9 +262,9 @@ def test_in_a_container_it_says_which_image_and_asks_for_no_programs(only, tmp_p
     assert checks["home"].found.startswith("not visible, not needed")
     assert not {"Java", "Nextflow", "Slurm", "Apptainer", "accounts"} & set(checks)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "home" / ".cache"))
-    assert "NUMBA_CACHE_DIR" in container.home().remedy
+    assert "NUMBA_CACHE_DIR" in job.home().remedy
     (mark / "labels.json").write_text("{}")
-    assert container.describe().status == "note"
+    assert job.image().status == "note"
 
 
 def test_temporary_files_need_a_folder_that_is_there(only, tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_folders_are_known_by_their_file_system(only, tmp_path, monkeypatch, mou
         f"/dev/vda / ext4 rw 0 0\nserver:/x {escaped} {mount} 0 0\nb {place.parent}/other xfs rw 0 0\n"
     )
     monkeypatch.setattr(folders, "_MOUNTS", mounts)
-    checks = {check.name: check for check in folders.look(place / "results" / "new", asked_for=True)}
+    checks = {check.name: check for check in folders.look(place / "results" / "new", required=True)}
     assert checks["sharing"].status == sharing
     assert checks["locks"].status == locks
     assert mount.split()[0] in checks["folder"].found
@@ -399,4 +399,4 @@ def test_the_probe_tells_what_torch_sees():
     told = json.loads(
         (findings.ask(sys.executable, "-c", machine._PROBE, timeout=120, alone=True) or "").splitlines()[-1]
     )
-    assert set(told) == {"version", "cuda", "names", "said"}
+    assert set(told) == {"version", "cuda", "names", "warnings"}

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate
-from perturbdiff.evaluation.readers import anndata_reader
+from perturbdiff.io import row_file
 from perturbdiff.runtime.errors import UserError
 
 GENES = [f"g{i}" for i in range(30)]
@@ -106,7 +106,7 @@ def test_a_second_run_has_nothing_to_do_and_a_forced_one_writes_the_same(files, 
 
 @pytest.mark.parametrize("suffix", [".h5ad", ".zarr"])
 def test_format_density_row_and_gene_order_do_not_matter(files, tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)  # read from disk in runs of rows
+    monkeypatch.setattr(row_file, "HELD_VALUES", 0)  # read from disk in runs of rows
     rng = np.random.default_rng(5)
     shuffled = make(1)[rng.permutation(len(make(1)))][:, rng.permutation(len(GENES))].copy()
     if suffix == ".zarr":

@@ -14,9 +14,10 @@ import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.readers import anndata_reader
-from perturbdiff.evaluation.readers.anndata_reader import AnnDataReader
-from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth, read_labels
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.readers.labelled_rows import read_labelled_rows
+from perturbdiff.io import row_file
+from perturbdiff.io.row_file import RowFile
 from perturbdiff.runtime.errors import UserError
 
 LAYOUTS = {
@@ -43,9 +44,9 @@ def written(adata, folder, kind):
 
 def from_disk(monkeypatch, *, scattered):
     """Make readers hold nothing, and see rows as scattered or not."""
-    monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
-    monkeypatch.setattr(anndata_reader, "scattered", lambda *_: scattered)
-    monkeypatch.setattr(anndata_reader, "_PIECE", 300)
+    monkeypatch.setattr(row_file, "HELD_VALUES", 0)
+    monkeypatch.setattr(row_file, "scattered", lambda *_: scattered)
+    monkeypatch.setattr(row_file, "_PIECE", 300)
 
 
 @pytest.mark.parametrize(("kind", "layout", "way"), CASES)
@@ -91,9 +92,9 @@ def test_scattered_rows_are_those_whose_chunks_would_be_decoded_again_and_again(
     together = np.split(np.arange(100_000), 100)
     apart = [np.arange(k, 100_000, 100) for k in range(100)]
     few = [np.arange(k, k + 3) for k in range(0, 1000, 10)]
-    assert not anndata_reader.scattered(together, ends, 1 << 16)
-    assert anndata_reader.scattered(apart, ends, 1 << 16)
-    assert not anndata_reader.scattered(few, ends, 1 << 16)
+    assert not row_file.scattered(together, ends, 1 << 16)
+    assert row_file.scattered(apart, ends, 1 << 16)
+    assert not row_file.scattered(few, ends, 1 << 16)
 
 
 def test_stored_zeros_unsorted_and_repeated_entries_are_tidied(tmp_path):
@@ -116,10 +117,10 @@ def test_a_million_labels_in_little_time_and_memory(tmp_path):
     obs.index = obs.index.astype(str)
     adata = ad.AnnData(sp.csr_matrix((n, 3), dtype=np.float32), obs)
     adata.write_h5ad(tmp_path / "big.h5ad")
-    reader = AnnDataReader(tmp_path / "big.h5ad")
+    reader = RowFile(tmp_path / "big.h5ad")
     columns = {"perturbation": "perturbation", "cell_type": None, "batch": None}
     tracemalloc.start()
-    labelled = read_labels(reader, columns)
+    labelled = read_labelled_rows(reader, columns)
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(labelled.rows) == 1001

@@ -11,10 +11,10 @@ from evaluation_pair import GENES, pair_side
 
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.readers import anndata_reader
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair, split_half
+from perturbdiff.io import row_file
 from perturbdiff.runtime.errors import UserError
 
 CONFIG = EvaluateConfig()
@@ -158,7 +158,7 @@ def test_counts_may_be_of_any_number_type(paired, number):
 @pytest.mark.parametrize("suffix", ["h5ad", "zarr"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_threads_may_read_one_side_together(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
+    monkeypatch.setattr(row_file, "HELD_VALUES", 0)
     adata, path = pair_side(0), tmp_path / f"real.{suffix}"
     adata.write_h5ad(path) if suffix == "h5ad" else adata.write_zarr(path)
     cells = open_truth(path, CONFIG)
@@ -173,7 +173,7 @@ def test_threads_may_read_one_side_together(tmp_path, monkeypatch, suffix):
 @pytest.mark.parametrize("held", [True, False])
 def test_counts_become_log1p_of_the_truths_median_depth(paired, monkeypatch, held):
     if not held:
-        monkeypatch.setattr(anndata_reader, "HELD_VALUES", 0)
+        monkeypatch.setattr(row_file, "HELD_VALUES", 0)
     sides = pair_side(1, counts=True), pair_side(0, counts=True)
     pairing = paired(*sides)
     depth = np.median(np.asarray(sides[1].X.sum(axis=1)))

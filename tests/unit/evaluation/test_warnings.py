@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.score_tables import findings
+from perturbdiff.evaluation.scoring.limits import limits
 
 
 def tables(*, cells=50, ratio=1.1, num=8, de=30, undefined=0, verdict="as different as the truth"):
@@ -30,7 +30,7 @@ def tables(*, cells=50, ratio=1.1, num=8, de=30, undefined=0, verdict="as differ
 
 
 def test_sound_tables_give_no_finding():
-    assert findings(*tables()) == []
+    assert limits(*tables()) == []
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_sound_tables_give_no_finding():
     ],
 )
 def test_what_limits_the_numbers_is_said(change, kind, count, words):
-    found = [f for f in findings(*tables(**change)) if f["kind"] == kind]
+    found = [f for f in limits(*tables(**change)) if f["kind"] == kind]
     assert found[0]["count"] == count
     assert words in found[0]["text"]
     if kind == "collapse":
@@ -61,7 +61,7 @@ def test_what_limits_the_numbers_is_said(change, kind, count, words):
 
 
 def test_one_undefined_perturbation_in_five_is_no_finding():
-    assert findings(*tables(num=10, undefined=2)) == []
+    assert limits(*tables(num=10, undefined=2)) == []
 
 
 def test_tables_of_few_metrics_are_no_obstacle():
@@ -70,4 +70,4 @@ def test_tables_of_few_metrics_are_no_obstacle():
         columns=pd.Index(["scope_kind", "scope", "metric", "perturbation", "value", "status"])
     )
     none = pd.DataFrame(columns=pd.Index(["scope_kind", "scope", "real", "predicted", "ratio", "verdict"]))
-    assert findings(empty, conditions.drop(columns="library_ratio"), none, config) == []
+    assert limits(empty, conditions.drop(columns="library_ratio"), none, config) == []

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from small_store import small_store
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes import alignment
+from perturbdiff.genes import aligned_file
 from perturbdiff.genes.alignment import align_genes, synonyms
 from perturbdiff.runtime.errors import UserError
 
@@ -75,12 +75,12 @@ def test_written_file(data, genes, tmp_path, kind):
     assert aligned.obs["type"].tolist() == ["a", "b", "a"]
     assert aligned.obs["size"].tolist() == [1.5, 2.0, 3.0]
     assert aligned.obs["note"].isna().tolist() == [False, True, False]
-    assert aligned.obs[alignment.DEPTH].tolist() == [6, 4, 11]
+    assert aligned.obs[aligned_file.DEPTH].tolist() == [6, 4, 11]
     sc.pp.normalize_total(aligned)
 
 
 def test_values_that_need_more_than_float32(genes, tmp_path, monkeypatch):
-    monkeypatch.setattr(alignment, "_CHUNK", 2)
+    monkeypatch.setattr(aligned_file, "_CHUNK", 2)
     x = np.array([[1.0, 2.0], [3.0, 2.0**24 + 1]])
     made = ad.AnnData(sp.csr_matrix(x), var=pd.DataFrame(index=["A", "D"]))
     made.write_h5ad(tmp_path / "large.h5ad")

@@ -13,7 +13,7 @@ from tiny_data import tiny_counts
 from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import columns as columns_module
-from perturbdiff.io.cell_labels import conditions_of, extra_column, read_labels
+from perturbdiff.io.cell_labels import extra_column, read_conditions, read_labels
 from perturbdiff.io.columns import CategoricalColumn, Numbering, PlainColumn, Texts, joined
 from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.errors import UserError
@@ -124,7 +124,7 @@ def test_extra_columns_take_few_bytes_and_keep_their_values(tmp_path):
         np.testing.assert_array_equal(found[name], adata.obs[name])
     assert np.isnan(found["maybe"][4])
     assert found["maybe"][5] == 5
-    table = conditions_of([tmp_path / "x.h5ad"], DataConfig(extra_obs=("plate", "age")))
+    table = read_conditions([tmp_path / "x.h5ad"], DataConfig(extra_obs=("plate", "age")))
     expected = adata.obs.astype({"plate": object}).fillna({"plate": ""}).astype(str)
     counts = expected.groupby([*SORTED_BY, "plate", "age"]).size()
     own = table.set_index([*SORTED_BY, "plate", "age"])["n_cells"]

@@ -12,8 +12,9 @@ from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import matrices
-from perturbdiff.io.cell_labels import conditions_of, read_labels
+from perturbdiff.io.cell_labels import read_conditions, read_labels
 from perturbdiff.io.counts import Inputs
+from perturbdiff.io.csc_matrix import CscMatrix
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store
@@ -56,7 +57,7 @@ def test_every_layout_reads_alike(tmp_path, monkeypatch, layout, name):
     adata = tiny_counts()
     monkeypatch.setattr(matrices, "VALUES_PER_BLOCK", 1000)
     monkeypatch.setattr(matrices, "_POINTERS_PER_READ", 50)
-    for kind in (matrices.CsrMatrix, matrices.DenseMatrix, matrices.CscMatrix):
+    for kind in (matrices.CsrMatrix, matrices.DenseMatrix, CscMatrix):
         monkeypatch.setattr(kind.blocks, "__defaults__", (0, None, 1000))
     path = write(adata, tmp_path / name, layout)
     np.testing.assert_array_equal(read_all(path), adata.X.toarray())
@@ -258,7 +259,7 @@ def test_extra_columns_of_several_files(tmp_path):
     adata[:50].copy().write_h5ad(tmp_path / "a.h5ad")
     adata.obs["plate"] = np.arange(adata.n_obs) % 2 == 0
     adata[50:].copy().write_h5ad(tmp_path / "b.h5ad")
-    table = conditions_of([tmp_path / "a.h5ad", tmp_path / "b.h5ad"], DataConfig(extra_obs=("plate",)))
+    table = read_conditions([tmp_path / "a.h5ad", tmp_path / "b.h5ad"], DataConfig(extra_obs=("plate",)))
     counts = table.groupby("plate")["n_cells"].sum().to_dict()
     of_a = np.arange(50) % 3
     of_b = np.arange(50, adata.n_obs) % 2
@@ -277,14 +278,14 @@ def test_extra_columns_with_taken_names(tmp_path):
     adata.obs["age"] = np.where(adata.obs["batch"] == "d1", 31.0, np.nan)
     adata.write_h5ad(tmp_path / "a.h5ad")
     config = DataConfig(extra_obs=("batch", "condition", "age"))
-    table = conditions_of([tmp_path / "a.h5ad"], config)
+    table = read_conditions([tmp_path / "a.h5ad"], config)
     assert list(table.columns) == [*KEYS, "condition", "age", "n_cells"]
     assert (table["condition"] == table["perturbation"]).all()
     assert table["n_cells"].sum() == adata.n_obs
     store = Store(preprocess([tmp_path / "a.h5ad"], tmp_path / "store", config))
     assert {"condition", "age"} <= set(store.obs().columns)
     with pytest.raises(UserError, match=r"data.extra_obs: the store has a column 'batch' of its own"):
-        conditions_of([tmp_path / "a.h5ad"], DataConfig(batch_key="donor", extra_obs=("batch",)))
+        read_conditions([tmp_path / "a.h5ad"], DataConfig(batch_key="donor", extra_obs=("batch",)))
 
 
 def test_files_without_common_genes(tmp_path):
@@ -301,7 +302,7 @@ def test_conditions_of_reads_obs_alone(tmp_path):
     adata.write_h5ad(tmp_path / "a.h5ad")
     with h5py.File(tmp_path / "a.h5ad", "r+") as file:
         file["X/indices"][:] = 1_000_000
-    table = conditions_of([tmp_path / "a.h5ad"], DataConfig(extra_obs=("plate",)))
+    table = read_conditions([tmp_path / "a.h5ad"], DataConfig(extra_obs=("plate",)))
     assert list(table.columns) == [*KEYS, "plate", "n_cells"]
     assert table["n_cells"].sum() == adata.n_obs
     assert list(table["perturbation"][:4]) == ["control", "p1", "p2", "p3"]
@@ -334,13 +335,13 @@ def test_labels_of_other_types_become_text(tmp_path):
     adata.obs["batch"] = np.where(adata.obs["batch"] == "d1", 1.0, 2.5)
     adata.obs["cell_type"] = pd.Series(np.arange(adata.n_obs) % 2, adata.obs_names)
     adata.write_h5ad(tmp_path / "a.h5ad")
-    table = conditions_of([tmp_path / "a.h5ad"], DataConfig())
+    table = read_conditions([tmp_path / "a.h5ad"], DataConfig())
     assert set(table["batch"]) == {"1", "2.5"}
     assert set(table["cell_type"]) == {"0", "1"}
 
 
 def test_without_cell_type_and_batch_all_cells_are_one_context(counts_file):
-    table = conditions_of([counts_file], DataConfig(cell_type_key=None, batch_key=None))
+    table = read_conditions([counts_file], DataConfig(cell_type_key=None, batch_key=None))
     assert set(table["cell_type"]) == set(table["batch"]) == {"all"}
     assert list(table["perturbation"]) == ["control", "p1", "p2", "p3"]
 
@@ -348,7 +349,7 @@ def test_without_cell_type_and_batch_all_cells_are_one_context(counts_file):
 def test_an_atlas_without_perturbations_is_all_controls(tmp_path):
     tiny_counts().write_h5ad(tmp_path / "atlas.h5ad")
     config = DataConfig(perturbation_key=None, control="unperturbed", batch_key=None)
-    found = conditions_of([tmp_path / "atlas.h5ad"], config)
+    found = read_conditions([tmp_path / "atlas.h5ad"], config)
     assert found["perturbation"].tolist() == ["unperturbed"] * 2
     assert found["cell_type"].tolist() == ["B", "T"]
     assert found["n_cells"].sum() == tiny_counts().n_obs

@@ -8,7 +8,7 @@ import pytest
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import Config, DataConfig
-from perturbdiff.io.cell_labels import conditions_of, extra_column, read_labels
+from perturbdiff.io.cell_labels import extra_column, read_conditions, read_labels
 from perturbdiff.io.counts import Inputs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import make_split
@@ -69,8 +69,8 @@ def test_labels_come_from_a_table_by_name(tmp_path, write, name):
     path, full = bare(tmp_path)
     full.write_h5ad(tmp_path / "full.h5ad")
     write(labels_of(full), tmp_path / name)
-    found = conditions_of([path], CONFIG, [tmp_path / name])
-    pd.testing.assert_frame_equal(found, conditions_of([tmp_path / "full.h5ad"], CONFIG))
+    found = read_conditions([path], CONFIG, [tmp_path / name])
+    pd.testing.assert_frame_equal(found, read_conditions([tmp_path / "full.h5ad"], CONFIG))
     with Inputs([path], CONFIG, tmp_path, [tmp_path / name]) as inputs:
         labels = read_labels(inputs)
     own = labels.conditions.loc[labels.codes, "perturbation"].tolist()
@@ -83,12 +83,12 @@ def test_one_table_for_all_and_one_for_each(tmp_path):
     labels_of(full_a).to_csv(tmp_path / "a.csv")
     labels_of(full_b).to_csv(tmp_path / "b.csv")
     pd.concat([full_a.obs, full_b.obs]).to_csv(tmp_path / "all.csv")
-    each = conditions_of([a, b], CONFIG, [tmp_path / "a.csv", tmp_path / "b.csv"])
-    pd.testing.assert_frame_equal(each, conditions_of([a, b], CONFIG, [tmp_path / "all.csv"]))
+    each = read_conditions([a, b], CONFIG, [tmp_path / "a.csv", tmp_path / "b.csv"])
+    pd.testing.assert_frame_equal(each, read_conditions([a, b], CONFIG, [tmp_path / "all.csv"]))
     with pytest.raises(UserError, match=r"a.csv: has no row for \d+ of the \d+ cells of .*b.h5ad \(cell"):
-        conditions_of([a, b], CONFIG, [tmp_path / "a.csv"])
+        read_conditions([a, b], CONFIG, [tmp_path / "a.csv"])
     with pytest.raises(UserError, match="2 tables of cell labels for 1 inputs; give --obs once"):
-        conditions_of([a], CONFIG, [tmp_path / "a.csv", tmp_path / "b.csv"])
+        read_conditions([a], CONFIG, [tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
 def test_a_table_adds_to_obs_and_goes_before_it(tmp_path):
@@ -132,7 +132,7 @@ def test_tables_that_do_not_serve(tmp_path, make, name, message):
     path, _ = bare(tmp_path)
     make(tmp_path / name)
     with pytest.raises(UserError, match=message) as error:
-        conditions_of([path], CONFIG, [tmp_path / name])
+        read_conditions([path], CONFIG, [tmp_path / name])
     assert "\n" not in str(error.value)
     assert name in str(error.value)
 
@@ -143,7 +143,7 @@ def test_a_missing_label_in_a_table(tmp_path):
     table.loc["cell5", "cell_type"] = np.nan
     table.to_csv(tmp_path / "t.csv")
     with pytest.raises(UserError, match="'cell_type' has 1 missing values.*first: cell 'cell5'"):
-        conditions_of([path], CONFIG, [tmp_path / "t.csv"])
+        read_conditions([path], CONFIG, [tmp_path / "t.csv"])
 
 
 def test_a_split_of_a_raw_file_with_a_table(tmp_path):

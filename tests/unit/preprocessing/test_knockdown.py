@@ -12,7 +12,13 @@ from memory_passes import readers
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.counts import Inputs
 from perturbdiff.preprocessing import passes
-from perturbdiff.preprocessing.knockdown import decide, knockdown_values, plan_knockdown, read_targets
+from perturbdiff.preprocessing.knockdown import (
+    decide,
+    knockdown_values,
+    plan_knockdown,
+    read_targets,
+    stays,
+)
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store
@@ -40,8 +46,8 @@ def judge(x, perturbation, config, *, genes=GENES, cell_type="T", targets=None, 
     plan = plan_knockdown(conditions, genes, config, targets)
     parts = readers(x, every if codes is None else codes, log=config.input_scale == "log1p", **cut)
     found = [knockdown_values(part, plan.request) for part in parts]
-    decision = decide(plan, lambda: iter(found), config)
-    return decision.table, np.concatenate([decision.keeps(f) for f in found])
+    table, limit = decide(plan, lambda: iter(found), config)
+    return table, np.concatenate([stays(f, limit, config.knockdown_cell_residual) for f in found])
 
 
 def hand_made():

@@ -57,7 +57,7 @@ def test_a_failed_process_tells_what_happened(opened, kind, message):
 def test_a_killed_process_ends_the_run():
     found = worker_processes.drawn(doubles.Deadly, [["a"], ["deadly"], ["b"]], ["here"])
     assert next(found) == (["a"], "here")
-    with pytest.raises(RuntimeError, match="on here ended without a word"):
+    with pytest.raises(RuntimeError, match="on here ended without a message"):
         next(found)
     assert not multiprocessing.active_children()
 

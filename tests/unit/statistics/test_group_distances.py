@@ -4,19 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perturbdiff.conditions.cell_distances import energy_distance, mean_distance, mean_distance_within
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.evaluation.metrics import populations as evaluated
-from perturbdiff.statistics.group_distances import (
-    COLUMNS,
-    LEVELS,
-    MIN_CELLS,
-    PairPlan,
-    energy_distance,
-    interval,
-    mean_distance,
-    mean_distance_within,
-    summarise,
-)
+from perturbdiff.statistics.group_distances import COLUMNS, interval, summarise
+from perturbdiff.statistics.pair_plan import LEVELS, MIN_CELLS, PairPlan
 
 
 def test_by_hand():

@@ -221,7 +221,8 @@ def test_between_exceeds_within_where_a_perturbation_shifts(tmp_path):
 
 
 def test_distance_is_that_of_the_rows_drawn(tmp_path):
-    from perturbdiff.statistics.group_distances import PairPlan, energy_distance
+    from perturbdiff.conditions.cell_distances import energy_distance
+    from perturbdiff.statistics.pair_plan import PairPlan
 
     path = many_cells(tmp_path, 0.5)
     out = write_statistics(path, tmp_path / "stats", cells_per_group=12, seed=5)

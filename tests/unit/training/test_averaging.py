@@ -7,7 +7,7 @@ import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
-from perturbdiff.training.callbacks.validation import Averaging
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.training_stages import train
 
 
@@ -17,14 +17,13 @@ def clone(module):
 
 def watched(trained, out, monkeypatch, *changes):
     """Train; return the weights and the averages after each optimiser step, by step, and the bundle."""
-    seen, update = {}, Averaging.on_train_batch_end
+    seen, advance = {}, TrainingLoop.advance
 
-    def watch(self, trainer, pl_module, *others):
-        update(self, trainer, pl_module, *others)
-        if trainer.global_step:  # a step may take several passes
-            seen[trainer.global_step] = clone(pl_module), clone(self.averaged(pl_module))
+    def watch(self, *sets):
+        advance(self, *sets)
+        seen[self.step] = clone(self.module), clone(self.averaged)
 
-    monkeypatch.setattr(Averaging, "on_train_batch_end", watch)
+    monkeypatch.setattr(TrainingLoop, "advance", watch)
     recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", *changes])
     train(trained / "store", trained / "split.parquet", out, recipe, device="cpu")
     return seen, Bundle.load(out)

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.callbacks.training_log import Curves
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
@@ -33,7 +33,7 @@ def test_a_missing_package_is_named(tmp_path, name):
 def test_none_writes_nothing(tmp_path):
     curves = Curves((), tmp_path / "logs", "run", "id")
     curves.send(0, 1, {"loss": 1.0})
-    curves.close("success")
+    curves.close(success=True)
     assert not (tmp_path / "logs").exists()
 
 
@@ -42,7 +42,7 @@ def test_rows_that_were_sent_are_not_sent_again(tmp_path):
         curves = Curves(("tensorboard",), tmp_path, "run", "id")
         for number in numbers:
             curves.send(number, 10 * number, {"loss": float(number)})
-        curves.close("success")
+        curves.close(success=True)
     assert sorted(steps_of(tmp_path, "loss")) == [0, 10, 20, 30, 40]
 
 
@@ -53,10 +53,10 @@ def test_a_logger_that_fails_ends_no_training(tmp_path, caplog, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(type(curves.backends[0]), "log_metrics", full)
+    monkeypatch.setattr(type(curves.backends[0]), "log", full)
     for number in range(3):
         curves.send(number, number, {"loss": 1.0})
-    curves.close("success")
+    curves.close(success=True)
     assert caplog.text.count("the loggers (train.loggers) stop here") == 1
 
 
@@ -64,20 +64,20 @@ def test_interrupted_curves_are_whole_and_end_in_the_bundle(trained, tmp_path, m
     recipe = recipes.load(
         "tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.log_every=1", "train.max_steps=8"]
     )
-    step, save = TrainingModule.training_step, CheckpointFolder.save
+    step, save = TrainingLoop.advance, CheckpointFolder.save
 
-    def interrupted(self, batch, index):
-        if self.trainer.global_step == 6:
+    def interrupted(self, *sets):
+        if self.step == 6:
             signal.raise_signal(signal.SIGTERM)
-        return step(self, batch, index)
+        return step(self, *sets)
 
     def run():
         return train(trained / "store", trained / "split.parquet", tmp_path / "b", recipe, device="cpu")
 
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly):
-        patch.setattr(TrainingModule, "training_step", interrupted)
+        patch.setattr(TrainingLoop, "advance", interrupted)
         # the checkpoint of the stop is lost: rows 6 and 7 come twice
-        patch.setattr(CheckpointFolder, "save", lambda s, t: save(s, t) if t.global_step == 5 else None)
+        patch.setattr(CheckpointFolder, "save", lambda s, t: save(s, t) if t["global_step"] == 5 else None)
         run()
     out = run()
     assert steps_of(out / "logs", "train/total") == list(range(1, 9))

@@ -18,7 +18,8 @@ from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.resources import resolve_device
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.module import TrainingModule, parameter_groups, rate_factor
+from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.optimizer import parameter_groups, rate_factor
 from perturbdiff.training.training_cells import measure
 
 B, S, G = 4, 5, 6

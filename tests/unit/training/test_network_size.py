@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from perturbdiff.config.settings import Config, ModelConfig
-from perturbdiff.model import Denoiser
+from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.training.network_size import by_group, describe, flops_per_cell, listed
 
 WIDE = {"width": 16, "heads": 4, "covariate_width": 8}
@@ -58,6 +60,24 @@ def test_work_grows_as_the_products_do():
     assert work(self_condition=True) - base == 2 * 100 * 16  # the earlier estimate's half of the input layer
     # scores and sums of 256 more cells, over both streams' joint width; less of what a set needs once
     assert work(512) - base == pytest.approx(2 * 2 * 256 * 32, rel=0.1)
+
+
+@pytest.mark.parametrize("self_condition", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"depth": 3, "anchor": "control"}, {"fusion": "sum", "covariate_projection": "genes"}, {"doses": 5}],
+)
+def test_the_work_is_what_pytorch_counts(settings, self_condition):
+    settings = dict(settings)
+    doses = settings.pop("doses", 0)
+    sizes = {"num_genes": 10, "num_perturbations": 4, "num_cell_types": 3, "num_batches": 3}
+    network = Denoiser(ModelConfig(**WIDE | {"depth": 1} | settings), **sizes, num_doses=doses)
+    ids, cells = torch.zeros(1, dtype=torch.int64), torch.zeros(1, 7, 10)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        earlier = cells if self_condition else None
+        network(cells, ids, cells, Covariates(ids, ids, ids), self_condition=earlier, dataset=ids)
+    expected = counter.get_total_flops()
+    assert flops_per_cell(network, 7, self_condition=self_condition) == expected // 7
 
 
 def test_the_description_changes_nothing():

@@ -12,7 +12,7 @@ from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly
 from perturbdiff.training.callbacks import training_log, validation
 from perturbdiff.training.callbacks.training_log import Throughput, span
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.training_stages import train
 
 LINE = re.compile(r"step (\d+)/20: loss \S+ \(.*\), rate \S+, (\d+) cells/s, (.*) left")
@@ -33,12 +33,12 @@ def test_speed_and_time_left(clock):
     for _ in range(10):
         clock.now += 2
         one.step(64)
-    assert one.said(110, 200) == "32 cells/s, 180 s left".replace("180 s", "3 min")
+    assert one.words(110, 200) == "32 cells/s, 180 s left".replace("180 s", "3 min")
     clock.now += 30
     one.validated(30)  # no time of training, but the end is later for it
     clock.now += 2
     one.step(64)
-    assert one.said(111, 200) == f"32 cells/s, {span(89 * 52 / 11)} left"
+    assert one.words(111, 200) == f"32 cells/s, {span(89 * 52 / 11)} left"
     assert one.facts() == {
         "attempts": 1, "first_step": 100, "train_seconds": 52, "validation_seconds": 30,
         "cells_per_second": 32, "train_seconds_of_all_attempts": 52,
@@ -47,7 +47,7 @@ def test_speed_and_time_left(clock):
     other.start(111)
     clock.now += 4
     other.step(64)
-    assert other.said(112, 200) == f"16 cells/s, {span(88 * 4)} left"  # this attempt's speed
+    assert other.words(112, 200) == f"16 cells/s, {span(88 * 4)} left"  # this attempt's speed
     assert other.facts()["attempts"] == 2
     assert other.facts()["train_seconds_of_all_attempts"] == 56
 
@@ -56,13 +56,13 @@ def test_a_line_is_due_after_the_first_step_and_after_a_minute(clock):
     one = Throughput()
     one.start(0)
     one.step(1)
-    assert one.silent()
-    one.said(1, 9)
-    assert not one.silent()
+    assert one.line_is_due()
+    one.words(1, 9)
+    assert not one.line_is_due()
     clock.now += 59
-    assert not one.silent()
+    assert not one.line_is_due()
     clock.now += 2
-    assert one.silent()
+    assert one.line_is_due()
 
 
 def run(trained, out, *changes):
@@ -74,15 +74,15 @@ def run(trained, out, *changes):
 
 def test_lines_of_a_training_and_its_continuation(trained, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO", "perturbdiff")
-    step = TrainingModule.training_step
+    step = TrainingLoop.advance
 
-    def interrupted(self, batch, index):
-        if self.trainer.global_step == 6:
+    def interrupted(self, *sets):
+        if self.step == 6:
             signal.raise_signal(signal.SIGTERM)
-        return step(self, batch, index)
+        return step(self, *sets)
 
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly):
-        patch.setattr(TrainingModule, "training_step", interrupted)
+        patch.setattr(TrainingLoop, "advance", interrupted)
         run(trained, tmp_path / "b")
     steps = [int(found[1]) for m in caplog.messages if (found := LINE.fullmatch(m))]
     assert steps == [1, 5]

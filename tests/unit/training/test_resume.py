@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
 
@@ -43,10 +43,10 @@ def test_the_same_run_twice(trained, tmp_path):
 def test_crashes_at_many_steps(trained, tmp_path, monkeypatch):
     save, died = CheckpointFolder.save, set()
 
-    def crash(self, trainer):
-        save(self, trainer)
-        if trainer.global_step not in died and trainer.global_step % 7 == 0:
-            died.add(trainer.global_step)
+    def crash(self, state):
+        save(self, state)
+        if state["global_step"] not in died and state["global_step"] % 7 == 0:
+            died.add(state["global_step"])
             raise RuntimeError("power cut")
 
     monkeypatch.setattr(CheckpointFolder, "save", crash)
@@ -65,13 +65,13 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from perturbdiff.config import recipes
-from perturbdiff.training.module import TrainingModule
+from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.training_stages import train
-step = TrainingModule.training_step
+step = TrainingLoop.advance
 def slow(self, *arguments):
     time.sleep(0.3)
     return step(self, *arguments)
-TrainingModule.training_step = slow
+TrainingLoop.advance = slow
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.checkpoint_every=3"])
 train(folder / "store", folder / "split.parquet", out, recipe, device="cpu")
@@ -109,16 +109,16 @@ def test_stops_before_the_allocation_ends(trained, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_stops_with_a_checkpoint(trained, tmp_path, monkeypatch, number):
-    step = TrainingModule.training_step
+    step = TrainingLoop.advance
 
-    def interrupted(self, batch, index):
-        if self.trainer.global_step == 11:
+    def interrupted(self, *sets):
+        if self.step == 11:
             signal.raise_signal(number)
-        return step(self, batch, index)
+        return step(self, *sets)
 
     before = signal.getsignal(number)
     with monkeypatch.context() as patch, pytest.raises(StoppedEarly, match=f"step 12 .*{number.name}"):
-        patch.setattr(TrainingModule, "training_step", interrupted)
+        patch.setattr(TrainingLoop, "advance", interrupted)
         run(trained, tmp_path / "bundle")
     assert signal.getsignal(number) is before
     run(trained, tmp_path / "bundle")
@@ -144,10 +144,10 @@ def test_a_finished_run_is_only_exported_again(trained, tmp_path, monkeypatch):
     kept = tmp_path / "kept"
     run(trained, tmp_path / "a", checkpoints=kept)
 
-    def never(self, batch, index):
+    def never(self, *sets):
         raise AssertionError("a finished run trained on")
 
-    monkeypatch.setattr(TrainingModule, "training_step", never)
+    monkeypatch.setattr(TrainingLoop, "advance", never)
     run(trained, tmp_path / "a", checkpoints=kept, force=True)
     assert_same(trained, tmp_path / "a")
 
@@ -213,3 +213,11 @@ def test_signals_are_put_back():
         signal.raise_signal(signal.SIGINT)
     allocation.stop_listening()
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
+    folder = CheckpointFolder(tmp_path / "kept", {})
+    with folder.locked():
+        folder.save({"global_step": 3, "pytorch-lightning_version": "2.6.6", "state_dict": {}})
+    with pytest.raises(UserError, match=r"last.ckpt: an earlier version .* --resume never"):
+        CheckpointFolder(tmp_path / "kept", {}).find("auto")

@@ -69,14 +69,16 @@ def test_the_end_of_the_first_epoch_is_chosen(kept, trained, tmp_path):
 def test_interruptions_keep_the_same_bytes(kept, trained, tmp_path, monkeypatch):
     save, died = CheckpointFolder.save, set()
 
-    def crash(self, trainer):
-        if trainer.global_step in (3, 6) and trainer.global_step not in died:
-            died.add(trainer.global_step)
-            if trainer.global_step == 6:  # the checkpoint of step 3 is the last: steps 4 and 6 are kept twice
+    def crash(self, state):
+        if state["global_step"] in (3, 6) and state["global_step"] not in died:
+            died.add(state["global_step"])
+            if (
+                state["global_step"] == 6
+            ):  # the checkpoint of step 3 is the last: steps 4 and 6 are kept twice
                 raise RuntimeError("power cut")
-            save(self, trainer)
+            save(self, state)
             raise RuntimeError("power cut")
-        save(self, trainer)
+        save(self, state)
 
     monkeypatch.setattr(CheckpointFolder, "save", crash)
     changes = ("train.choose=first-epoch", "train.keep_every=2")

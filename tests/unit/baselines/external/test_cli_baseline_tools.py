@@ -1,27 +1,24 @@
 """perturbdiff baseline install, list, show and remove."""
 
+import shutil
+
 import pytest
 import typer
-from fake_tool import load, make_registry
+from fake_tool import serve
 from typer.testing import CliRunner
 
-from perturbdiff.baselines.external import installer, tool_environments
+from perturbdiff.baselines.external import tool_environments
 from perturbdiff.cli.baseline_commands import mount
 from perturbdiff.runtime.errors import UserError
+
+pytestmark = pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not here")
 
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Run a command with the fake tool; nothing is installed but a folder."""
+    """Run a command with the fake tool."""
     monkeypatch.setenv("PD_BASELINES", str(tmp_path / "env"))
-    load(monkeypatch, make_registry(tmp_path / "registry"))
-
-    def make(folder, python, lock, steps):
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin" / "python").symlink_to("/bin/true")
-        return "nothing 1"
-
-    monkeypatch.setattr(installer, "make", make)
+    serve(monkeypatch, tmp_path)
     app = typer.Typer(pretty_exceptions_enable=False)
     mount(app)
 

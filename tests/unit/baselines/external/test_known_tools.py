@@ -1,4 +1,8 @@
-"""The registry of methods of others."""
+"""The external tools that the package knows."""
+
+import re
+import subprocess
+import sys
 
 import pytest
 from fake_tool import DESCRIPTION, load, make_registry
@@ -34,9 +38,24 @@ def test_the_tools_of_the_package_are_complete(name):
     assert "measured yet" not in tool.determinism
     assert "linux-x86_64" in tool.platforms
     assert set(tool.resolve("quick", {})) == set(tool.resolve("recommended", {})) == set(tool.settings)
+    source = tool.adapter.read_text()
+    unused = [name for name in tool.settings if not re.search(rf'(\bsettings\.|\bs\.|["\']){name}\b', source)]
+    assert unused == []
     lock = tool.lock.read_text()
     assert "--hash=sha256:" in lock
     assert "/" not in "".join(line for line in lock.splitlines() if line.startswith("    # via -"))
+
+
+@pytest.mark.parametrize("name", known_tools.names())
+def test_an_adapter_loads_no_library_before_it_has_read_its_task(name):
+    """In a process of its own, because other tests load these libraries."""
+    libraries = {"cpa", "state", "cell_load", "cellflow", "Squidiff", "jax", "lightning", "scvi"}
+    code = f"import sys, run_{name}; print(sorted({libraries} & set(sys.modules)))"
+    adapters = known_tools.load(name).adapter.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=adapters, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_settings_are_complete_and_options_change_them(fake):

@@ -86,17 +86,6 @@ def test_who_made_it_is_written_into_the_file_and_beside_it(run, tmp_path):
     assert record["peak_memory_mib"] > 5
 
 
-def test_built_ins_say_who_made_them_too(small, tmp_path):
-    predict("linear", small.store, small.split, tmp_path / "p.h5ad", seed=2)
-    uns = read_predictions(tmp_path / "p.h5ad").uns["perturbdiff"]
-    assert (uns["baseline"], uns["baseline_kind"], uns["method"], uns["seed"]) == (
-        "linear",
-        "built-in",
-        "linear",
-        2,
-    )
-
-
 def test_held_out_expression_changes_nothing_and_the_seed_does(run, small, tmp_path):
     assert run(DRAW).code == 0
     assert run(DRAW, out="noise.h5ad", store=noisy_store(small, tmp_path / "noisy" / "store")).code == 0
@@ -166,16 +155,16 @@ def test_options_that_do_not_belong_are_refused(run_cli, run, small, tmp_path):
     refused(run(READ, "--python", "no-such-program"), "--python no-such-program")
 
 
-def test_unknown_options_of_a_tool(run_cli, small, tmp_path):
-    done = run_cli("baseline", "cpa", small.store, "--split", small.split, "--out", tmp_path / "p.h5ad",
-                   "--python", sys.executable, "--set", "baseline.options.epoch=3")  # fmt: skip
-    refused(done, "cpa", "no setting 'epoch'", "did you mean 'epochs'?")
-
-
-def test_a_python_without_the_tool(run_cli, small, tmp_path):
-    done = run_cli("baseline", "squidiff", small.store, "--split", small.split, "--out", tmp_path / "p.h5ad",
-                   "--python", sys.executable)  # fmt: skip
-    refused(done, "has no Squidiff")
+@pytest.mark.parametrize(
+    ("name", "option", "said"),
+    [
+        ("cpa", ("--set", "baseline.options.epoch=3"), "did you mean 'epochs'?"),
+        ("squidiff", (), "has no Squidiff"),
+    ],
+)
+def test_tools_refuse_unknown_options_and_a_python_without_them(run_cli, small, tmp_path, name, option, said):
+    base = (small.store, "--split", small.split, "--out", tmp_path / "p.h5ad")
+    refused(run_cli("baseline", name, *base, "--python", sys.executable, *option), said)
 
 
 def test_the_example_of_the_documentation(run, small, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import weakref
@@ -14,23 +13,22 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.readers.cells_by_condition import Sparse, empty_rows
-from perturbdiff.io.columns import CheckedColumn, Column
+from perturbdiff.io.csc_matrix import CscMatrix
 from perturbdiff.io.damage import explain_damage
-from perturbdiff.io.layouts import find_layout
-from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block, CscMatrix, CsrMatrix, DenseMatrix, RowMatrix
+from perturbdiff.io.input_file import InputFile
+from perturbdiff.io.matrices import VALUES_PER_BLOCK, CsrMatrix, DenseMatrix, FileArray, RowMatrix, Sparse
 from perturbdiff.io.opening import open_root
-from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing, explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
 _PIECE = 1 << 19  # values of a piece that is sorted in memory, 4 MiB
-_PIECES = 64  # of larger matrices there are so many, so that reading a group stays a matter of few reads
-_AT_ONCE = 1 << 62  # the rows between two places are one block
-_SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding so many
-_WASTE = 4  # as much may be decoded for a value that is wanted, before a sorted copy is made
+_PIECES = 64  # of a larger matrix, so that a group is still read in few reads
+_AT_ONCE = 1 << 62  # no limit: the rows between two places are one block
+_SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding this many
+_WASTE = 4  # values decoded for each one that is wanted, above which a sorted copy is made
 HELD_VALUES = 1 << 21
-"""A matrix with at most so many stored values (16 MiB) is held in memory."""
+"""A matrix with at most this many stored values (16 MiB) is held in memory."""
 _CHUNK_CACHE = 1 << 22  # bytes; neighbouring conditions share a chunk
 _SCRATCH = "perturbdiff-"  # names of temporary folders
 
@@ -44,21 +42,15 @@ def runs_of(rows: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
-def as_csr(block: Block, columns: int) -> Sparse:
-    """Return a block of rows as a matrix."""
-    arrays = (block.data, block.indices, block.indptr)
-    return sp.csr_matrix(arrays, shape=(block.stop - block.start, columns), copy=False)
-
-
 class DiskRows:
-    """Rows of a matrix on disk, read as they are asked for.
+    """Rows of a matrix on disk, read on demand.
 
     Parameters
     ----------
     matrix
         The values.
     place
-        Where each row of the file is in ``matrix``, int32; None: where it is.
+        Row of ``matrix`` that holds each row of the file, int32; None: the same row.
     """
 
     def __init__(self, matrix: RowMatrix, place: np.ndarray | None = None) -> None:
@@ -68,23 +60,23 @@ class DiskRows:
         """Return ``rows`` in the order given, as CSR."""
         places = rows if self._place is None else self._place[rows]
         wanted, back = np.unique(places, return_inverse=True)
-        parts: list[Any] = [empty_rows(self._matrix.shape[1])]
+        parts: list[Any] = [_no_rows(self._matrix.shape[1])]
         for start, stop in runs_of(wanted):
             block = self.between(start, stop)
             inside = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, stop)] - start
             parts.append(block if len(inside) == stop - start else block[inside])
-        found: Any = parts[-1] if len(parts) == 2 else sp.vstack(parts, format="csr")
-        return found if np.array_equal(wanted, places) else found[back]
+        ascending: Any = parts[-1] if len(parts) == 2 else sp.vstack(parts, format="csr")
+        return ascending if np.array_equal(wanted, places) else ascending[back]
 
     def between(self, start: int, stop: int) -> Sparse:
         """Return consecutive rows of the matrix."""
         limit = VALUES_PER_BLOCK if isinstance(self._matrix, DenseMatrix) else _AT_ONCE
-        blocks = [as_csr(b, self._matrix.shape[1]) for b in self._matrix.blocks(start, stop, limit)]
+        blocks = [b.as_csr(self._matrix.shape[1]) for b in self._matrix.blocks(start, stop, limit)]
         return blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")
 
 
 def scattered(groups: list[np.ndarray], ends: np.ndarray, chunk: int) -> bool:
-    """Tell whether reading the rows of each group would decode far more values than are wanted.
+    """Return whether reading the rows of each group would decode far more values than are wanted.
 
     Parameters
     ----------
@@ -108,8 +100,8 @@ def scattered(groups: list[np.ndarray], ends: np.ndarray, chunk: int) -> bool:
 def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> DiskRows:
     """Write the rows of ``groups`` to ``folder``, those of a group together within each piece of the matrix.
 
-    Memory is a piece and its sorted twin; the folder takes 6 or 8 bytes a value. It may be deleted at once: its files
-    stay open.
+    Memory holds a piece and its sorted copy; the folder takes 6 or 8 bytes a value. It may be deleted at once, because
+    its files stay open.
 
     Raises
     ------
@@ -121,7 +113,7 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
         group_of[rows] = number
     place = np.full(matrix.shape[0], -1, np.int32)
     lengths: list[np.ndarray] = []
-    done = 0
+    num_written = 0
     column = np.dtype(np.uint16 if matrix.shape[1] <= 1 << 16 else np.int32)
     with (
         explain_os_errors(folder),
@@ -129,22 +121,22 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
         (folder / "indices").open("wb") as indices,
     ):
         for start, piece in _pieces(matrix):
-            own = group_of[start : start + piece.shape[0]]
-            order = np.argsort(own, kind="stable")
-            order = order[np.searchsorted(own[order], 0) :]
-            place[start + order] = np.arange(done, done + len(order), dtype=np.int32)
-            done += len(order)
+            groups_here = group_of[start : start + piece.shape[0]]
+            order = np.argsort(groups_here, kind="stable")
+            order = order[np.searchsorted(groups_here[order], 0) :]
+            place[start + order] = np.arange(num_written, num_written + len(order), dtype=np.int32)
+            num_written += len(order)
             piece = piece[order]
             piece.data.astype(np.float32, copy=False).tofile(data)
             piece.indices.astype(column).tofile(indices)
             lengths.append(np.diff(piece.indptr).astype(np.int64))
     pointers = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
     arrays = {
-        "data": _RawArray(folder / "data", np.dtype(np.float32), int(pointers[-1])),
-        "indices": _RawArray(folder / "indices", column, int(pointers[-1])),
+        "data": FileArray(folder / "data", np.dtype(np.float32), int(pointers[-1])),
+        "indices": FileArray(folder / "indices", column, int(pointers[-1])),
         "indptr": pointers,
     }
-    return DiskRows(CsrMatrix(arrays, (done, matrix.shape[1])), place)
+    return DiskRows(CsrMatrix(arrays, (num_written, matrix.shape[1])), place)
 
 
 def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
@@ -152,7 +144,7 @@ def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
     size = max(_PIECE, matrix.num_values // _PIECES)
     waiting, values, start = [], 0, 0
     for block in matrix.blocks(limit=min(size, VALUES_PER_BLOCK)):
-        waiting.append(as_csr(block, matrix.shape[1]))
+        waiting.append(block.as_csr(matrix.shape[1]))
         values += len(block.data)
         if values >= size:
             yield start, sp.vstack(waiting, format="csr")
@@ -161,42 +153,10 @@ def _pieces(matrix: RowMatrix) -> Iterator[tuple[int, Sparse]]:
         yield start, sp.vstack(waiting, format="csr")
 
 
-class _RawArray:
-    """Numbers in a plain file, read by slices. The file may be deleted meanwhile; threads may share it."""
+class RowFile(InputFile):
+    """An AnnData file whose rows are read by their numbers.
 
-    def __init__(self, path: Path, dtype: np.dtype, length: int) -> None:
-        self._file, self.dtype, self.shape = path.open("rb", buffering=0), dtype, (length,)
-
-    def __getitem__(self, span: slice) -> np.ndarray:
-        start, stop, _ = span.indices(self.shape[0])
-        values = np.empty(max(0, stop - start), self.dtype)
-        offset, done = start * self.dtype.itemsize, 0
-        while done < values.nbytes:
-            rest: Any = values.view(np.uint8)[done:]
-            read = os.preadv(self._file.fileno(), [rest], offset + done)
-            if not read:
-                raise EOFError("a temporary file ends early")
-            done += read
-        return values
-
-
-class AnnDataReader:
-    """Rows of a file's X, its columns of obs and what it declares in ``uns["perturbdiff"]``.
-
-    A small matrix is held in memory, sparse; of a larger one rows are read from disk as they are asked for.
-
-    Attributes
-    ----------
-    path
-        The file.
-    genes
-        Names of the genes, the columns.
-    num_cells
-        Number of rows.
-    columns
-        Names of the columns of obs.
-    declared
-        ``uns["perturbdiff"]``: texts, numbers and lists of texts.
+    A small matrix is held in memory, sparse; rows of a larger one are read from disk on demand.
 
     Raises
     ------
@@ -205,58 +165,22 @@ class AnnDataReader:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = existing(Path(path), "AnnData file")
-        self._root = open_root(self.path, cache=_CHUNK_CACHE)
-        with explain_damage(self.path):
-            if not ("obs" in self._root and "var" in self._root):
+        path = existing(Path(path), "AnnData file")
+        root = open_root(path, cache=_CHUNK_CACHE)
+        with explain_damage(path):
+            if not ("obs" in root and "var" in root):
                 raise UserError(f"{path}: is not an AnnData file; it needs obs, var and X")
-            if "X" not in self._root:
+            if "X" not in root:
                 raise UserError(f"{path}: has no X; write the values to X (adata.X = adata.layers['…'])")
-            self._layout = find_layout(self.path, self._root, "X")
-            self.num_cells, self.genes = self._layout.n_cells, self._layout.gene_names(None)
-            self.columns, self.declared = self._layout.obs_columns(), _declared(self._root)
-            self._matrix = self._layout.matrix(Path())
-        self._check()
+        super().__init__(path, root)
         self._rows: DiskRows | None = None
         self._held: Sparse = None
-        if self._matrix.num_values <= HELD_VALUES:
-            with explain_damage(self.path):
-                self._held = _tidy(_whole(self._matrix))
-
-    def _check(self) -> None:
-        if not self.num_cells or not self.genes:
-            raise UserError(
-                f"{self.path}: has {self.num_cells} cells and {len(self.genes)} genes; nothing to score"
-            )
-        if self._matrix.shape != (shape := (self.num_cells, len(self.genes))):
-            raise UserError(f"{self.path}: X has shape {self._matrix.shape}, obs and var say {shape}")
-        if len(set(self.genes)) < len(self.genes):
-            names, counts = np.unique(np.array(self.genes, object).astype(str), return_counts=True)
-            raise UserError(
-                f"{self.path}: gene names occur twice: {listing(names[counts > 1])}; make them unique"
-            )
-
-    def column(self, name: str) -> Column:
-        """Return a column of obs, to be read in pieces.
-
-        Raises
-        ------
-        UserError
-            If there is none of that name.
-        """
-        if name not in self.columns:
-            hint = nearest(name, self.columns) or f"; columns: {listing(self.columns)}"
-            raise UserError(f"{self.path}: no obs column '{name}'{hint}")
-        with explain_damage(self.path):
-            return CheckedColumn(self.path, self._layout.obs_column(name))
-
-    def cell_name(self, row: int) -> str:
-        """Return the name of a cell."""
-        with explain_damage(self.path):
-            return str(self._layout.cell_names(row, row + 1)[0])
+        if self.matrix.num_values <= HELD_VALUES:
+            with explain_damage(path):
+                self._held = _tidy(_whole(self.matrix))
 
     def arrange(self, groups: list[np.ndarray]) -> None:
-        """Prepare for reading the rows of one group after the other, unless the matrix is held.
+        """Prepare to read the rows of one group after the other, unless the matrix is held in memory.
 
         If a group's rows lie all over the file, they are copied, sorted, to temporary files.
         """
@@ -273,11 +197,11 @@ class AnnDataReader:
     @cached_property
     def _by_row(self) -> tuple[RowMatrix, np.ndarray, int]:
         """Return the matrix by rows, the stored values before each row, and the values decoded at once."""
-        matrix = self._matrix
+        matrix = self.matrix
         if isinstance(matrix, CscMatrix):
             matrix = CscMatrix(matrix.group, matrix.shape, self._scratch())
             matrix.prepare()
-            return matrix, np.arange(self.num_cells + 1) * (matrix.num_values // self.num_cells), 1
+            return matrix, np.arange(self.n_cells + 1) * (matrix.num_values // self.n_cells), 1
         if isinstance(matrix, CsrMatrix):
             group = {name: matrix.group[name] for name in ("data", "indices")}
             pointers = np.asarray(matrix.group["indptr"][:], np.int64)
@@ -285,7 +209,7 @@ class AnnDataReader:
             return CsrMatrix({**group, "indptr": pointers}, matrix.shape), pointers, int(chunk)
         width = len(self.genes)
         chunks = getattr(getattr(matrix, "array", None), "chunks", None) or (1, width)
-        return matrix, np.arange(self.num_cells + 1) * width, int(chunks[0]) * width
+        return matrix, np.arange(self.n_cells + 1) * width, int(chunks[0]) * width
 
     def _scratch(self) -> Path:
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
@@ -297,7 +221,7 @@ class AnnDataReader:
         if self._held is not None:
             return self._held[rows]
         if not len(rows):
-            return empty_rows(len(self.genes))
+            return _no_rows(len(self.genes))
         if self._rows is None:
             self.arrange([])
         assert self._rows is not None
@@ -308,36 +232,26 @@ class AnnDataReader:
         """Return the sum of each cell's values, float64."""
         if self._held is not None:
             return np.asarray(self._held.sum(axis=1, dtype=np.float64)).ravel()
-        sums = np.zeros(self.num_cells)
+        sums = np.zeros(self.n_cells)
         with explain_damage(self.path):
             for block in self._by_row[0].blocks():
-                values = as_csr(block, len(self.genes))
+                values = block.as_csr(len(self.genes))
                 sums[block.start : block.stop] = np.asarray(values.sum(axis=1, dtype=np.float64)).ravel()
         return sums
 
 
-def _declared(root: Any) -> dict[str, Any]:
-    """Return what ``uns["perturbdiff"]`` says, of the values that are plain."""
-    group = root["uns"]["perturbdiff"] if "uns" in root and "perturbdiff" in root["uns"] else {}
-    found: dict[str, Any] = {}
-    for name in group:
-        element = group[name]
-        if hasattr(element, "keys") or element.shape is None:
-            continue
-        value = element[()] if element.shape == () else element[:]
-        values = [v.decode() if isinstance(v, bytes) else v for v in np.atleast_1d(value).tolist()]
-        found[str(name)] = values[0] if element.shape == () else values
-    return found
+def _no_rows(columns: int) -> Sparse:
+    return sp.csr_matrix((0, columns), dtype=np.float32)
 
 
 def _whole(matrix: RowMatrix) -> Sparse:
-    """Return all rows of a matrix that may be held."""
+    """Return all rows of a matrix that fits into memory."""
     if isinstance(matrix, CscMatrix):
         arrays = tuple(np.asarray(matrix.group[name][:]) for name in ("data", "indices", "indptr"))
         if len(arrays[2]) != matrix.shape[1] + 1 or len(arrays[0]) != len(arrays[1]):
             raise ValueError("the sparse matrix has not one column pointer more than columns")
         return sp.csc_matrix(arrays, shape=matrix.shape).tocsr()
-    blocks = [as_csr(b, matrix.shape[1]) for b in matrix.blocks()]
+    blocks = [b.as_csr(matrix.shape[1]) for b in matrix.blocks()]
     return blocks[0] if len(blocks) == 1 else sp.vstack(blocks, format="csr")
 
 

@@ -1,0 +1,83 @@
+"""The real cells of a store, by condition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.conditions.condition import Condition, Group, conditions_of
+from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells, single_context
+from perturbdiff.io.matrices import Sparse
+from perturbdiff.store.store import Store
+
+
+class StoreReader:
+    """Rows of a store, log1p."""
+
+    def __init__(self, store: Any) -> None:
+        self.path, self.genes, self._store = Path(store.path), list(store.genes), store
+
+    def expression(self, rows: np.ndarray) -> Sparse:
+        """Return log1p values of the store's ``rows``."""
+        return self._store.expression(rows)
+
+    def depths(self) -> np.ndarray:
+        """Return the depth of each cell over all genes of its input."""
+        return np.asarray(self._store.n_counts, np.float64)
+
+    def cell_name(self, row: int) -> str:
+        """Return the name of a cell."""
+        return str(self._store.cell_names(row, row + 1)[0])
+
+
+def open_store(path: Path, config: EvaluateConfig) -> Cells:
+    """Open a store as the truth.
+
+    Raises
+    ------
+    UserError
+        If it is no finished store, or the context column is missing or varies within a condition.
+    """
+    store = Store(path)
+    table = store.conditions
+    covariates = frozenset(name for name in COVARIATES if set(table[name]) != {ALL})
+    column = config.context_column or ("cell_type" if "cell_type" in covariates else None)
+    labels = None if column is None else _contexts(store, column)
+    rows: dict[Condition, np.ndarray] = {}
+    controls: dict[Group, np.ndarray] = {}
+    contexts: dict[Condition, str] = {}
+    for i, (condition, row) in enumerate(zip(conditions_of(table), table.to_dict("records"), strict=True)):
+        cells = np.arange(int(row["start"]), int(row["stop"]), dtype=np.int64)
+        if row["is_control"]:
+            controls[condition.group] = cells
+            continue
+        rows[condition] = cells
+        if column is not None and labels is not None:
+            contexts[condition] = single_context(labels[i], condition, column, path)
+    return Cells(
+        StoreReader(store),
+        rows,
+        controls,
+        contexts,
+        store.control,
+        covariates,
+        target_sum=float(store.target_sum),
+        names={"dataset": path.name},
+    )
+
+
+def _contexts(store: Store, column: str) -> list[list[str]]:
+    """Return the contexts that each condition's cells lie in."""
+    table = store.conditions
+    if column in table:
+        return [[str(label)] for label in table[column]]
+    codes, names = pd.factorize(store.obs([column])[column])
+    return [
+        [str(names[k]) if k >= 0 else "" for k in np.unique(codes[start:stop])]
+        for start, stop in zip(table["start"], table["stop"], strict=True)
+    ]
