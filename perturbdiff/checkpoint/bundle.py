@@ -1,4 +1,4 @@
-"""The bundle: a folder that holds all that sampling needs, and can be shared. No pickles."""
+"""The bundle: a folder with all that sampling needs. It holds no pickles, so it can be shared."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from perturbdiff.runtime.errors import UserError, listing
 FORMAT = 1
 TABLES = "embeddings"
 STEPS = "steps"
-"""Folder of a bundle, and of the checkpoints, that holds a bundle for each kept step."""
+"""Folder in a bundle, and in the checkpoints, that holds a bundle for each kept step."""
 SAME_DEPTH = 0.01
-"""Depths that cells are scaled to count as one if they differ by no more than this share."""
+"""Two depths that cells are scaled to count as equal if they differ by at most this share."""
 
 _TABLE_FILES: dict[SemanticKind, str] = {kind: f"{TABLES}/{kind}.npz" for kind in SEMANTIC_KINDS}
 _SEEN = ("dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role")
@@ -43,23 +43,23 @@ class Bundle:
     Attributes
     ----------
     model
-        The denoiser with averaged weights, its units in its buffers.
+        The denoiser with averaged weights. Its buffers hold its units.
     config
         The recipe it was trained with.
     genes
         Names of the model's genes, in the order of its columns.
     vocabulary
-        Labels and ids of the covariates; its data sets are those of the input layers.
+        Labels and ids of the covariates. Its data sets are those of the input layers.
     target_sum
-        Depth that the training counts were scaled to; None if unknown.
+        Depth that the training counts were scaled to. None if it is unknown.
     training
-        Facts of the training: steps, best step, what was transferred.
+        Facts about the training: steps, best step, what was transferred.
     seen
         Conditions used in training: ``dataset, cell_type, batch, perturbation, is_control, n_cells, role``.
     curve
         Loss terms by step.
     tables
-        The whole semantic tables of covariates or genes with frozen vectors, for labels met later.
+        Complete semantic tables of covariates and genes with frozen vectors, for labels that were not trained on.
     """
 
     model: Denoiser
@@ -73,7 +73,7 @@ class Bundle:
     tables: dict[SemanticKind, EmbeddingTable] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write the bundle's files into an existing folder (the manifest is the stage's)."""
+        """Write the bundle's files into an existing folder. The manifest is written by the stage."""
         write_weights(self.model, folder / "model.safetensors")
         record = {
             "format": FORMAT,
@@ -100,7 +100,7 @@ class Bundle:
         UserError
             If files are missing, damaged or do not fit together.
         """
-        record, config, whole = _record(folder)
+        record, config, recorded = _record(folder)
         genes = _names(folder / "genes.json")
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
         weights = _weights(folder / "model.safetensors", config, genes, vocabulary)
@@ -111,10 +111,10 @@ class Bundle:
         except RuntimeError as error:
             raise _unfit(folder, str(error).splitlines()[-1].strip()) from None
         optional = {name: folder / name for name in ("seen.parquet", "training.csv", *_TABLE_FILES.values())}
-        there = {name for name, path in optional.items() if path.is_file()}
-        if whole is not None and (foreign := sorted(there - whole)):
+        present = {name for name, path in optional.items() if path.is_file()}
+        if recorded is not None and (foreign := sorted(present - recorded)):
             raise UserError(f"{folder / foreign[0]}: was put into the bundle after it was made; take it out")
-        again = "copy the bundle again or train anew"
+        remedy = "copy the bundle again or train anew"
         return cls(
             model.to(device).eval(),
             config,
@@ -122,12 +122,14 @@ class Bundle:
             vocabulary,
             record["target_sum"],
             record["training"],
-            _seen(optional["seen.parquet"], again) if "seen.parquet" in there else pd.DataFrame(),
-            tabular.read_csv(optional["training.csv"], again) if "training.csv" in there else pd.DataFrame(),
+            _seen(optional["seen.parquet"], remedy) if "seen.parquet" in present else pd.DataFrame(),
+            tabular.read_csv(optional["training.csv"], remedy)
+            if "training.csv" in present
+            else pd.DataFrame(),
             {
                 kind: EmbeddingTable.read(folder / name)
                 for kind, name in _TABLE_FILES.items()
-                if name in there
+                if name in present
             },
         )
 
@@ -144,11 +146,11 @@ def recipe_of(folder: Path) -> Config:
 
 
 def _record(folder: Path) -> tuple[dict[str, Any], Config, set[str] | None]:
-    """Return what a bundle says of itself, its recipe, and the files that are as they were made, if that is known."""
+    """Return the content of config.json, the recipe, and the unchanged files (None if no manifest lists them)."""
     missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
     if missing:
         raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
-    whole = _verified(folder)
+    recorded = _verified(folder)
     record = untrusted.read(folder / "config.json", "JSON")
     try:
         if record["format"] > FORMAT:
@@ -161,15 +163,15 @@ def _record(folder: Path) -> tuple[dict[str, Any], Config, set[str] | None]:
         config = record["config"]
     except (KeyError, TypeError) as error:
         raise _damaged(folder, error) from None
-    return record, recipes.validated(config, f"{folder}/config.json"), whole
+    return record, recipes.validated(config, f"{folder}/config.json"), recorded
 
 
 def _verified(folder: Path) -> set[str] | None:
-    """Compare a bundle with its manifest; of a step that was kept within a bundle that bundle's manifest tells."""
+    """Compare a bundle with its manifest. The manifest of a bundle lists the files of its kept steps too."""
     place = folder.resolve()
     outer = place.parent.parent
-    own, outers = (provenance.beside(folder, "manifest").is_file() for folder in (place, outer))
-    if place.parent.name == STEPS and outers and not own:
+    has_manifest, outer_has = (provenance.beside(folder, "manifest").is_file() for folder in (place, outer))
+    if place.parent.name == STEPS and outer_has and not has_manifest:
         return provenance.verify(outer, below=f"{STEPS}/{place.name}")
     return provenance.verify(folder, leave=(STEPS,))
 
@@ -186,23 +188,23 @@ def _unfit(folder: Path, why: str) -> UserError:
 
 
 def _names(path: Path) -> list[str]:
-    found = untrusted.read(path, "JSON")
-    if not isinstance(found, list) or not found or not all(isinstance(gene, str) for gene in found):
+    names = untrusted.read(path, "JSON")
+    if not isinstance(names, list) or not names or not all(isinstance(gene, str) for gene in names):
         raise UserError(f"{path}: is not a list of gene names; copy the bundle again")
-    return found
+    return names
 
 
 def _seen(path: Path, remedy: str) -> pd.DataFrame:
-    found = tabular.read_parquet(path, remedy)
-    if lacking := [name for name in _SEEN if name not in found]:
+    table = tabular.read_parquet(path, remedy)
+    if lacking := [name for name in _SEEN if name not in table]:
         raise UserError(f"{path}: no column {listing(lacking)}; {remedy}")
-    return found
+    return table
 
 
 def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabulary) -> dict[str, Tensor]:
-    """Return a bundle's tensors once all that the network is built from was found to agree with them.
+    """Return a bundle's tensors after checking that config.json agrees with their shapes.
 
-    The network is built of what config.json says, so numbers that no tensor bears out must not get so far.
+    The network is built from config.json. A wrong size there must be found before it costs memory.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -215,9 +217,9 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
         weights = load_file(path)
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise _damaged(path.parent, error) from None
-    weights.setdefault("zero_level", torch.zeros(len(genes)))  # a bundle of an earlier version has none
+    weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have none
     for name, tensor in weights.items():
-        # values of models that were trained elsewhere have no known maximum
+        # the maximum is infinite in models that were trained with the authors' code
         finite = torch.isfinite(tensor) if name != "maximum" else ~torch.isnan(tensor)
         if not finite.all():
             raise UserError(f"{path}: '{name}' holds values that are not finite; copy the bundle again")
@@ -237,7 +239,7 @@ def _check_shapes(
     genes: int,
     vocabulary: Vocabulary,
 ) -> None:
-    """Refuse numbers of a recipe that the tensors do not bear out."""
+    """Refuse sizes in a recipe that the tensors do not have."""
     width, inner = model.width, model.projection_width or genes
     tables = "covariate_encoder.tables"
     wanted: dict[str, tuple[int, ...]] = {
@@ -257,25 +259,25 @@ def _check_shapes(
             wanted[f"{tables}.{kind}.weight"] = (size, model.covariate_width)
     for name, shape in wanted.items():
         if shapes.get(name) != shape:
-            found = f"is {list(shapes[name])}" if name in shapes else "is missing"
-            raise _unfit(folder, f"'{name}' {found}, config.json asks for {list(shape)}")
+            actual = f"is {list(shapes[name])}" if name in shapes else "is missing"
+            raise _unfit(folder, f"'{name}' {actual}, config.json asks for {list(shape)}")
     for what, number, name in (
         ("blocks", model.depth, "blocks."),
         ("input layers", len(vocabulary.datasets), "input_layers.layers."),
     ):
-        there = len({key.removeprefix(name).split(".")[0] for key in shapes if key.startswith(name)})
-        if there != number:
-            raise _unfit(folder, f"{there} {what}, config.json asks for {number}")
+        count = len({key.removeprefix(name).split(".")[0] for key in shapes if key.startswith(name)})
+        if count != number:
+            raise _unfit(folder, f"{count} {what}, config.json asks for {number}")
 
 
 def write_weights(model: Denoiser, path: Path) -> None:
-    """Write a model's weights and units as safetensors; equal weights give equal bytes."""
+    """Write a model's weights and units as safetensors. Equal weights give equal bytes."""
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     path.touch()
-    mode = path.stat().st_mode  # safetensors would let nobody else read the file
+    mode = path.stat().st_mode  # safetensors would make the file unreadable for others
     try:
-        save_file(state, path)  # tensor by tensor: no copy of all weights in memory
-    except SafetensorError as error:  # a full disk, in words of its own
+        save_file(state, path)  # writes one tensor at a time, without a copy of all weights in memory
+    except SafetensorError as error:  # this is how it reports a full disk
         raise OSError(str(error)) from error
     path.chmod(mode)
 
@@ -297,7 +299,7 @@ def build_model(
     semantic: Mapping[str, int] | None = None,
     num_doses: int = 0,
 ) -> Denoiser:
-    """Return an untrained denoiser for these genes and labels; see `Denoiser` for ``semantic`` and ``num_doses``.
+    """Return an untrained denoiser for these genes and labels. `Denoiser` explains ``semantic`` and ``num_doses``.
 
     Raises
     ------
@@ -320,8 +322,8 @@ def build_model(
 
 
 def card(bundle: Bundle) -> str:
-    """Return the bundle's README: what it is, what it saw, how to use it."""
-    words, model = bundle.vocabulary, bundle.model
+    """Return the bundle's README, which describes the model, its training data and its use."""
+    labels, model = bundle.vocabulary, bundle.model
     facts = dict(sorted(bundle.training.items()))
     size = sum(p.numel() for p in model.parameters())
     targets = bundle.seen[bundle.seen["role"] == "target"] if len(bundle.seen) else bundle.seen
@@ -331,9 +333,9 @@ def card(bundle: Bundle) -> str:
         "",
         bundle.config.description or "A diffusion model over sets of cells.",
         "",
-        f"- {size / 1e6:.2f} M parameters, {len(bundle.genes)} genes, data sets: {', '.join(words.datasets)}",
-        f"- {len(words.perturbation)} perturbations (control: `{words.control}`), {len(words.cell_type)} cell types, "
-        f"{len(words.batch)} batches",
+        f"- {size / 1e6:.2f} M parameters, {len(bundle.genes)} genes, data sets: {', '.join(labels.datasets)}",
+        f"- {len(labels.perturbation)} perturbations (control: `{labels.control}`), "
+        f"{len(labels.cell_type)} cell types, {len(labels.batch)} batches",
         f"- trained on {cells} cells of {len(targets)} conditions (`seen.parquet`)",
         f"- log1p of counts scaled to {bundle.target_sum or 'an unknown depth'}; "
         f"model unit {float(model.unit):.6g}, detection limit {float(model.gate_threshold):.6g} (log1p)",

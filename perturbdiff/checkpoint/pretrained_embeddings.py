@@ -1,4 +1,4 @@
-"""Semantic tables in a model: which labels have frozen vectors, the doses it knows, labels it meets after training."""
+"""Semantic tables of a model: frozen vectors of labels, known doses, and labels that are added after training."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _LABELS: tuple[LabelKind, ...] = ("perturbation", "cell_type")
 
 @dataclass(frozen=True)
 class Semantics:
-    """What a model's frozen buffers hold.
+    """The content of a model's frozen buffers.
 
     Attributes
     ----------
     vectors
-        float32 [labels, e] of each covariate that has frozen vectors, in the vocabulary's order; of the genes.
+        float32 [labels, e] for each covariate with frozen vectors, in the vocabulary's order, and for the genes.
     doses
-        Distinct doses, ascending; empty if the dose is part of the label.
+        Distinct doses, ascending. Empty if the dose is part of the label.
     weights
-        float32 [perturbations, doses]: see `dose_weights`.
+        float32 [perturbations, doses] (see `dose_weights`).
     """
 
     vectors: dict[SemanticKind, np.ndarray] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Semantics:
             if kind == "gene":
                 if model.gene_table is not None:
                     model.gene_table.vectors.copy_(values)
-            else:  # row 0 is the reserved id's
+            else:  # row 0 belongs to the reserved id
                 table = _frozen(model, kind)
                 if table is not None:
                     table.vectors[1:].copy_(values)
@@ -80,14 +80,14 @@ def read_tables(paths: Mapping[SemanticKind, Path]) -> dict[SemanticKind, Embedd
 
 
 def check_tables(settings: ModelConfig, tables: Tables) -> None:
-    """Refuse tables that the model has no use for, and gene vectors from nowhere.
+    """Check that the model uses every table, and that there is a table of genes if it needs one.
 
-    ``dose`` needs no check: without a table of perturbations the dose is part of the label, whatever it says.
+    ``settings.dose`` needs no check. Without a table of perturbations, the dose is always part of the label.
 
     Raises
     ------
     UserError
-        If there is one of either.
+        If a table is not used or the table of genes is missing.
     """
     for kind in tables:
         if kind == "gene" and settings.gene_embedding != "table":
@@ -96,10 +96,10 @@ def check_tables(settings: ModelConfig, tables: Tables) -> None:
                 "the table: set it to table, or leave the table out"
             )
         if kind != "gene" and kind not in settings.covariates:
-            told = ",".join((*settings.covariates, kind))
+            covariates = ",".join((*settings.covariates, kind))
             raise UserError(
                 f"--embedding {kind}: the model is not told the {kind}; "
-                f"say --set 'model.covariates=[{told}]', or leave the table out"
+                f"say --set 'model.covariates=[{covariates}]', or leave the table out"
             )
     if settings.gene_embedding == "table" and "gene" not in tables:
         raise UserError("model.gene_embedding is 'table': give one with --embedding gene=FILE")
@@ -113,23 +113,24 @@ def semantics(
     *,
     control_by_name: bool = False,
 ) -> Semantics:
-    """Match a vocabulary and a gene list with tables, and say what was found.
+    """Find the vectors of a vocabulary and a gene list in tables, and log how many were found.
 
     Parameters
     ----------
     settings
-        The model's; see `semantic_rows`.
+        Settings of the model (see `semantic_rows`).
     genes, vocabulary
-        What the model knows.
+        Genes and labels of the model.
     tables
-        By kind; a covariate without one has learned vectors.
+        Tables by kind. A covariate without a table has learned vectors.
     control_by_name
-        The control's vector is in the table under its label, instead of the table's mean.
+        Take the vector of the control from the table, by its label, instead of the table's mean.
 
     Raises
     ------
     UserError
-        If labels are missing and the policy is to refuse, or tables and settings do not fit; see `check_tables`.
+        If labels are missing and ``missing_embedding`` is ``error``, or if tables and settings do not fit together
+        (see `check_tables`).
     """
     check_tables(settings, tables)
     vectors: dict[SemanticKind, np.ndarray] = {}
@@ -164,7 +165,7 @@ def weights_of(
     table: EmbeddingTable,
     labels: Iterable[str] | None = None,
 ) -> np.ndarray:
-    """Return the dose weights of a vocabulary's perturbations, or of other ``labels``; see `dose_weights`."""
+    """Return the dose weights of a vocabulary's perturbations, or of other ``labels`` (see `dose_weights`)."""
     return dose_weights(
         list(vocabulary.perturbation if labels is None else labels), doses,
         combination=settings.combination, separator=settings.combination_separator, names=table,
@@ -175,10 +176,10 @@ def weights_of(
 def validation_labels(
     settings: ModelConfig, vocabulary: Vocabulary, conditions: Iterable[pd.DataFrame], tables: Tables
 ) -> Vocabulary:
-    """Return the vocabulary with labels of conditions that no training cell has, where they have frozen vectors.
+    """Add the labels of validation conditions that occur in no training cell but have frozen vectors.
 
-    So conditions for validation are predicted as those of a later experiment will be. Perturbations at a dose that
-    is not in training are left out.
+    Validation then predicts these conditions as the conditions of a later experiment are predicted. Perturbations at
+    a dose that is not in training are left out.
     """
     for table in conditions:
         treated = pd.DataFrame(table[~table["is_control"].to_numpy(bool)])
@@ -199,25 +200,25 @@ def validation_labels(
 
 
 def tables_of(bundle: Bundle) -> dict[SemanticKind, EmbeddingTable]:
-    """Return the tables of a bundle's frozen vectors: those it keeps, else what its buffers hold.
+    """Return the tables of a bundle's frozen vectors: those in its folder, or else the content of its buffers.
 
-    A model that came without its tables still has the vectors of the labels it knows; a single agent is then also
-    found without its dose.
+    The buffers hold the vectors of the labels that the model knows. With them, a single agent is also found without
+    its dose.
     """
-    found: dict[SemanticKind, EmbeddingTable] = {}
+    tables: dict[SemanticKind, EmbeddingTable] = {}
     for kind in SEMANTIC_KINDS:
         if kind in bundle.tables:
-            found[kind] = bundle.tables[kind]
+            tables[kind] = bundle.tables[kind]
         elif kind == "gene":
             if bundle.model.gene_table is not None:
-                found[kind] = EmbeddingTable(
+                tables[kind] = EmbeddingTable(
                     tuple(bundle.genes), bundle.model.gene_table.vectors.cpu().numpy()
                 )
         else:
             table = _frozen(bundle.model, kind)
             if table is not None:
-                found[kind] = _from_buffer(bundle, kind, table.vectors[1:].cpu().numpy())
-    return found
+                tables[kind] = _from_buffer(bundle, kind, table.vectors[1:].cpu().numpy())
+    return tables
 
 
 def _from_buffer(bundle: Bundle, kind: LabelKind, vectors: np.ndarray) -> EmbeddingTable:
@@ -226,47 +227,47 @@ def _from_buffer(bundle: Bundle, kind: LabelKind, vectors: np.ndarray) -> Embedd
     if kind == "perturbation":
         taken = set(labels)
         for row, label in enumerate(labels):
-            found = agents(label, bundle.config.model.combination_separator)
-            if len(found) == 1 and found[0][0] not in taken:
-                taken.add(found[0][0])
-                names.append(found[0][0])
+            (agent, _), *others = agents(label, bundle.config.model.combination_separator)
+            if not others and agent not in taken:
+                taken.add(agent)
+                names.append(agent)
                 rows.append(row)
     return EmbeddingTable(tuple(names), vectors[rows])
 
 
-def add_tables(bundle: Bundle, given: Tables) -> None:
-    """Give a bundle further vectors, in memory only, for names that its own tables lack.
+def add_tables(bundle: Bundle, further: Tables) -> None:
+    """Give a bundle vectors for names that its own tables lack. The change is in memory only.
 
     Raises
     ------
     UserError
-        If the vectors have another length than the bundle's, or its model has learned vectors instead.
+        If the vectors have another length than the bundle's, or if its model learned its vectors.
     """
-    own = tables_of(bundle)
-    for kind, table in given.items():
+    known = tables_of(bundle)
+    for kind, table in further.items():
         if kind == "gene":
             raise UserError(
                 "--embedding gene: the genes' vectors are part of the model; give the table to train"
             )
-        if kind not in own:
+        if kind not in known:
             raise UserError(
                 f"--embedding {kind}: the model has learned vectors of its {kind} labels and cannot use a table; "
                 "train one with the table"
             )
-        bundle.tables[kind] = own[kind].joined(table)
+        bundle.tables[kind] = known[kind].joined(table)
 
 
 def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]]) -> None:
-    """Let a model know labels it was not trained with through its semantic tables; in memory only.
+    """Add labels that a model was not trained with, by its semantic tables. The change is in memory only.
 
-    The bundle's vocabulary and the buffers of its model grow. Covariates with learned vectors are left alone.
+    The bundle's vocabulary and the buffers of its model grow. Covariates with learned vectors do not change.
 
     Parameters
     ----------
     bundle
         The model.
     labels
-        Perturbations and cell types that are asked for.
+        Perturbations and cell types to predict.
 
     Raises
     ------
@@ -285,12 +286,12 @@ def teach(bundle: Bundle, labels: Mapping[LabelKind, Iterable[str]]) -> None:
 def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTable) -> None:
     settings, model = bundle.config.model, bundle.model
     parts, control = kind == "perturbation", bundle.vocabulary.control
-    found = {label: find(label, table, settings, parts=parts, control=control) for label in labels}
-    lost = [label for label, (vector, _) in found.items() if vector is None]
-    if lost:
+    matches = {label: find(label, table, settings, parts=parts, control=control) for label in labels}
+    unknown = [label for label, (vector, _) in matches.items() if vector is None]
+    if unknown:
         raise UserError(
-            f"the model was not trained with {kind} {listing(lost)}, and the semantic table has no such name"
-            f"{nearest(lost[0], table.names)}; leave these conditions out, or give their vectors "
+            f"the model was not trained with {kind} {listing(unknown)}, and the semantic table has no such name"
+            f"{nearest(unknown[0], table.names)}; leave these conditions out, or give their vectors "
             f"(same encoder) with --embedding {kind}=FILE"
         )
     frozen, dose = _frozen(model, kind), model.covariate_encoder.dose
@@ -304,15 +305,15 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
                 f"perturbation {listing(labels)} cannot be added"
             )
         weights = weights_of(settings, bundle.vocabulary, doses, table, labels)
-        bare = [label for label, row in zip(labels, weights, strict=True) if not row.any()]
-        if bare:
+        without_dose = [label for label, row in zip(labels, weights, strict=True) if not row.any()]
+        if without_dose:
             logger.warning(
-                "perturbations without a dose, which the model was not trained on: %s", listing(bare)
+                "perturbations without a dose, which the model was not trained on: %s", listing(without_dose)
             )
         dose.weights = _grown(dose.weights, weights)
     else:
-        _warn_of_doses(settings, [label for label, (_, how) in found.items() if how == "agent"])
-    frozen.vectors = _grown(frozen.vectors, np.array([vector for vector, _ in found.values()]))
+        _warn_of_doses(settings, [label for label, (_, how) in matches.items() if how == "agent"])
+    frozen.vectors = _grown(frozen.vectors, np.array([vector for vector, _ in matches.values()]))
     bundle.vocabulary = bundle.vocabulary.with_labels(kind, labels)
     logger.info("%s not trained on, predicted through semantic vectors: %s", kind, listing(labels))
 
@@ -327,7 +328,7 @@ def _frozen(model: Denoiser, kind: str) -> SemanticTable | None:
 
 
 def _warn_of_doses(settings: ModelConfig, by_agent: Iterable[str]) -> None:
-    """Say that labels differ in nothing the model sees, if the dose is left away and told by nothing else."""
+    """Warn that the model cannot tell the doses of an agent apart, if it sees the agent's vector without a dose."""
     dosed = [] if settings.dose != "label" else list(by_agent)
     if dosed:
         logger.warning(

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from perturbdiff.cli.options import Device, Force, Out, Overrides, Part, Recipe, Seed, Work, config_of
+from perturbdiff.cli.options import (
+    Device,
+    Force,
+    Out,
+    Overrides,
+    Part,
+    Recipe,
+    Seed,
+    SplitFile,
+    StorePath,
+    Work,
+    config_of,
+)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
@@ -64,8 +76,8 @@ def list_tools() -> None:
 
     rows = [(name, "built in", "", "") for name in NAMES]
     for tool in map(known_tools.load, known_tools.names()):
-        found = tool_environments.installed(tool)
-        rows.append((tool.name, tool.version, "installed" if found else "not installed", tool.licence))
+        state = "installed" if tool_environments.installed(tool) else "not installed"
+        rows.append((tool.name, tool.version, state, tool.licence))
     rows.append(("script", "your own", "", "docs/adapters.md"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -111,13 +123,11 @@ def _facts(tool: Tool) -> list[tuple[str, str]]:
     """Return the labelled facts that `show` prints above a tool's settings."""
     from perturbdiff.baselines.external import tool_environments
 
-    found = tool_environments.installed(tool)
+    environment = tool_environments.installed(tool)
     where = "no"
-    if found:
-        record = found.record
-        where = (
-            f"{found.folder} (Python {record['python']}, {record['size_gb']} GB, {record['installed_at']})"
-        )
+    if environment:
+        record = environment.record
+        where = f"{environment.folder} (Python {record['python']}, {record['size_gb']} GB, {record['installed_at']})"
     facts = [
         ("title", f"{tool.title} ({tool.package} {tool.version})"),
         ("page", tool.url),
@@ -186,8 +196,8 @@ def predict(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the method (docs/baselines.md), or 'script'.")
     ],
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
+    store: StorePath,
+    split: SplitFile,
     out: Out,
     part: Part = "test",
     recipe: Recipe = None,
@@ -227,39 +237,45 @@ def predict(
 
     config = config_of(recipe, overrides, seed)
     shared: dict[str, Any] = {"part": part, "seed": config.seed, "force": force}
-    own = {"script": script, "python": python, "name": label, "threads": threads, "keep": keep}
+    external = {"script": script, "python": python, "name": label, "threads": threads, "keep": keep}
     if name in NAMES:
-        _refuse(name, {**own, "set baseline.options": config.baseline.options})
+        _refuse(name, {**external, "set baseline.options": config.baseline.options})
         built_in(name, store, split, out, **shared)
     else:
-        _external(name, store, split, out, config.baseline, own, {**shared, "device": device})
+        _external(name, store, split, out, config.baseline, external, {**shared, "device": device})
     typer.echo(str(out))
 
 
 def _external(
-    name: str, store: Path, split: Path, out: Path, config: Any, own: dict[str, Any], shared: dict[str, Any]
+    name: str,
+    store: Path,
+    split: Path,
+    out: Path,
+    config: Any,
+    options: dict[str, Any],
+    shared: dict[str, Any],
 ) -> None:
     from perturbdiff.baselines.external import known_tools
     from perturbdiff.baselines.external.external_stage import predict_external
     from perturbdiff.baselines.external.methods import script_method, tool_method
 
-    chosen = {"python": own["python"], "name": own["name"]}
+    chosen = {"python": options["python"], "name": options["name"]}
     if name == "script":
-        if own["script"] is None:
+        if options["script"] is None:
             raise UserError("baseline script: name the script with --script FILE (docs/adapters.md)")
-        method = script_method(own["script"], config, **chosen)
+        method = script_method(options["script"], config, **chosen)
     else:
-        _refuse(name, {"script": own["script"]})
+        _refuse(name, {"script": options["script"]})
         method = tool_method(known_tools.load(name), config, **chosen)
-    rest = {"threads": own["threads"], "keep": own["keep"], "timeout_hours": config.timeout_hours}
+    rest = {"threads": options["threads"], "keep": options["keep"], "timeout_hours": config.timeout_hours}
     predict_external(method, store, split, out, **rest, **shared)
 
 
 def _refuse(name: str, options: dict[str, Any]) -> None:
     """Raise an error for options that this method does not have."""
-    given = [option for option, value in options.items() if value not in (None, {})]
-    if given:
-        raise UserError(f"baseline {name}: has no --{given[0]}")
+    refused = [option for option, value in options.items() if value not in (None, {})]
+    if refused:
+        raise UserError(f"baseline {name}: has no --{refused[0]}")
 
 
 mount(baseline_app)

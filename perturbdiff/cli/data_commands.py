@@ -18,6 +18,7 @@ from perturbdiff.cli.options import (
     Recipe,
     Scheduler,
     Seed,
+    StorePath,
     Work,
     config_of,
     size_in_bytes,
@@ -68,7 +69,7 @@ def preprocess(
 
 
 def stats(
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
+    store: StorePath,
     out: Out,
     split: Annotated[
         Path | None, typer.Option("--split", help="Split file, to count cells in each part.")
@@ -122,8 +123,6 @@ def stats(
 
 
 store_app = typer.Typer(help="Describe, check or export a store.", no_args_is_help=True)
-
-StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
 
 
 @store_app.command("export", cls=Work)
@@ -273,7 +272,7 @@ def build(
     from perturbdiff.preprocessing.preprocessing_stage import Machine
     from perturbdiff.preprocessing.shared_genes import build_vocabulary
 
-    given = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
+    changes = [*(overrides or []), *([f"data.num_hvgs={top}"] if top else [])]
     settings: dict[str, Any] = {
         "composites": composites,
         "assign": assign,
@@ -281,7 +280,7 @@ def build(
         "machine": Machine(jobs, scheduler, size_in_bytes(memory_limit)),
     }
     settings |= {"add": add or (), "cover": cover or (), "force": force}
-    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, given).data, **settings)))
+    typer.echo(str(build_vocabulary(studies, out, config_of(recipe, changes).data, **settings)))
 
 
 @vocabulary_app.command("align", cls=Work)

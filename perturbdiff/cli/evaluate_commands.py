@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli.options import Force, Out, Overrides, Part, Recipe, Seed, config_of, shard_of
+from perturbdiff.cli.options import (
+    Force,
+    Out,
+    Overrides,
+    Part,
+    Recipe,
+    Seed,
+    Shared,
+    config_of,
+    shard_of,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import EvaluateConfig
@@ -56,7 +67,9 @@ Threads = Annotated[
 Shard = Annotated[
     str,
     typer.Option(
-        "--shard", metavar="I/N", help="Compute only part I of N, counted from 0; 'merge' joins the parts."
+        "--shard",
+        metavar="I/N",
+        help="Compute only part I of N, counted from 0. The command merge joins the parts.",
     ),
 ]
 Dataset = Annotated[
@@ -65,10 +78,7 @@ Dataset = Annotated[
 ]
 
 
-def evaluate(
-    predictions: Annotated[Path, typer.Argument(help="Predicted cells: an AnnData file (h5ad or zarr).")],
-    truth: Truth,
-    out: Out,
+def scoring_options(
     perturbation: Column = None,
     control: Control = None,
     context: ContextColumn = None,
@@ -76,6 +86,37 @@ def evaluate(
     batch: BatchColumn = None,
     definition: DefinitionName = None,
     scale: Scale = None,
+    metrics: Metrics = None,
+    threads: Threads = None,
+    shard: Shard = "0/1",
+    dataset: Dataset = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> Shared:
+    """Collect the options that ``evaluate`` and ``ceiling`` share. Options override the recipe."""
+    config = config_of(recipe, overrides, seed)
+    options = {
+        "perturbation_key": perturbation,
+        "control": control,
+        "context_column": context,
+        "cell_type_key": cell_type,
+        "batch_key": batch,
+        "definition": definition,
+        "scale": scale,
+        "metrics": _names(metrics),
+    }
+    settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
+    settings |= {"threads": threads, "shard": shard_of(shard)}
+    return Shared(_changed(config.evaluate, options), settings)
+
+
+@with_options(scoring_options)
+def evaluate(
+    predictions: Annotated[Path, typer.Argument(help="Predicted cells: an AnnData file (h5ad or zarr).")],
+    truth: Truth,
+    out: Out,
     predicted_controls: Annotated[
         bool,
         typer.Option(
@@ -86,18 +127,12 @@ def evaluate(
         Literal["error", "skip"] | None,
         typer.Option("--missing", help="How to handle real conditions without a prediction."),
     ] = None,
-    metrics: Metrics = None,
-    threads: Threads = None,
-    shard: Shard = "0/1",
     method: Annotated[
         str | None,
         typer.Option("--method", help="Name of the method in the tables; default: the file's name."),
     ] = None,
-    dataset: Dataset = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    scoring: Shared,
 ) -> None:
     """Score predictions against real cells.
 
@@ -105,19 +140,14 @@ def evaluate(
     Files from perturbdiff need no options. For other AnnData files, name the columns, the control label and the scale.
     Options override the recipe.
     """
-    from perturbdiff.evaluation import evaluation_stage
+    from perturbdiff.evaluation.evaluation_stage import evaluate as run
 
-    config = config_of(recipe, overrides, seed)
-    given = _columns(perturbation, control, context, cell_type, batch)
-    given |= {"definition": definition, "scale": scale, "missing": missing, "metrics": _names(metrics)}
-    given["controls"] = "own" if predicted_controls else None
-    settings: dict[str, Any] = {"method": method, "dataset": dataset, "seed": config.seed, "force": force}
-    settings |= {"threads": threads, "shard": shard_of(shard)}
-    typer.echo(
-        str(evaluation_stage.evaluate(predictions, truth, out, _changed(config.evaluate, given), **settings))
-    )
+    controls = "own" if predicted_controls else None
+    config = _changed(scoring.config, {"missing": missing, "controls": controls})
+    typer.echo(str(run(predictions, truth, out, config, method=method, **scoring.settings)))
 
 
+@with_options(scoring_options)
 def ceiling(
     truth: Truth,
     out: Out,
@@ -125,35 +155,17 @@ def ceiling(
         Path | None, typer.Option("--split", help="Score only the conditions in one part of this split.")
     ] = None,
     part: Part = "test",
-    perturbation: Column = None,
-    control: Control = None,
-    context: ContextColumn = None,
-    cell_type: CellTypeColumn = None,
-    batch: BatchColumn = None,
-    definition: DefinitionName = None,
-    scale: Scale = None,
-    metrics: Metrics = None,
-    threads: Threads = None,
-    shard: Shard = "0/1",
-    dataset: Dataset = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    scoring: Shared,
 ) -> None:
     """Score real cells against real cells.
 
     One random half of each condition's cells serves as the prediction of the other half. No model can be expected to
     score clearly better than this ceiling. Without a split, all conditions are used.
     """
-    from perturbdiff.evaluation import evaluation_stage
+    from perturbdiff.evaluation.evaluation_stage import ceiling as run
 
-    config = config_of(recipe, overrides, seed)
-    given = _columns(perturbation, control, context, cell_type, batch)
-    given |= {"definition": definition, "scale": scale, "metrics": _names(metrics)}
-    settings: dict[str, Any] = {"split": split, "part": part, "dataset": dataset, "seed": config.seed}
-    settings |= {"threads": threads, "shard": shard_of(shard), "force": force}
-    typer.echo(str(evaluation_stage.ceiling(truth, out, _changed(config.evaluate, given), **settings)))
+    typer.echo(str(run(truth, out, scoring.config, split=split, part=part, **scoring.settings)))
 
 
 def merge(
@@ -181,23 +193,6 @@ def merge(
     typer.echo(str(join(parts, out, force=force)))
 
 
-def _columns(
-    perturbation: str | None,
-    control: str | None,
-    context: str | None,
-    cell_type: str | None,
-    batch: str | None,
-) -> dict[str, Any]:
-    """Return the settings that name the label columns and the control."""
-    return {
-        "perturbation_key": perturbation,
-        "control": control,
-        "context_column": context,
-        "cell_type_key": cell_type,
-        "batch_key": batch,
-    }
-
-
 def _names(text: str | None) -> tuple[str, ...] | None:
     """Split a comma-separated list of names."""
     if text is None:
@@ -205,6 +200,6 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _changed(config: EvaluateConfig, given: dict[str, Any]) -> EvaluateConfig:
-    """Return ``config`` with its values replaced by the options that were given."""
-    return config.model_copy(update={key: value for key, value in given.items() if value is not None})
+def _changed(config: EvaluateConfig, options: dict[str, Any]) -> EvaluateConfig:
+    """Return the settings with those replaced whose option was used."""
+    return config.model_copy(update={key: value for key, value in options.items() if value is not None})

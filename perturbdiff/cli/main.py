@@ -115,8 +115,8 @@ def simulate(
     """
     from perturbdiff.simulation.simulation_stage import simulate as run
 
-    given = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
-    config = config_of(recipe, given, seed)
+    changes = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
+    config = config_of(recipe, changes, seed)
     _done(run(out, config.simulate, seed=config.seed, force=force))
 
 

@@ -19,23 +19,44 @@ from perturbdiff.cli.options import (
     Recipe,
     Resume,
     Seed,
+    Shared,
+    SplitFile,
+    StorePath,
     config_of,
     embeddings_of,
     shard_of,
     store_and_split,
+    with_options,
 )
 
-KeepEvery = Annotated[
-    int | None,
-    typer.Option(
-        "--keep-every",
-        min=1,
-        metavar="N",
-        help="Keep a complete bundle every N steps in OUT/steps (train.keep_every).",
-    ),
-]
+
+def training_options(
+    embeddings: Embeddings = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    keep_every: Annotated[
+        int | None,
+        typer.Option(
+            "--keep-every",
+            min=1,
+            metavar="N",
+            help="Keep a complete bundle every N steps in OUT/steps (train.keep_every).",
+        ),
+    ] = None,
+    checkpoints: Checkpoints = None,
+    resume: Resume = "auto",
+    device: Device = "auto",
+    seed: Seed = None,
+    force: Force = False,
+) -> Shared:
+    """Collect the options that ``pretrain``, ``train`` and ``finetune`` share."""
+    changes = [*(overrides or ()), *([] if keep_every is None else [f"train.keep_every={keep_every}"])]
+    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
+    settings |= {"resume": resume, "device": device, "force": force}
+    return Shared(config_of(recipe, changes, seed), settings)
 
 
+@with_options(training_options)
 def pretrain(
     stores: Annotated[list[Path], typer.Argument(help="Stores with unperturbed cells (and training cells).")],
     out: Out,
@@ -44,7 +65,7 @@ def pretrain(
         typer.Option(
             "--downstream",
             metavar="STORE:SPLIT",
-            help="Store and split used for finetuning later; their validation and test data are left out.",
+            help="Store and split used for finetuning later. Their validation and test data are left out.",
         ),
     ] = None,
     genes: Annotated[
@@ -53,52 +74,30 @@ def pretrain(
             "--genes", help="Text file with the genes of the model; default: the genes of all stores."
         ),
     ] = None,
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    keep_every: KeepEvery = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    training: Shared,
 ) -> None:
     """Learn a prior from unperturbed cells."""
     from perturbdiff.training.training_stages import pretrain as run
 
     pairs = [store_and_split(text) for text in downstream or []]
-    config = config_of(recipe, _kept(overrides, keep_every), seed)
-    settings: dict[str, Any] = {"downstream": pairs, "genes": genes, "embeddings": embeddings_of(embeddings)}
-    settings |= {"checkpoints": checkpoints}
-    typer.echo(str(run(stores, out, config, **settings, resume=resume, device=device, force=force)))
+    bundle = run(stores, out, training.config, downstream=pairs, genes=genes, **training.settings)
+    typer.echo(str(bundle))
 
 
-def train(
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
-    out: Out,
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    keep_every: KeepEvery = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
-) -> None:
+@with_options(training_options)
+def train(store: StorePath, split: SplitFile, out: Out, training: Shared) -> None:
     """Train a model from scratch and write a bundle."""
     from perturbdiff.training.training_stages import train as run
 
-    config = config_of(recipe, _kept(overrides, keep_every), seed)
-    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
-    typer.echo(str(run(store, split, out, config, **settings, resume=resume, device=device, force=force)))
+    typer.echo(str(run(store, split, out, training.config, **training.settings)))
 
 
+@with_options(training_options)
 def finetune(
     bundle: Annotated[Path, typer.Argument(help="Pretrained model bundle.")],
-    store: Annotated[Path, typer.Argument(help="Store folder.")],
-    split: Annotated[Path, typer.Option("--split", help="Split file (parquet).")],
+    store: StorePath,
+    split: SplitFile,
     out: Out,
     transfer: Annotated[
         Literal["keep", "reinit", "new-genes"],
@@ -108,27 +107,13 @@ def finetune(
             "weights for the genes of this store (new-genes).",
         ),
     ] = "keep",
-    embeddings: Embeddings = None,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
-    keep_every: KeepEvery = None,
-    checkpoints: Checkpoints = None,
-    resume: Resume = "auto",
-    device: Device = "auto",
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    training: Shared,
 ) -> None:
     """Continue from a pretrained bundle on perturbation data."""
     from perturbdiff.training.training_stages import finetune as run
 
-    config = config_of(recipe, _kept(overrides, keep_every), seed)
-    settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
-    settings |= {"resume": resume, "device": device, "force": force}
-    typer.echo(str(run(bundle, store, split, out, config, transfer=transfer, **settings)))
-
-
-def _kept(overrides: list[str] | None, keep_every: int | None) -> list[str]:
-    return [*(overrides or ()), *([] if keep_every is None else [f"train.keep_every={keep_every}"])]
+    typer.echo(str(run(bundle, store, split, out, training.config, transfer=transfer, **training.settings)))
 
 
 def sample(
@@ -136,7 +121,7 @@ def sample(
     store: Annotated[Path, typer.Argument(help="Store with the control cells.")],
     out: Out,
     split: Annotated[
-        Path | None, typer.Option("--split", help="Split file; the conditions of one part are predicted.")
+        Path | None, typer.Option("--split", help="Split file. The conditions of one part are predicted.")
     ] = None,
     part: Part = "test",
     conditions: Annotated[
@@ -170,7 +155,7 @@ def sample(
     processes: Annotated[
         int,
         typer.Option(
-            "--processes", min=1, help="Number of processes on each device; the results do not depend on it."
+            "--processes", min=1, help="Number of processes on each device. The results do not depend on it."
         ),
     ] = 1,
     seed: Annotated[

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,6 +55,42 @@ class Program(TyperGroup):
             raise Interrupted from None
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the options that several commands share become: a section of the recipe, and arguments of the stage."""
+
+    config: Any
+    settings: dict[str, Any]
+
+
+def with_options(shared: Callable[..., Shared]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the parameters of ``shared`` too.
+
+    They follow the command's own in the help. The command's last parameter receives what ``shared`` returns.
+    """
+    common = inspect.signature(shared, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = inspect.signature(command, eval_str=True).parameters
+        *own, last = parameters
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            rest = {name: values.pop(name) for name in common}
+            command(**values, **{last: shared(**rest)})
+
+        merged = [*(parameters[name] for name in own), *common.values()]
+        run.__signature__ = inspect.Signature(  # pyright: ignore[reportAttributeAccessIssue] # Typer reads it
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in merged]
+        )
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in merged}
+        return run
+
+    return decorate
+
+
+StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder.")]
+SplitFile = Annotated[Path, typer.Option("--split", help="Split file (parquet).")]
 Recipe = Annotated[
     str | None,
     typer.Option("--config", "-c", help="Recipe: a preset name or a YAML file; default: recommended."),
@@ -92,7 +132,7 @@ Out = Annotated[
         "--out",
         "-o",
         callback=_new_place,
-        help="Output path; the output appears there only when it is complete.",
+        help="Output path. The output appears there only when it is complete.",
     ),
 ]
 Part = Annotated[
@@ -175,8 +215,8 @@ def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None 
     """Return the recipe with the changes given on the command line."""
     from perturbdiff.config.recipes import load
 
-    chosen = load(recipe, overrides or ())
-    return chosen if seed is None else chosen.model_copy(update={"seed": seed})
+    config = load(recipe, overrides or ())
+    return config if seed is None else config.model_copy(update={"seed": seed})
 
 
 def store_and_split(text: str) -> tuple[Path, Path]:
@@ -202,13 +242,13 @@ def embeddings_of(texts: list[str] | None) -> dict[SemanticKind, Path]:
         "cell_type": "cell_type",
         "gene": "gene",
     }
-    found: dict[SemanticKind, Path] = {}
+    tables: dict[SemanticKind, Path] = {}
     for text in texts or ():
         name, _, path = text.partition("=")
         kind = kinds.get(name.strip())
         if kind is None or not path:
             raise UserError(f"--embedding {text!r}: write it as KIND=FILE, KIND one of {', '.join(kinds)}")
-        if kind in found:
+        if kind in tables:
             raise UserError(f"--embedding: two tables for {kind}; join them into one file")
-        found[kind] = Path(path)
-    return found
+        tables[kind] = Path(path)
+    return tables

@@ -1,7 +1,7 @@
-"""What a condition is: perturbation, cell type and batch; and which control cells belong to it.
+"""Conditions (perturbation, cell type and batch) and the control cells that belong to them.
 
-``condition`` is the type, ``condition_table`` the table that every store holds and the doses that labels name.
-``control_matching`` chooses control cells, ``vocabulary`` gives labels and genes their numbers in a model.
+``condition`` defines the type. ``condition_table`` makes the table that every store holds, and reads the doses in
+labels. ``control_matching`` chooses control cells. ``vocabulary`` numbers the labels and genes of a model.
 """
 
 from typing import TYPE_CHECKING

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 Group = tuple[str, str]
-"""Cell type and batch: the conditions of a group share its control cells."""
+"""Cell type and batch. The conditions of a group share its control cells."""
 
 
 class Condition(NamedTuple):
-    """The three labels of a condition, sorted by perturbation first; as a text 'cell type|batch|perturbation'."""
+    """The three labels of a condition. They sort by perturbation first and print as 'cell type|batch|perturbation'."""
 
     perturbation: str
     cell_type: str
@@ -25,7 +25,7 @@ class Condition(NamedTuple):
 
 
 LABELS: tuple[str, ...] = Condition._fields
-"""Names of the three labels, which are columns of every table of conditions."""
+"""Names of the three labels. They are columns of every table of conditions."""
 
 
 def conditions_of(table: Any) -> list[Condition]:

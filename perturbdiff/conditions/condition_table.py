@@ -1,4 +1,4 @@
-"""The table of conditions that every store holds, and the doses that a perturbation's label names.
+"""The table of conditions that every store holds, and the doses that perturbation labels contain.
 
 Doses follow the paper, App. Covariate Encoder.
 """
@@ -17,13 +17,13 @@ from perturbdiff.runtime.errors import UserError, listing
 SORTED_BY = ("cell_type", "batch", "perturbation")
 """The labels by which the cells of a store are sorted, and the order of its columns."""
 ALL = "all"
-"""Label of every cell when the input has no column for a cell type or a batch."""
+"""Cell type or batch of every cell if the input has no column for it."""
 
 OBS_COLUMNS = (*SORTED_BY, "dose", "n_counts", "n_genes", "source_row", "source_file")
-"""Columns of a store's obs, beside those a user asks to keep; ``dose`` if the input has one."""
+"""Columns of a store's obs, before those that a user asks to keep. ``dose`` exists only if the input has doses."""
 
 RESERVED = frozenset({*OBS_COLUMNS, "cell", "n_cells"})
-"""Names that an extra column cannot have."""
+"""Names that a further column cannot have."""
 
 CONDITION_COLUMNS = (*SORTED_BY, "n_cells", "start", "stop", "is_control", "control", "part")
 
@@ -34,7 +34,7 @@ def dose_label(agent: str, dose: float) -> str:
 
 
 def sort_conditions(table: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return the conditions in store order: by cell type, batch, then the control, then perturbation."""
+    """Return the conditions in store order: by cell type, then batch, then the control first, then perturbation."""
     ordered = table.assign(_not_control=table["perturbation"] != control)
     ordered = ordered.sort_values(["cell_type", "batch", "_not_control", "perturbation"], kind="stable")
     return ordered.drop(columns="_not_control").reset_index(drop=True)
@@ -53,25 +53,25 @@ def condition_table(obs: pd.DataFrame, control: str) -> pd.DataFrame:
     Returns
     -------
     pd.DataFrame
-        One row per condition in store order, indexed by condition id, with the columns
-        `CONDITION_COLUMNS`: ``start`` and ``stop`` are store rows (int64), ``control`` is the id of the
-        control condition of the same cell type and batch (-1 if there is none), ``part`` is 0.
+        One row per condition in store order, indexed by condition id, with the columns `CONDITION_COLUMNS`.
+        ``start`` and ``stop`` are store rows (int64). ``control`` is the id of the control condition of the same
+        cell type and batch, or -1 if there is none. ``part`` is 0.
     """
     labels = list(SORTED_BY)
-    plain = obs[labels].astype(str)
+    plain = pd.DataFrame(obs[labels].astype(str))
     plain["n_cells"] = obs["n_cells"].to_numpy(np.int64) if "n_cells" in obs else np.int64(1)
     table = plain.groupby(labels, observed=True, sort=False)["n_cells"].sum().reset_index()
     return complete(sort_conditions(table, control), control)
 
 
 def complete(table: pd.DataFrame, control: str) -> pd.DataFrame:
-    """Return a sorted table of conditions with its row ranges and the control of each condition."""
+    """Return a sorted table of conditions with the row range and the control of each condition added."""
     table = table.copy()
-    sizes = table["n_cells"].to_numpy(np.int64)
+    sizes: np.ndarray = table["n_cells"].to_numpy(np.int64)
     table["stop"] = np.cumsum(sizes)
     table["start"] = table["stop"] - sizes
     table["is_control"] = (table["perturbation"] == control).to_numpy()
-    group = table.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
+    group: np.ndarray = table.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     of_group = np.full(int(group.max(initial=-1)) + 1, -1, np.int64)
     controls = np.flatnonzero(table["is_control"])
     of_group[group[controls]] = controls
@@ -81,7 +81,7 @@ def complete(table: pd.DataFrame, control: str) -> pd.DataFrame:
 
 
 Agent = tuple[str, float | None]
-"""Name of an agent, and its dose if the label tells one."""
+"""Name of an agent, and its dose if the label has one."""
 
 
 def agents(
@@ -89,48 +89,47 @@ def agents(
 ) -> tuple[Agent, ...]:
     """Return the agents of a perturbation label and their doses.
 
-    ``'imatinib@0.5'`` is one agent with a dose, ``'IFNG+TNF'`` two without, ``'IFNG@1+TNF@10'`` two with their
-    own; a dose at the end alone (``'IFNG+TNF@10'``) holds for all. A Python literal, a list of tuples (name, dose,
-    unit) as in Tahoe-100M, is read as data and never run; its unit is taken to be the same everywhere.
+    ``'imatinib@0.5'`` is one agent with a dose, ``'IFNG+TNF'`` is two agents without, and ``'IFNG@1+TNF@10'`` is two
+    agents with a dose each. A single dose at the end (``'IFNG+TNF@10'``) applies to all agents. A Python literal, such
+    as the lists of tuples (name, dose, unit) in Tahoe-100M, is parsed as data and never run. All doses are assumed
+    to have the same unit.
 
     Parameters
     ----------
     label
         The perturbation.
     separator
-        Stands between the agents of a combination; empty: a label is one agent.
+        Stands between the agents of a combination. If it is empty, every label is one agent.
     names
-        Names of agents; one that has the separator in it is not taken apart.
+        Known names of agents. A known name that contains the separator is not split.
     control
-        Label of the control, which is no agent of a combination (``'CEBPE+ctrl'`` is CEBPE alone).
+        Label of the control, which does not count as an agent (``'CEBPE+ctrl'`` is CEBPE alone).
     """
-    found = _agents(label.strip(), separator, names)
-    return tuple(agent for agent in found if agent[0] != control) or found
+    everything = _agents(label.strip(), separator, names)
+    return tuple(agent for agent in everything if agent[0] != control) or everything
 
 
 def _agents(text: str, separator: str, names: Container[str]) -> tuple[Agent, ...]:
-    if text.startswith(("[", "(")):
-        found = _literal(text)
-        if found:
-            return found
+    if text.startswith(("[", "(")) and (listed := _literal(text)):
+        return listed
     name, dose = _with_dose(text)
     if not separator or separator not in text or text in names or name in names:
         return ((name, dose),)
-    parts = [part.strip() for part in _split(text, separator)]
-    if len(parts) == 1 or not all(parts):
+    pieces = [piece.strip() for piece in _split(text, separator)]
+    if len(pieces) == 1 or not all(pieces):
         return ((name, dose),)
-    found = tuple(_with_dose(part) for part in parts)
-    if all(value is None for _, value in found[:-1]):
-        found = tuple((part, found[-1][1]) for part, _ in found)
-    return found
+    combined = tuple(_with_dose(piece) for piece in pieces)
+    if all(value is None for _, value in combined[:-1]):
+        combined = tuple((agent, combined[-1][1]) for agent, _ in combined)
+    return combined
 
 
 def dose_values(
     labels: Iterable[str], separator: str = "+", *, names: Container[str] = ()
 ) -> tuple[float, ...]:
-    """Return the distinct doses of ``labels``, ascending."""
-    found = {dose for label in labels for _, dose in agents(label, separator, names=names)}
-    return tuple(sorted(dose for dose in found if dose is not None))
+    """Return the distinct doses in ``labels``, ascending."""
+    doses = {dose for label in labels for _, dose in agents(label, separator, names=names)}
+    return tuple(sorted(dose for dose in doses if dose is not None))
 
 
 def dose_weights(
@@ -142,10 +141,10 @@ def dose_weights(
     names: Container[str] = (),
     control: str | None = None,
 ) -> np.ndarray:
-    """Return which dose each label stands for, float32 [labels, doses].
+    """Return the weight of each dose in each label, float32 [labels, doses].
 
-    A single agent has weight 1 at its dose; a label without a dose has none. Agents of a combination are averaged
-    or, with ``combination='sum'``, added, as their vectors are.
+    A single agent has weight 1 at its dose. The row of a label without a dose is zero. The doses of a combination are
+    averaged or, with ``combination='sum'``, added, as the vectors of its agents are.
 
     Raises
     ------
@@ -155,9 +154,9 @@ def dose_weights(
     place = {float(dose): i for i, dose in enumerate(doses)}
     weights = np.zeros((len(labels), len(place)), np.float32)
     for row, label in enumerate(labels):
-        found = agents(label, separator, names=names, control=control)
-        share = 1.0 if combination == "sum" else 1.0 / len(found)
-        for name, dose in found:
+        combined = agents(label, separator, names=names, control=control)
+        share = 1.0 if combination == "sum" else 1.0 / len(combined)
+        for name, dose in combined:
             if dose is None:
                 continue
             if dose not in place:
@@ -171,20 +170,20 @@ def dose_weights(
 
 
 def _literal(text: str) -> tuple[Agent, ...] | None:
-    """Return the agents of a list of tuples (name, dose, …), None if the text is something else."""
+    """Return the agents of a list of tuples (name, dose, …), or None if the text is something else."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     if isinstance(value, tuple) and isinstance(next(iter(value), None), str):
         value = [value]
-    found: list[Agent] = []
+    listed: list[Agent] = []
     for item in value if isinstance(value, list | tuple) else ():
         name, dose, *_ = (*item, None) if isinstance(item, tuple | list) and item else (None, None)
         if not isinstance(name, str) or isinstance(dose, bool) or not isinstance(dose, int | float | None):
             return None
-        found.append((name.strip(), None if dose is None else float(dose)))
-    return tuple(found) or None
+        listed.append((name.strip(), None if dose is None else float(dose)))
+    return tuple(listed) or None
 
 
 def _with_dose(text: str) -> Agent:
@@ -198,16 +197,16 @@ def _with_dose(text: str) -> Agent:
 
 def _split(text: str, separator: str) -> list[str]:
     """Split at the separator, but not inside a dose such as ``1e+06``."""
-    parts: list[str] = []
-    for part in text.split(separator):
-        before = parts[-1].rpartition("@")[2].lower() if parts else ""
+    pieces: list[str] = []
+    for piece in text.split(separator):
+        before = pieces[-1].rpartition("@")[2].lower() if pieces else ""
         if (
             separator == "+"
             and before.endswith("e")
             and before[:-1].replace(".", "", 1).isdigit()
-            and part[:1].isdigit()
+            and piece[:1].isdigit()
         ):
-            parts[-1] += separator + part
+            pieces[-1] += separator + piece
         else:
-            parts.append(part)
-    return parts
+            pieces.append(piece)
+    return pieces

@@ -19,13 +19,13 @@ from perturbdiff.runtime.seeds import generator, words
 logger = logging.getLogger(__name__)
 
 SLICE = 2048
-"""Cells that are compared with each other; a larger pool is cut into random slices."""
-_STEPS = 256  # values are rounded to this part of a log1p unit
-_FINE = 64  # and distances to this part of one of these
+"""Maximum number of cells that are compared with each other. A larger pool is cut into random slices."""
+_STEPS = 256  # values are rounded to 1/256 of a log1p unit
+_FINE = 64  # distances are rounded to 1/64 of that
 _GENES = 2048  # columns made dense at a time
-_SWAPS = 4  # at most, for each cell chosen
+_SWAPS = 4  # maximum number of exchanges for each chosen cell
 _POOL = 22  # first word of the seeds of slices
-_KEPT = 4  # slices whose distances are held, 16 MiB each
+_KEPT = 4  # slices whose distances are kept in memory, 16 MiB each
 
 
 class Rows:
@@ -36,7 +36,7 @@ class Rows:
     conditions
         `Store.conditions`.
     exclude
-        bool [n_cells]: store rows that must never be used. None: all may be.
+        bool [n_cells]: store rows that must never be used. None excludes no row.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Rows:
     """
 
     def __init__(self, conditions: pd.DataFrame, exclude: np.ndarray | None = None) -> None:
-        self.start = conditions["start"].to_numpy(np.int64)
-        stop = conditions["stop"].to_numpy(np.int64)
-        self.count = stop - self.start
+        self.start: np.ndarray = conditions["start"].to_numpy(np.int64)
+        stop: np.ndarray = conditions["stop"].to_numpy(np.int64)
+        self.count: np.ndarray = stop - self.start
         self._kept: dict[int, np.ndarray] = {}
         if exclude is None:
             return
@@ -59,12 +59,12 @@ class Rows:
                 self.count[i] = len(self._kept[i])
 
     def at(self, condition: int, positions: np.ndarray) -> np.ndarray:
-        """Return the store rows (int64) at ``positions`` 0..count-1 of a condition."""
+        """Return the store rows (int64) at ``positions`` 0..count-1 of a condition's usable rows."""
         kept = self._kept.get(condition)
         return self.start[condition] + (positions if kept is None else kept[positions])
 
     def pooled(self, pool: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the store rows (int64) at ``positions`` of several conditions laid end to end."""
+        """Return the store rows (int64) at ``positions`` of the usable rows of several conditions, concatenated."""
         if len(pool) == 1:
             return self.at(int(pool[0]), positions)
         ends = np.cumsum(self.count[pool])
@@ -77,7 +77,7 @@ class Rows:
         return rows
 
     def draw(self, pool: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Return ``size`` rows (int64) of the pooled conditions at random, repeats only if there are too few."""
+        """Return ``size`` random rows (int64) of the pooled conditions. Rows repeat only if there are too few."""
         total = int(self.count[pool].sum())
         return self.pooled(pool, rng.choice(total, size, replace=total < size))
 
@@ -85,8 +85,8 @@ class Rows:
 class ControlPools:
     """Matched control cells of each condition.
 
-    The controls of the same (cell type, batch); if there are none, those of the same cell type in other batches;
-    else those of the same batch in other cell types.
+    A condition uses the controls of its cell type and batch. If there are none, it uses those of its cell type in
+    other batches, or else those of its batch in other cell types.
 
     Parameters
     ----------
@@ -95,19 +95,19 @@ class ControlPools:
     rows
         Usable rows of each condition.
     wanted
-        int [n]: conditions that need controls, whose pools are looked up at once.
+        int [n]: conditions that need controls. Their pools are found at once.
     quiet
-        Do not warn of conditions without controls of their own.
+        Do not warn about conditions without controls of their own.
 
     Attributes
     ----------
     fallbacks
-        Number of matches with controls of the same cell type or batch only.
+        Number of conditions with controls of the same cell type only, and of the same batch only.
 
     Raises
     ------
     UserError
-        If a wanted condition has no controls in its cell type nor in its batch.
+        If a wanted condition has controls neither in its cell type nor in its batch.
     """
 
     def __init__(
@@ -122,12 +122,13 @@ class ControlPools:
         usable = np.flatnonzero(conditions["is_control"].to_numpy(bool) & (rows.count > 0))
         cell_types, batches = (conditions[name].to_numpy(object) for name in ("cell_type", "batch"))
         groups = [(str(t), str(b)) for t, b in zip(cell_types, batches, strict=True)]
-        self._own = {groups[i]: np.array([i]) for i in usable}
+        self._of_group = {groups[i]: np.array([i]) for i in usable}
         self._of_type, self._of_batch = _members(cell_types, usable), _members(batches, usable)
         self.fallbacks = {"cell_type": 0, "batch": 0}
-        told = conditions["control"].to_numpy(np.int64)  # pretraining tells other controls than a store does
-        self._pool = {
-            int(c): told[[c]] if told[c] >= 0 and rows.count[told[c]] > 0 else self.match(*groups[c])
+        # pretraining names other controls than a store does
+        named: np.ndarray = conditions["control"].to_numpy(np.int64)
+        self._pool: dict[int, np.ndarray] = {
+            int(c): named[[c]] if named[c] >= 0 and rows.count[named[c]] > 0 else self.match(*groups[c])
             for c in wanted
         }
         if not quiet:
@@ -139,17 +140,17 @@ class ControlPools:
         Raises
         ------
         UserError
-            If there are none in the cell type nor in the batch.
+            If there are none in the cell type and none in the batch.
         """
-        if (own := self._own.get((cell_type, batch))) is not None:
-            return own
-        for column, found in (
+        if (controls := self._of_group.get((cell_type, batch))) is not None:
+            return controls
+        for column, controls in (
             ("cell_type", self._of_type.get(cell_type)),
             ("batch", self._of_batch.get(batch)),
         ):
-            if found is not None:
+            if controls is not None:
                 self.fallbacks[column] += 1
-                return found
+                return controls
         raise UserError(
             f"no control cells for cell type '{cell_type}', batch '{batch}', and none in another batch or cell type; "
             "add controls or leave these conditions out of the split"
@@ -174,12 +175,12 @@ class ControlPools:
         return np.unique(np.concatenate([np.empty(0, np.int64), *self._pool.values()]))
 
     def draw(self, condition: int, size: int, rng: np.random.Generator) -> np.ndarray:
-        """Return ``size`` matched control rows (int64) at random, repeats only if there are too few."""
+        """Return ``size`` random rows (int64) of matched controls. Rows repeat only if there are too few."""
         return self.rows.draw(self._pool[condition], size, rng)
 
 
 def _members(names: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Return those of ``ids`` that bear each name."""
+    """Return the ``ids`` of each name."""
     groups: dict[str, list[int]] = {}
     for i in ids:
         groups.setdefault(str(names[i]), []).append(int(i))
@@ -187,32 +188,32 @@ def _members(names: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def distances(values: sparse.csr_matrix) -> np.ndarray:
-    """Return the distances between cells [N, G], log1p, in parts of a log1p unit: int32 [N, N]."""
+    """Return the distances between cells [N, G], log1p, in fractions of a log1p unit: int32 [N, N]."""
     columns: Any = sparse.csc_matrix(values, dtype=np.float64)
     columns.data = np.rint(columns.data * _STEPS)
     product = np.zeros((columns.shape[0],) * 2)
     for start in range(0, columns.shape[1], _GENES):
         block = columns[:, start : start + _GENES].toarray()
-        product += block @ block.T  # of whole numbers, below 2^53: exact in any order
+        product += block @ block.T  # sums of whole numbers below 2^53 are exact in any order
     squares = product.diagonal()
     return np.rint(from_products(product, squares, squares) * _FINE).astype(np.int32)
 
 
 def represent(apart: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose cells that stand for all.
+    """Choose cells that represent all of N cells.
 
     Parameters
     ----------
     apart
         `distances` of the N cells.
     number
-        How many to choose, at most N.
+        Number of cells to choose, at most N.
     rng
-        Says which of the good choices it is; each cell is about equally likely.
+        Selects one of the good choices. Each cell is about equally likely to be chosen.
 
     Returns
     -------
-    Their places, int64 [number], in random order.
+    The positions of the chosen cells, int64 [number], in random order.
     """
     size = number
     while 0 < 2 * size <= len(apart):
@@ -227,10 +228,10 @@ def represent(apart: np.ndarray, number: int, rng: np.random.Generator) -> np.nd
 
 
 def _exchange(apart: np.ndarray, number: int) -> np.ndarray:
-    """Return which ``number`` of N cells to take, bool [N]: the first ones, exchanged while that helps.
+    """Return which ``number`` of N cells to take, bool [N]: the first ones, exchanged as long as that helps.
 
-    What falls is the energy distance between those taken and all, times n² N and without its constant:
-    2 n Σ a_i - N Σ d_ij over the cells taken, with a_i the sum of a cell's distances to all.
+    Each exchange lowers the energy distance between the n taken cells and all cells. Times n² N and without its
+    constant, it is 2 n Σ a_i - N Σ d_ij over the taken cells, where a_i is the sum of a cell's distances to all cells.
     """
     total, size = len(apart), number
     taken = np.arange(total) < size
@@ -254,17 +255,17 @@ def _exchange(apart: np.ndarray, number: int) -> np.ndarray:
 class BalancedControls:
     """Chooses the control cells of conditions.
 
-    A condition gets every cell of its pool once, twice … as often as that goes into the number of cells wanted, and
-    for the rest cells that stand for the pool.
+    A condition gets every cell of its pool equally often. Cells that represent the pool fill up the number of cells
+    that is needed.
 
     Parameters
     ----------
     store
-        Gives the expression of control cells; nothing else is read.
+        The expression of control cells is read from it, and nothing else.
     rows
         Usable rows of each condition.
     seed
-        With a condition's labels it determines the choice, whatever else is asked for.
+        Together with the labels of a condition it determines the choice. Other conditions have no influence.
     """
 
     def __init__(self, store: Any, rows: Rows, *, seed: int) -> None:
@@ -278,34 +279,34 @@ class BalancedControls:
         Parameters
         ----------
         pool
-            The control conditions (int64 ids) that it draws from, see `ControlPools`.
+            The control conditions (int64 ids) that it draws from (see `ControlPools`).
         condition
-            Its labels, which with the seed determine the choice.
+            Its labels, which determine the choice together with the seed.
         number
-            Cells wanted.
+            Number of cells.
         """
         total = int(self.rows.count[pool].sum())
-        own = words(self.seed, condition, 0)
+        seed = words(self.seed, condition, 0)
         turns, rest = divmod(number, total)
-        order = [generator(*own, turn).permutation(total) for turn in range(turns)]
-        order.append(self._rest(tuple(map(int, pool)), total, rest, generator(*own, turns)))
+        order = [generator(*seed, turn).permutation(total) for turn in range(turns)]
+        order.append(self._rest(tuple(map(int, pool)), total, rest, generator(*seed, turns)))
         return self.rows.pooled(pool, np.concatenate(order))
 
     def _rest(self, pool: tuple[int, ...], total: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Return places in the pool, int64 [number]; from as few slices as hold twice as many cells, if there are."""
+        """Return positions in the pool, int64 [number], from just enough slices to hold twice as many cells."""
         if not number:
             return np.empty(0, np.int64)
         slices = self._slices(pool, total)
         some = min(len(slices), -(-number // (SLICE // 2)))
         which = np.arange(some) if some == len(slices) else rng.permutation(len(slices))[:some]
-        found = [
+        chosen = [
             slices[k][represent(self._apart(pool, total, int(k)), number // some + (i < number % some), rng)]
             for i, k in enumerate(which)
         ]
-        return rng.permutation(np.concatenate(found))
+        return rng.permutation(np.concatenate(chosen))
 
     def _slices(self, pool: tuple[int, ...], total: int) -> list[np.ndarray]:
-        """Return the places of a pool in parts of at most `SLICE` cells, the same for all conditions."""
+        """Return the positions in a pool in slices of at most `SLICE` cells. All conditions share these slices."""
         if total <= SLICE:
             return [np.arange(total)]
         names = tuple(self._labels.iloc[list(pool)].to_numpy(object).ravel())

@@ -1,4 +1,4 @@
-"""Names and numbers: covariate labels to embedding ids, and a store's genes to a model's gene list."""
+"""Maps covariate labels to embedding ids, and the genes of a store to the gene list of a model."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Labels of each covariate and their ids; id 0 means "none or unknown", the first label has id 1.
+    """Labels of each covariate and their ids. Id 0 means "none or unknown", and the first label has id 1.
 
     Attributes
     ----------
     perturbation, cell_type, batch, datasets
-        Labels in the order of their ids, each once.
+        Labels in the order of their ids, without repeats.
     control
-        The perturbation label of control cells. Stores that call their controls by another name share this id.
+        The perturbation label of control cells. Controls of stores that use another label share its id.
     """
 
     perturbation: tuple[str, ...]
@@ -39,7 +39,9 @@ class Vocabulary:
     batch: tuple[str, ...]
     datasets: tuple[str, ...] = ("all",)
     control: str = "control"
-    _ids: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _ids: dict[str, dict[str, int]] = field(
+        default_factory=dict[str, dict[str, int]], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         for kind in KINDS:
@@ -56,9 +58,9 @@ class Vocabulary:
     def from_conditions(
         cls, tables: Sequence[pd.DataFrame], *, control: str, datasets: Sequence[str] = ("all",)
     ) -> Vocabulary:
-        """Collect the labels of condition tables (`Store.conditions`, one for each store), sorted.
+        """Collect and sort the labels of condition tables (`Store.conditions`, one for each store).
 
-        Controls count under the label ``control`` whatever their store calls them.
+        Controls get the label ``control``, whatever label their store uses.
         """
         labels: dict[str, set[str]] = {"perturbation": {control}, "cell_type": set(), "batch": set()}
         for table in tables:
@@ -66,11 +68,11 @@ class Vocabulary:
             labels["perturbation"] |= set(perturbed["perturbation"].astype(str))
             labels["cell_type"] |= set(table["cell_type"].astype(str))
             labels["batch"] |= set(table["batch"].astype(str))
-        ordered = {kind: tuple(sorted(found)) for kind, found in labels.items()}
+        ordered = {kind: tuple(sorted(names)) for kind, names in labels.items()}
         return cls(**ordered, datasets=tuple(datasets), control=control)
 
     def size(self, kind: Kind) -> int:
-        """Return the number of ids of a covariate, the reserved id 0 included."""
+        """Return the number of ids of a covariate, including the reserved id 0."""
         return len(self._ids[kind]) + 1
 
     def __contains__(self, item: tuple[Kind, str]) -> bool:
@@ -78,7 +80,7 @@ class Vocabulary:
         return label in self._ids[kind]
 
     def encode(self, kind: Kind, labels: Iterable[str], *, strict: bool = False) -> np.ndarray:
-        """Return the ids of ``labels`` as int64 [n]; an unknown label gets 0.
+        """Return the ids of ``labels`` as int64 [n]. An unknown label gets 0.
 
         Raises
         ------
@@ -97,7 +99,7 @@ class Vocabulary:
 
     def encode_conditions(self, conditions: pd.DataFrame) -> dict[Kind, np.ndarray]:
         """Return int64 ids [n_conditions] of the three covariates of a condition table."""
-        perturbation = conditions["perturbation"].astype(str).to_numpy(object)
+        perturbation: np.ndarray = conditions["perturbation"].astype(str).to_numpy(object)
         if "is_control" in conditions:
             perturbation = np.where(conditions["is_control"].to_numpy(bool), self.control, perturbation)
         return {
@@ -107,23 +109,23 @@ class Vocabulary:
         }
 
     def extended(self, other: Vocabulary) -> Vocabulary:
-        """Return this vocabulary with the labels of ``other`` that it lacks appended; old ids stay."""
+        """Return this vocabulary with the missing labels of ``other`` appended. Old ids do not change."""
 
         def grown(kind: Kind) -> tuple[str, ...]:
             old, new = getattr(self, kind), getattr(other, kind)
-            if kind == "perturbation":  # both controls are the one control
+            if kind == "perturbation":  # both control labels mean the same
                 new = tuple(label for label in new if label != other.control)
             return (*old, *(label for label in new if label not in self._ids[kind]))
 
         return Vocabulary(**{kind: grown(kind) for kind in KINDS}, control=self.control)
 
     def with_labels(self, kind: Kind, labels: Iterable[str]) -> Vocabulary:
-        """Return this vocabulary with those of ``labels`` that it lacks appended to a covariate's."""
+        """Return this vocabulary with the missing ones of ``labels`` appended to a covariate."""
         new = tuple(label for label in dict.fromkeys(labels) if label not in self._ids[kind])
         return dataclasses.replace(self, **{kind: (*getattr(self, kind), *new)})
 
     def without(self, kind: Kind, labels: Iterable[str]) -> Vocabulary:
-        """Return this vocabulary without some labels of a covariate; the ids of the others change."""
+        """Return this vocabulary without some labels of a covariate. The ids of the others change."""
         gone = set(labels)
         return dataclasses.replace(
             self, **{kind: tuple(label for label in getattr(self, kind) if label not in gone)}
@@ -145,7 +147,7 @@ class Vocabulary:
         Raises
         ------
         UserError
-            If the file is missing, not ours or of a newer format.
+            If the file is missing, not a vocabulary of this package, or of a newer format.
         """
         record = untrusted.read(files.existing(path, "vocabulary"), "JSON")
         try:
@@ -158,37 +160,37 @@ class Vocabulary:
         return cls(**labels, control=control)
 
 
-def _labels(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(label, str) for label in found):
+def _labels(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(label, str) for label in value):
         raise TypeError("labels must be a list of texts")
-    return tuple(found)
+    return tuple(value)
 
 
 class GeneMap:
     """Places a store's columns in the order of a model's gene list, by name.
 
-    Genes the store lacks are zero; genes the model does not know are left out.
+    Genes that the store lacks are zero. Genes that the model does not know are left out.
 
     Parameters
     ----------
     source
-        Names of the columns that are there.
+        Names of the columns of the store.
     target
-        Names of the columns that are wanted.
+        Names of the columns of the model.
     name, target_name
-        What the source, and whose list the target, is called in messages.
+        Names of the source and of the owner of the target, for messages.
 
     Attributes
     ----------
     columns
-        int32 [len(source)]: target column of each source column, -1 if it is left out.
+        int32 [len(source)]: target column of each source column, or -1 if it is left out.
     missing, extra
-        Names that only the target or only the source has.
+        Names that only the target has, and names that only the source has.
 
     Raises
     ------
     UserError
-        If a name occurs twice or the two lists have none in common.
+        If a name occurs twice, or if the lists have no name in common.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class GeneMap:
         return self.source == self.target
 
     def report(self) -> str:
-        """Return one line on how the genes match."""
+        """Return one line that says how the genes match."""
         shared = len(self.target) - len(self.missing)
         line = f"{self.name}: {shared} of the {self.target_name}'s {len(self.target)} genes found"
         if self.missing:
@@ -228,7 +230,7 @@ class GeneMap:
         return line
 
     def apply(self, matrix: sparse.csr_matrix) -> sparse.csr_matrix:
-        """Return ``matrix`` [n, source] as CSR [n, target], units unchanged."""
+        """Return ``matrix`` [n, source] as CSR [n, target] in the same units."""
         if self.identity:
             return matrix
         placed = self.columns[np.asarray(matrix.indices)]
@@ -246,7 +248,7 @@ class GeneMap:
     ) -> np.ndarray:
         """Return ``matrix`` [n, source] as float32 [n, target].
 
-        With ``out`` [N, target], row i of ``matrix`` is written to row ``rows[i]`` of it (default: to row i).
+        With ``out`` [N, target], row i of ``matrix`` is written to its row ``rows[i]`` (default: row i).
         """
         indptr = np.asarray(matrix.indptr, np.int64)  # fixed types: the kernel is compiled once
         data, indices = np.asarray(matrix.data, np.float32), np.asarray(matrix.indices, np.int32)

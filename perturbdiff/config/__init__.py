@@ -1,7 +1,7 @@
 """The configuration of a run: one frozen, typed tree, read from presets, files and ``--set a.b=c``.
 
-``settings`` and ``data_settings`` define the tree, ``recipes`` reads it, ``readings`` names variants of the method and
-sizes of the network, and reads the tags that say where a value comes from.
+``settings`` and ``data_settings`` define the tree, and ``recipes`` reads it. ``readings`` names variants of the method
+and sizes of the network, and reads the tags that say where a value comes from.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""Readings of the method (`variant`) and sizes of the network (`size`) by name.
+"""Named readings of the method (`variant`) and named sizes of the network (`size`).
 
-Tags in their YAML say where a value comes from: ``!paper 1000``, ``!released 512``, ``!ours 32``.
+YAML tags say where a value comes from: ``!paper 1000``, ``!released 512``, ``!ours 32``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OWN = "own"
 
 
 class Tagged:
-    """A value with the source its tag names."""
+    """A value and the source that its tag names."""
 
     def __init__(self, value: Any, source: str) -> None:
         self.value, self.source = value, source
@@ -48,7 +48,7 @@ _Loader.add_multi_constructor("!", _construct_tagged)
 
 
 def read(text: str, origin: str) -> dict[str, Any]:
-    """Return a YAML text's sections; values with a tag are `Tagged`.
+    """Return the sections of a YAML text. Values with a tag become `Tagged`.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def read(text: str, origin: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with what ``top`` says put in, section by section."""
+    """Return ``base`` with the values of ``top`` put in, section by section."""
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
@@ -72,15 +72,15 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untag(tree: Any, prefix: str = "") -> tuple[Any, dict[str, str]]:
-    """Return a tree's plain values and, by dotted key, their sources; 'given' where there is no tag."""
+    """Return a tree's plain values, and their sources by dotted key. The source of a value without a tag is 'given'."""
     if isinstance(tree, Tagged):
         return tree.value, {prefix: tree.source}
     if not isinstance(tree, dict):
         return tree, {prefix: "given"}
     values, sources = {}, {}
     for key, value in tree.items():
-        values[key], found = untag(value, f"{prefix}.{key}".lstrip("."))
-        sources.update(found)
+        values[key], of_section = untag(value, f"{prefix}.{key}".lstrip("."))
+        sources.update(of_section)
     return values, sources
 
 
@@ -95,32 +95,32 @@ def sizes() -> list[str]:
 
 
 def expand(layer: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return a recipe layer with ``variant`` and ``size`` replaced by what they stand for.
+    """Return a layer of a recipe with the values that its ``variant`` and ``size`` stand for.
 
     Raises
     ------
     UserError
         Naming ``origin``, if there is no such variant or size.
     """
-    own = dict(layer)
+    explicit = dict(layer)
     values: dict[str, Any] = {}
-    if (name := _plain(own.pop("variant", None))) not in (None, OWN):
-        parts = _read("variants", _known("variant", name, variants(), origin))
-        values = merge(parts["switches"], parts["settings"])
-    if (name := _plain(own.pop("size", None))) is not None:
+    if (name := _plain(explicit.pop("variant", None))) not in (None, OWN):
+        variant = _read("variants", _known("variant", name, variants(), origin))
+        values = merge(variant["switches"], variant["settings"])
+    if (name := _plain(explicit.pop("size", None))) is not None:
         values = merge(values, _read("sizes", _known("size", name, sizes(), origin)))
-    return merge(values, own)
+    return merge(values, explicit)
 
 
 @cache
 def switches(name: str) -> dict[str, Any]:
-    """Return a variant's switches, dotted key → value."""
+    """Return a variant's switches: the value of each dotted key."""
     plain, _ = untag(_read("variants", name)["switches"])
     return {f"{section}.{key}": value for section, keys in plain.items() for key, value in keys.items()}
 
 
 def agreeing(config: object) -> str:
-    """Return the name of the variant whose switches a configuration has, or "own"."""
+    """Return the name of the variant with the same switches as a configuration, or "own" if there is none."""
     for name in variants():
         if all(_value(config, key) == value for key, value in switches(name).items()):
             return name

@@ -1,10 +1,10 @@
-"""Recipes: complete configurations from presets or YAML files, changed by ``--set a.b=c``.
+"""Recipes are complete configurations, read from presets or YAML files and changed by ``--set a.b=c``.
 
-A preset says where each value comes from by a YAML tag: ``!paper 1000``, ``!released 512``, ``!ours 32``
-(`config show` prints them). A user's own file needs no tags.
+In a preset, YAML tags say where each value comes from: ``!paper 1000``, ``!released 512``, ``!ours 32``. The command
+`config show` prints them. A user's own file needs no tags.
 
-A recipe is made of layers: the bases of a file, the file, the overrides. A layer may name a `variant` and a
-`size`, which stand for values (`perturbdiff.config.readings`).
+A recipe is made of layers: the bases of a file, the file itself, and the overrides. A layer may name a `variant` and a
+`size`, which stand for several values (`perturbdiff.config.readings`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ def presets() -> list[str]:
 def load(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """Return the configuration of a preset or a YAML file, with ``key.path=value`` overrides applied.
 
-    None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` gives only what
-    differs from NAME; without a base it starts from the defaults of `perturbdiff.config.settings`. In each file, and
-    among the overrides, ``variant`` and ``size`` are shorthands that come before the other values
-    (`perturbdiff.config.readings`).
+    None stands for the preset ``recommended``. A file or preset that begins with ``base: NAME`` holds only what
+    differs from NAME. Without a base, it starts from the defaults of `perturbdiff.config.settings`. In each file and
+    among the overrides, ``variant`` and ``size`` apply before the other values (`perturbdiff.config.readings`).
 
     Raises
     ------
@@ -72,7 +71,7 @@ def validated(tree: Mapping[str, Any], origin: str) -> Config:
     Raises
     ------
     UserError
-        Naming ``origin``, every unknown key and every value that is not allowed.
+        Naming ``origin``, every unknown key and every forbidden value.
     """
     try:
         return Config.model_validate(tree)
@@ -85,7 +84,7 @@ def validated(tree: Mapping[str, Any], origin: str) -> Config:
 def load_with_sources(
     source: str | Path | None = None, overrides: Iterable[str] = ()
 ) -> tuple[Config, dict[str, str]]:
-    """Return `load`'s configuration and, for each dotted key that was set, its source."""
+    """Return the configuration as `load` does, and the source of each dotted key that was set."""
     changes: dict[str, Any] = {}
     for text in overrides:
         _set(changes, text)
@@ -95,7 +94,7 @@ def load_with_sources(
 
 
 def describe(source: str | Path | None, overrides: Iterable[str] = ()) -> str:
-    """Return the resolved configuration as YAML, each value with its source as a comment."""
+    """Return the complete configuration as YAML. A comment gives the source of each value."""
     config, sources = load_with_sources(source, overrides)
     lines = []
     for dotted in keys():

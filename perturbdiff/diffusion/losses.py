@@ -13,7 +13,7 @@ _SMALLEST_SQUARE = 1e-8
 
 
 class LossSettings(Protocol):
-    """What `hybrid_loss` reads of the configuration."""
+    """The settings that `hybrid_loss` reads."""
 
     @property
     def mmd_weight(self) -> float: ...  # noqa: D102
@@ -30,7 +30,7 @@ class LossSettings(Protocol):
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """Return the Euclidean distances between the rows of ``x`` [..., n, G] and ``y`` [..., m, G]: [..., n, m].
 
-    Uses |x|² + |y|² - 2 x·y, so that no [n, m, G] tensor is formed; the square is kept above 1e-8.
+    Uses |x|² + |y|² - 2 x·y, so that no [n, m, G] tensor is formed. The square is kept above 1e-8.
     """
     return _distances(x, y, (x * x).sum(-1), (y * y).sum(-1))
 
@@ -45,13 +45,13 @@ def _mean_within(x: Tensor, square: Tensor, statistic: Literal["V", "U"]) -> Ten
     """Return the mean distance among the rows of ``x`` [..., n, G], with (V) or without (U) the diagonal."""
     between = _distances(x, x, square, square)
     n = x.shape[-2]
-    others = 1.0 - torch.eye(n, dtype=x.dtype, device=x.device)
-    apart = (between * others).sum((-1, -2))
+    off_diagonal = 1.0 - torch.eye(n, dtype=x.dtype, device=x.device)
+    to_others = (between * off_diagonal).sum((-1, -2))
     if statistic == "U":
-        return apart / (n * (n - 1))
-    # a cell's distance to itself is the square root of rounding, whose slope is large and means nothing
-    own = between.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
-    return (apart + own) / (n * n)
+        return to_others / (n * (n - 1))
+    # detached: a cell's distance to itself is the root of a rounding error, and its large slope means nothing
+    to_itself = between.detach().diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (to_others + to_itself) / (n * n)
 
 
 def energy_distance(
@@ -66,16 +66,16 @@ def energy_distance(
     Parameters
     ----------
     x, y
-        Sets of cells [..., n, G] and [..., m, G], any one unit. At least two cells each.
+        Sets of cells [..., n, G] and [..., m, G] in the same unit, with at least two cells each.
     factor
-        ``paper``: 2 E|x-y| - E|x-x'| - E|y-y'|; ``half``: half of it, as geomloss and the released code.
+        ``paper``: 2 E|x-y| - E|x-x'| - E|y-y'|. ``half``: half of it, as in geomloss and the released code.
     statistic
-        ``V`` keeps each cell's zero distance to itself; ``U`` leaves it out, so that the expectation over sets
-        drawn from equal distributions is zero (single values can be negative).
+        ``V`` keeps each cell's zero distance to itself. ``U`` leaves it out, so that the expectation over sets
+        drawn from equal distributions is zero. Single values can then be negative.
 
     Notes
     -----
-    Computed in float32 whatever the surrounding precision: it is a difference of nearly equal means.
+    It is a difference of nearly equal means, so it is always computed in float32, also under autocast.
     """
     if x.shape[-2] < 2 or y.shape[-2] < 2:
         raise ValueError("the energy distance needs sets of at least two cells")
@@ -88,11 +88,11 @@ def energy_distance(
 
 
 def cross_energy_distance(x: Tensor, y: Tensor, *, factor: Literal["paper", "half"] = "paper") -> Tensor:
-    """Return the energy distance of twin sets [2n, m, G] with pairs across twins only, float32 [n].
+    """Return the energy distance of twin sets [2n, m, G] from pairs of cells across twins only, float32 [n].
 
-    Sets 2i and 2i + 1 are twins: drawn apart from one condition. An unbiased estimate, as the U-statistic, that
-    cells made together cannot improve by keeping away from each other: a network that sees whole sets learns to
-    do so, and its sets then look right while its cells do not.
+    Sets 2i and 2i + 1 are twins: two independent draws from one condition. The estimate is unbiased, like the
+    U-statistic. Unlike it, it does not reward cells of one set for keeping away from each other. A network that sees
+    whole sets can learn to do that, and then its sets look right while its cells do not.
     """
     with torch.autocast(x.device.type, enabled=False):
         x, y = (cells.float().unflatten(0, (-1, 2)) for cells in (x, y))  # [n, 2, m, G]
@@ -106,22 +106,23 @@ def cross_energy_distance(x: Tensor, y: Tensor, *, factor: Literal["paper", "hal
 def population_energy_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return the energy distance between the populations that sets [n, m, G] were drawn from, a float32 scalar.
 
-    The n sets of ``x``, and those of ``y``, belong to one condition. Distances within a population are taken
-    between cells of different sets, so that sets whose cells only look right together do not score well; a single
-    set is judged by the U-statistic. Unbiased, so it can be negative.
+    The n sets of ``x`` belong to one condition, as do those of ``y``. Distances within a population are taken
+    between cells of different sets, so that sets whose cells only look right together do not score well. With a
+    single set, the U-statistic is used. The estimate is unbiased, so it can be negative.
     """
     x, y = x.float(), y.float()
     if len(x) == 1 and len(y) == 1:
         return energy_distance(x, y, statistic="U")[0]
     if len(x) < 2 or len(y) < 2:
         raise ValueError("populations of several sets can only be compared with each other")
-    return 2 * _mean_between_sets(x, y, others=False) - _mean_between_sets(x, x) - _mean_between_sets(y, y)
+    between = _mean_between_sets(x, y, with_diagonal=True)
+    return 2 * between - _mean_between_sets(x, x) - _mean_between_sets(y, y)
 
 
-def _mean_between_sets(x: Tensor, y: Tensor, *, others: bool = True) -> Tensor:
-    """Return the mean distance between cells of the sets of ``x`` and of ``y``; ``others`` leaves out equal places."""
+def _mean_between_sets(x: Tensor, y: Tensor, *, with_diagonal: bool = False) -> Tensor:
+    """Return the mean distance between cells of set i of ``x`` and of set j of ``y``, by default for i ≠ j only."""
     means = torch.stack([distances(one, y).mean((-1, -2)) for one in x])  # [n, n], a set at a time
-    if not others:
+    if with_diagonal:
         return means.mean()
     return (means.sum() - means.diagonal().sum()) / (len(x) * (len(x) - 1))
 
@@ -132,13 +133,13 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
     Parameters
     ----------
     prediction, target
-        Predicted and true cells [B, S, G], model units; cell j of the one belongs to cell j of the other. With
-        the statistic ``cross``, twin sets are side by side.
+        Predicted and true cells [B, S, G], model units. Cell j of the one belongs to cell j of the other. With
+        the statistic ``cross``, twin sets are neighbours.
 
     Returns
     -------
-    ``total``, and before weighting ``mmd`` (mean over sets) and ``mse`` (mean over sets and cells; sum or mean
-    over genes). A term without weight is not computed and not there.
+    ``total``, and the terms before weighting: ``mmd`` (mean over sets) and ``mse`` (mean over sets and cells, sum or
+    mean over genes). A term whose weight is 0 is not computed and not returned.
 
     Raises
     ------
@@ -160,7 +161,7 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
 
 
 def _mmd(prediction: Tensor, target: Tensor, settings: LossSettings) -> Tensor:
-    """Return the energy distance of each set, or pair of twins."""
+    """Return the energy distance of each set, or of each pair of twins."""
     if settings.mmd_statistic == "cross":
         return cross_energy_distance(prediction, target, factor=settings.mmd_factor)
     return energy_distance(prediction, target, factor=settings.mmd_factor, statistic=settings.mmd_statistic)

@@ -1,7 +1,7 @@
 """The reverse process: DDIM and DDPM over a decreasing sequence of levels, with guidance.
 
-The sampler knows no network: it calls ``denoise(x, level, previous, conditional)`` and gets an estimate of the
-clean cells. Paper, App. Diffusion Implementation Details, "Sampling".
+The sampler does not know the network. It calls ``denoise(x, level, previous, conditional)``, which returns an estimate
+of the clean cells. Paper, App. Diffusion Implementation Details, "Sampling".
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from torch import Tensor
 from perturbdiff.diffusion.schedule import NoiseSchedule, ReverseStep
 
 Denoise = Callable[[Tensor, int, Tensor | None, bool], Tensor]
-"""x [B, S, G], level, previous estimate or None, whether the covariates are told → clean estimate [B, S, G].
+"""Maps x [B, S, G], the level, the previous estimate or None, and whether to use the covariates to an estimate of the
+clean cells [B, S, G].
 
-The call that leaves the covariates out follows the one that tells them, with the very same tensors."""
+A call without the covariates follows the call with them, and gets the same tensor objects."""
 
 Draw = Callable[[], Tensor]
 """Returns fresh standard normal noise [B, S, G] at each call."""
 
 
 class SamplerSettings(Protocol):
-    """What `sample` reads of the configuration."""
+    """The settings that `sample` reads."""
 
     @property
     def sampler(self) -> Literal["ddim", "ddpm"]: ...  # noqa: D102
@@ -45,12 +46,12 @@ class SamplerSettings(Protocol):
 
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Draw:
-    """Return a `Draw` of one shape from one generator, on the generator's device."""
+    """Return a `Draw` of noise with this shape, on the generator's device."""
     return lambda: torch.randn(shape, generator=generator, device=generator.device)
 
 
 def identity(x: Tensor) -> Tensor:
-    """Return ``x``: the `clean` of an unbounded space."""
+    """Return ``x``. This is the argument `clean` of an unbounded space."""
     return x
 
 
@@ -69,21 +70,21 @@ def sample(
     Parameters
     ----------
     denoise
-        Estimates the clean cells; see `Denoise`.
+        Estimates the clean cells (see `Denoise`).
     draw
-        Gives the start noise, and the noise of each stochastic step; see `Draw`.
+        Gives the start noise and the noise of each stochastic step (see `Draw`).
     schedule, settings
-        Noise levels; number and spacing of the steps, η, guidance w, self-conditioning, rounding.
+        The noise levels, and the number and spacing of the steps, η, guidance w, self-conditioning and rounding.
     guidance
-        w of each set [B, 1, 1], instead of the one of ``settings``.
+        w of each set [B, 1, 1], which replaces the one value in ``settings``.
     clean
         Applied to each estimate of the clean cells before it is used (non-negativity, range, exact zeros).
     watch
-        Is shown each cleaned estimate and the cells of the level below.
+        Called with each cleaned estimate and the cells of the level below.
 
     Returns
     -------
-    The last, cleaned estimate [B, S, G].
+    The last cleaned estimate [B, S, G].
     """
     levels = schedule.levels(settings.num_steps, settings.start_level)
     steps = schedule.reverse(levels, variance=settings.ddpm_variance, arithmetic=settings.arithmetic)
@@ -111,10 +112,10 @@ def guided(
 ) -> Tensor:
     """Return the estimate under classifier-free guidance (paper, Eq. cfg_eps).
 
-    ε = (1 + w) ε_c - w ε_u; the unconditional pass drops the covariates and keeps the control cells. The noise of an
-    estimate is linear in it (`noise_of`), so the same combination of the two estimates has that noise. Going through
-    the noise, as the released code does, leaves values of about 1e-7 where both are 0: only `single` steps do so. A
-    set whose w is 0 gets its conditional estimate as it is.
+    ε = (1 + w) ε_c - w ε_u. The unconditional pass drops the covariates and keeps the control cells. The noise of an
+    estimate is linear in it (`noise_of`), so the two estimates are combined in the same way. The released code
+    combines the noises, which leaves values of about 1e-7 where both estimates are 0. Only `single` steps do so. A
+    set with w = 0 gets its conditional estimate unchanged.
     """
     conditional = denoise(x, step.level, previous, True)
     if not isinstance(weight, Tensor) and weight == 0:
@@ -134,7 +135,7 @@ def noise_of(x: Tensor, estimate: Tensor, step: ReverseStep) -> Tensor:
 
 
 def ddim_step(x: Tensor, estimate: Tensor, step: ReverseStep, eta: float, draw: Draw) -> Tensor:
-    """Go one level down by DDIM (paper, Eq. ddim_eta0; η > 0 adds noise)."""
+    """Go one level down by DDIM (paper, Eq. ddim_eta0). With η > 0, noise is added."""
     signal, along, sigma = step.ddim(eta)
     below = signal * estimate + along * noise_of(x, estimate, step)
     return below + sigma * draw() if sigma > 0 else below

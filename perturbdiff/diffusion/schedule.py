@@ -1,6 +1,6 @@
 """The variance-preserving noise schedule (paper, Eq. vp_forward), in float64 tables.
 
-Levels are counted 0 .. T-1 here; the paper's t is this plus one. ``alpha_bar`` is the paper's α_t, the
+Levels are counted 0 .. T-1 here, and the paper's t is the level plus one. ``alpha_bar`` is the paper's α_t, the
 cumulative product of 1 - β.
 """
 
@@ -16,27 +16,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ReverseStep:
-    """The numbers of one reverse step, from a level to the next one visited.
+    """The coefficients of one reverse step, from a level to the next one visited.
 
     Attributes
     ----------
     level
         0 .. T-1.
     last
-        Whether the next level is that of clean cells.
+        Whether the step ends at the clean cells.
     inverse_signal, inverse_noise
         sqrt(1/α) and sqrt(1/α - 1) of the level.
     weight_of_estimate, weight_of_x
-        Of the posterior mean of the cells below, given clean cells and the cells here.
+        Factors in the posterior mean of the cells below, given the clean cells and the cells at this level.
     log_variance
         Log variance of the noise that ancestral sampling adds.
     alpha_bar, below
         α of the level and of the next one.
     single
-        Whether the numbers, and what is made of them, are rounded as in the released code.
+        Whether the coefficients and their products are rounded as in the released code.
 
-    The numbers are NumPy scalars of the precision that ``arithmetic`` asked for, and what follows from them is
-    computed in it.
+    The coefficients are NumPy scalars of the precision set by ``arithmetic``. What follows from them is computed in
+    that precision.
     """
 
     level: int
@@ -64,7 +64,7 @@ class ReverseStep:
 
 
 class NoiseSchedule:
-    """Linear betas and what follows from them.
+    """A schedule of linear betas.
 
     Parameters
     ----------
@@ -99,17 +99,17 @@ class NoiseSchedule:
         t
             Level of each set, int64 [B].
         """
-        kind = (x0.dtype, x0.device)
-        if kind not in self._roots:  # kept, so that a GPU need not wait for them at every step
-            both = np.sqrt([self.alpha_bar, 1.0 - self.alpha_bar])
-            self._roots[kind] = torch.as_tensor(both, dtype=x0.dtype, device=x0.device)
-        signal, spread = self._roots[kind][:, t, None, None]
+        key = (x0.dtype, x0.device)
+        if key not in self._roots:  # kept, so that a GPU need not wait for them at every step
+            roots = np.sqrt([self.alpha_bar, 1.0 - self.alpha_bar])
+            self._roots[key] = torch.as_tensor(roots, dtype=x0.dtype, device=x0.device)
+        signal, spread = self._roots[key][:, t, None, None]
         return torch.addcmul(signal * x0, spread, noise)
 
     def levels(self, num_levels: int, start: int | None = None) -> np.ndarray:
-        """Return the decreasing levels that sampling visits, int64 [K]: evenly over start-1 .. 0.
+        """Return the decreasing levels that sampling visits, int64 [K], evenly spaced over start-1 .. 0.
 
-        Without ``start`` all T levels are spanned (paper); the released code starts at K, so it visits the last K.
+        Without ``start``, they span all T levels (paper). The released code starts at K and visits the last K levels.
         """
         if not 1 <= num_levels <= self.num_steps:
             raise ValueError(f"cannot visit {num_levels} levels of a schedule of {self.num_steps}")
@@ -130,10 +130,11 @@ class NoiseSchedule:
         Parameters
         ----------
         levels
-            int64 [K]; see `levels`.
+            int64 [K] (see `levels`).
         variance
-            Of ancestral sampling: that of the posterior, or β ("fixed large", released). The last one has no
-            logarithm, or is replaced by the second-last posterior variance; its noise is never drawn.
+            Variance in ancestral sampling: that of the posterior, or β ("fixed large", released). The posterior
+            variance of the last step is 0 and has no logarithm, so that of the second-last step stands in its
+            place. Noise of that step is never drawn.
         arithmetic
             ``single`` rounds each table to float32 before it is used, as the released code does.
         """

@@ -1,6 +1,6 @@
-"""From a store to what a training step computes with: sets of cells, drawn and made dense.
+"""From a store to the dense sets of cells that a training step uses.
 
-Which cells make a set is a pure function of seed and position (``cell_sets``; ``windows`` for stores larger than
+The cells of a set are a pure function of seed and position (``cell_sets``, or ``windows`` for stores larger than
 memory). ``loader`` reads their rows into ``batches``.
 """
 

@@ -1,4 +1,4 @@
-"""What a step computes with: cell sets as dense tensors, or as sparse rows that become dense on their device."""
+"""Minibatches of cell sets, as dense tensors or as sparse rows that become dense on their device."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def dense_log1p(
     Parameters
     ----------
     counts
-        The rows' counts one after the other [values]; int16 and int32 are read as unsigned.
+        Concatenated counts of the rows [values]. int16 and int32 are read as unsigned.
     columns
-        The gene of each count, any integer type; a row names a gene once.
+        The gene of each count, any integer type. A row contains a gene once.
     starts
-        Where each row starts, and the end of the last one, [cells + 1].
+        The start of each row, and the end of the last one, [cells + 1].
     factors
-        Depth that the values refer to / total counts of each cell over all its genes, float32 [cells]. None: the
-        values are log1p already.
+        Depth that cells are scaled to, divided by the total counts of the cell over all its genes, float32 [cells].
+        None: the values are already log1p.
     genes
         G.
 
     Returns
     -------
-    float32 [cells, G]. Nothing waits for the device.
+    float32 [cells, G]. The function does not wait for the device.
     """
     cells = len(starts) - 1
     row = torch.arange(cells, device=counts.device).repeat_interleave(
@@ -45,13 +45,13 @@ def dense_log1p(
     if factors is not None:
         values = torch.log1p(values * factors[row])
     dense = values.new_zeros(cells * genes)
-    # A place is written once: no order of writing changes anything, and the orderly way is slow on a GPU.
-    orderly = torch.get_deterministic_debug_mode()
+    # each element is written once, so any order gives the same result, and the deterministic one is slow on a GPU
+    mode = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("default")
     try:
         dense.scatter_(0, row * genes + columns.long(), values)
     finally:
-        torch.set_deterministic_debug_mode(orderly)
+        torch.set_deterministic_debug_mode(mode)
     return dense.view(cells, genes)
 
 
@@ -85,13 +85,13 @@ class CellSetBatch:
         return CellSetBatch(**moved)
 
     def split(self, parts: int) -> list[CellSetBatch]:
-        """Return equal batches of successive sets, views of this one."""
+        """Return equal batches of successive sets, as views of this one."""
         size = len(self.target) // parts
         cut = [slice(i * size, (i + 1) * size) for i in range(parts)]
         return [CellSetBatch(**{f.name: getattr(self, f.name)[here] for f in fields(self)}) for here in cut]
 
     def pin_memory(self) -> CellSetBatch:
-        """Return the batch in page-locked memory, from which a GPU copies without waiting."""
+        """Return the batch in page-locked memory, which a GPU can copy asynchronously."""
         return CellSetBatch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
@@ -102,15 +102,15 @@ class PackedRows:
     Attributes
     ----------
     values
-        [values]: int16 or int32, counts read as unsigned; or float32, log1p.
+        [values]: counts as int16 or int32, read as unsigned, or log1p values as float32.
     columns
         int16 or int32 [values]: genes of the model.
     starts
-        int64 [cells + 1]: where rows start, and the end of the last.
+        int64 [cells + 1]: the starts of the rows, and the end of the last one.
     factors
-        float32 [cells]: target sum / depth; None where the values are log1p.
+        float32 [cells]: target sum / depth. None if the values are log1p.
     genes
-        Genes of the model.
+        Number of genes of the model.
     """
 
     values: Tensor
@@ -148,14 +148,14 @@ class PackedRows:
 
 @dataclass
 class PackedCellSetBatch:
-    """A `CellSetBatch` on its way to a device: a tenth of the bytes, dense when it has arrived.
+    """A `CellSetBatch` with sparse rows. It has a tenth of the bytes, and becomes dense on its device.
 
     Attributes
     ----------
     target, control
         B · S cells each, set by set.
 
-    The others are those of `CellSetBatch`.
+    The other attributes are those of `CellSetBatch`.
     """
 
     target: PackedRows
@@ -188,30 +188,30 @@ class PackedCellSetBatch:
         return pieces
 
     def pin_memory(self) -> PackedCellSetBatch:
-        """Return the batch in page-locked memory, from which a GPU copies without waiting."""
+        """Return the batch in page-locked memory, which a GPU can copy asynchronously."""
         return PackedCellSetBatch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
 class Buffers:
-    """Memory of arrays that nobody holds any more, used again: fresh pages cost as much as filling them.
+    """Reuses the memory of arrays that are no longer in use. New memory pages cost as much time as filling them.
 
     Parameters
     ----------
     most
-        Free arrays to keep.
+        Maximum number of free arrays to keep.
     """
 
     def __init__(self, most: int) -> None:
         self._free: deque[np.ndarray] = deque(maxlen=most)
 
     def take(self, rows: int, columns: int) -> np.ndarray:
-        """Return a float32 array [rows, columns] of any content."""
+        """Return an uninitialised float32 array [rows, columns]."""
         try:
             kept = self._free.pop()
         except IndexError:
             kept = np.empty((rows, columns), np.float32)
         if kept.shape != (rows, columns):
             kept = np.empty((rows, columns), np.float32)
-        lent = kept[:]  # lives as long as any tensor over it
+        lent = kept[:]  # a view that lives as long as any tensor that uses it
         weakref.finalize(lent, self._free.append, kept).atexit = False
         return lent

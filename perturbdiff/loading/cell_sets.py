@@ -1,8 +1,8 @@
-"""Cell sets: which rows of a store make a training example, as a pure function of seed and position.
+"""Chooses the rows of a store that form each cell set, as a pure function of seed and position.
 
 A set holds ``m`` cells of one condition and ``m`` control cells of the same cell type and batch (paper, App.
-Training Details). The sets form one endless stream: epoch after epoch, each with every cell at least once.
-Nothing in the stream depends on the number of ranks or workers or on where a run was resumed.
+Training Details). The sets form an endless stream of epochs, and every epoch contains each cell at least once. The
+stream does not depend on the number of ranks or workers, or on the step where a run was resumed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from perturbdiff.runtime.seeds import generator
 
 logger = logging.getLogger(__name__)
 
-FEWEST_CONTROLS_LEFT = 8  # a control set of fewer other cells would say little of the population
+FEWEST_CONTROLS_LEFT = 8  # fewer other cells would represent the population badly
 _CYCLE = 1024  # positions over which a mixture keeps its weights exactly
 
 ControlTargets: TypeAlias = bool | Literal["perturbed"]
 
-# First words of the seeds, so that no two kinds of draw share a random stream.
+# first words of the seeds, so that each kind of draw has its own random stream
 ORDER, DRAW, MIX, TWIN = 1, 2, 3, 4
 
 
@@ -55,7 +55,7 @@ class SetStream(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps that pass over all cells once."""
+        """Number of optimiser steps that pass over all cells once."""
         ...
 
     def step(self, k: int) -> list[CellSet]:
@@ -65,18 +65,18 @@ class SetStream(Protocol):
 
 @dataclass(frozen=True)
 class _Plan:
-    """One epoch: every used row in its order within its condition, and the order of the sets."""
+    """One epoch: the order of the usable rows in each condition, and the order of the sets."""
 
     epoch: int
-    positions: np.ndarray  # int32 [cells]: permutation within each condition, conditions end to end
+    positions: np.ndarray  # int32 [cells]: concatenated permutations of the conditions' rows
     order: np.ndarray  # int [sets]
 
 
 class CellSetSampler:
     """The stream of cell sets of one store.
 
-    Each epoch permutes the cells of each condition, cuts them in blocks of ``set_size``, fills the last block with
-    repeats drawn from the condition and shuffles the sets of all conditions together. A set never mixes
+    Each epoch permutes the cells of each condition and divides them into blocks of ``set_size``. It fills the last
+    block with repeats drawn from the condition, and shuffles the sets of all conditions together. A set never mixes
     conditions. Control cells are drawn at random from the matched controls (`ControlPools`).
 
     Parameters
@@ -87,27 +87,28 @@ class CellSetSampler:
         bool [n_conditions]: conditions whose cells are targets. Control conditions among them are targets only
         with ``control_targets``.
     set_size
-        m, cells in a set.
+        m, number of cells in a set.
     sets_per_step
-        B, sets in an optimiser step over all ranks; a multiple of ``world_size``.
+        B, number of sets in an optimiser step over all ranks. A multiple of ``world_size``.
     seed
         Seed of the stream.
     control_targets
-        Control sets are targets too; ``"perturbed"``: those alone whose cells perturbed targets are given as
-        controls, for a network that sees a cell type unperturbed only may learn that it does not respond. Their
-        control set is drawn from the other cells: a condition of fewer than
-        2m cells is cut in halves, one target and one control; only below 16 cells may the two overlap.
+        Use control sets as targets too. ``"perturbed"`` uses only those control cells that are matched to perturbed
+        targets, because a network that sees a cell type only unperturbed may learn that it does not respond. The
+        control set of a control target is drawn from the other cells. A condition of fewer than 2m cells is divided
+        into two halves, one for the target and one for the control. Only below 16 cells may the two overlap.
     rank, world_size
         This rank gets sets r, r + W, r + 2W, … of the stream.
     exclude
-        bool [n_cells]: store rows never used. A condition that loses all its cells disappears.
+        bool [n_cells]: store rows that are never used. A condition that loses all its cells disappears.
     quiet
         Do not log how many conditions are smaller than a set.
 
     Raises
     ------
     UserError
-        If nothing is left to train on, the ranks do not divide the sets of a step, or controls are missing.
+        If no cells are left to train on, the number of ranks does not divide the number of sets in a step, or controls
+        are missing.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class CellSetSampler:
             self._report_small(count)
 
     def _number_sets(self, count: np.ndarray) -> int:
-        """Number the sets of an epoch, given the cells of each target condition; return how many there are."""
+        """Number the sets of an epoch, given the sizes of the target conditions. Return the number of sets."""
         self._block = self._block_sizes(count)
         self._first_set = np.concatenate([[0], np.cumsum(-(-count // self._block))])
         self._first_cell = np.concatenate([[0], np.cumsum(count)])
@@ -169,7 +170,7 @@ class CellSetSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps that pass over all cells once (the last one reaches into the next epoch)."""
+        """Number of optimiser steps that pass over all cells once. The last one may reach into the next epoch."""
         return -(-self.sets_per_epoch // self.sets_per_step)
 
     def step(self, k: int) -> list[CellSet]:
@@ -177,60 +178,59 @@ class CellSetSampler:
         return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
 
     def set_at(self, position: int) -> CellSet:
-        """Return the set at a position of the stream, the same for every rank."""
+        """Return the set at a position of the stream. It is the same for every rank."""
         epoch, number, slot = self._place(position)
         plan = self._plan(epoch)
         condition, first = int(self.targets[slot]), int(self._first_cell[slot])
         count, block = int(self._rows.count[condition]), int(self._block[slot])
         begin = (number - int(self._first_set[slot])) * block
-        own = plan.positions[first + begin : first + min(begin + block, count)].astype(np.int64)
-        rng = generator(DRAW, self.seed, epoch, number)
-        cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
-        if self._is_control[condition]:
-            cells, control = self._own_controls(condition, own, rng)
-        else:
-            control = self._pools.draw(condition, self.set_size, rng)
-        return CellSet(condition, self._rows.at(condition, cells), control)
+        distinct = plan.positions[first + begin : first + min(begin + block, count)].astype(np.int64)
+        return self._cell_set(condition, distinct, generator(DRAW, self.seed, epoch, number))
 
     def twin_at(self, position: int) -> CellSet:
-        """Return another set of the same condition, drawn at random and independently of the one at ``position``."""
+        """Return another set of the condition at ``position``, drawn at random and independently of the set there."""
         epoch, number, slot = self._place(position)
         condition = int(self.targets[slot])
         rng = generator(TWIN, self.seed, epoch, number)
         count, most = int(self._rows.count[condition]), int(self._block[slot])
-        own = rng.choice(count, min(most, count), replace=False)
-        cells = np.concatenate([own, rng.integers(count, size=self.set_size - len(own))])
+        return self._cell_set(condition, rng.choice(count, min(most, count), replace=False), rng)
+
+    def _cell_set(self, condition: int, distinct: np.ndarray, rng: np.random.Generator) -> CellSet:
+        """Return a set with these positions in its condition, filled up with repeats, and with drawn controls."""
+        count = int(self._rows.count[condition])
+        cells = np.concatenate([distinct, rng.integers(count, size=self.set_size - len(distinct))])
         if self._is_control[condition]:
-            cells, control = self._own_controls(condition, own, rng)
+            cells, control = self._own_controls(condition, distinct, rng)
         else:
             control = self._pools.draw(condition, self.set_size, rng)
         return CellSet(condition, self._rows.at(condition, cells), control)
 
     def _place(self, position: int) -> tuple[int, int, int]:
-        """Return epoch, set number and place of the condition for a position of the stream."""
+        """Return the epoch, the number of the set and the index of its target condition for a stream position."""
         epoch, index = divmod(position, self.sets_per_epoch)
         number = int(self._plan(epoch).order[index])
         return epoch, number, int(np.searchsorted(self._first_set, number, side="right")) - 1
 
     def _own_controls(
-        self, condition: int, own: np.ndarray, rng: np.random.Generator, near: np.ndarray | None = None
+        self, condition: int, distinct: np.ndarray, rng: np.random.Generator, near: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return target positions and control rows of a set of controls, disjoint where enough are left.
+        """Return the target positions and control rows of a set of controls. They are disjoint if enough are left.
 
-        Controls are drawn from the positions ``near``, each named once; None: from all of the condition.
+        Controls are drawn from the distinct positions ``near``, or if it is None, from the whole condition.
         """
         count, size = int(self._rows.count[condition]), self.set_size
-        # Repeats come from the target's own cells: any other cell may be in the control set.
-        cells = np.concatenate([own, rng.choice(own, size - len(own))]) if len(own) < size else own
+        cells = distinct
+        if len(distinct) < size:  # repeats are cells of the target, because any other cell may be a control
+            cells = np.concatenate([distinct, rng.choice(distinct, size - len(distinct))])
         near = np.arange(count) if near is None else near
-        left = np.setdiff1d(near, own, assume_unique=True)
-        if len(left) < FEWEST_CONTROLS_LEFT:
-            left = near
-        return cells, self._rows.at(condition, rng.choice(left, size, replace=len(left) < size))
+        others = np.setdiff1d(near, distinct, assume_unique=True)
+        if len(others) < FEWEST_CONTROLS_LEFT:
+            others = near
+        return cells, self._rows.at(condition, rng.choice(others, size, replace=len(others) < size))
 
     def _plan(self, epoch: int) -> _Plan:
         if epoch not in self._plans:
-            # A step may straddle two epochs, so the one before is kept until it is surely done with.
+            # a step may reach into the next epoch, so the previous plan is kept until it cannot be needed
             self._plans = {e: plan for e, plan in self._plans.items() if abs(e - epoch) == 1}
             self._plans[epoch] = self._make_plan(epoch)
         return self._plans[epoch]
@@ -239,26 +239,26 @@ class CellSetSampler:
         rng = generator(ORDER, self.seed, epoch)
         positions = np.empty(self._first_cell[-1], dtype=np.int32)
         for slot in range(len(self.targets)):
-            part = positions[self._first_cell[slot] : self._first_cell[slot + 1]]
-            part[:] = np.arange(len(part), dtype=np.int32)
-            rng.shuffle(part)
+            of_condition = positions[self._first_cell[slot] : self._first_cell[slot + 1]]
+            of_condition[:] = np.arange(len(of_condition), dtype=np.int32)
+            rng.shuffle(of_condition)
         return _Plan(epoch, positions, rng.permutation(self.sets_per_epoch))
 
 
 class MixtureSampler:
-    """Several stores' streams in one, with exact weights.
+    """Mixes the streams of several stores with exact weights.
 
-    Of every 1024 successive sets each store gets its share, in an order drawn from (seed, cycle); within a store
-    the sets follow its own stream, so none is left out.
+    Each store gets its share of every 1024 successive sets, in an order drawn from (seed, cycle). The sets of a store
+    follow its own stream, so none is left out.
 
     Parameters
     ----------
     samplers
         One for each store.
     weights
-        Relative share of each store's sets. None: by the number of sets in an epoch, as if all were one store.
+        Relative share of each store's sets. None: the number of sets in an epoch, as if all were one store.
     sets_per_step, seed, rank, world_size
-        As in `CellSetSampler`; those of the single samplers are not used.
+        As in `CellSetSampler`. Those of the single samplers are not used.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class MixtureSampler:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps after which every store has been passed over at least once."""
+        """Number of optimiser steps that pass over every store at least once."""
         longest = max(s.sets_per_epoch / q for s, q in zip(self.samplers, self.quota, strict=True))
         return -(-int(np.ceil(longest * self.quota.sum())) // self.sets_per_step)
 
@@ -298,17 +298,17 @@ class MixtureSampler:
         return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
 
     def set_at(self, position: int) -> CellSet:
-        """Return the set at a position of the mixed stream, the same for every rank."""
-        store, own = self._place(position)
-        return replace(self.samplers[store].set_at(own), store=store)
+        """Return the set at a position of the mixed stream. It is the same for every rank."""
+        store, local = self._place(position)
+        return replace(self.samplers[store].set_at(local), store=store)
 
     def twin_at(self, position: int) -> CellSet:
-        """Return the twin of the set at a position; see `CellSetSampler.twin_at`."""
-        store, own = self._place(position)
-        return replace(self.samplers[store].twin_at(own), store=store)
+        """Return the twin of the set at a position (see `CellSetSampler.twin_at`)."""
+        store, local = self._place(position)
+        return replace(self.samplers[store].twin_at(local), store=store)
 
     def _place(self, position: int) -> tuple[int, int]:
-        """Return the store, and the position in its own stream, of a position of the mixed stream."""
+        """Return the store at a position of the mixed stream, and the position in the store's own stream."""
         cycle, index = divmod(position, int(self.quota.sum()))
         if self._cycle is None or self._cycle[0] != cycle:
             order = np.repeat(np.arange(len(self.samplers)), self.quota)
@@ -322,7 +322,7 @@ class MixtureSampler:
 
 
 def check_ranks(sets_per_step: int, rank: int, world_size: int) -> None:
-    """Raise a `UserError` if the sets of a step cannot be shared out evenly."""
+    """Raise a `UserError` if the ranks cannot share the sets of a step evenly."""
     if sets_per_step % world_size or not 0 <= rank < world_size:
         raise UserError(
             f"train.sets_per_step={sets_per_step} cannot be shared evenly by {world_size} processes; "
@@ -336,7 +336,7 @@ def rank_positions(k: int, sets_per_step: int, rank: int, world_size: int) -> ra
 
 
 def _quota(share: np.ndarray) -> np.ndarray:
-    """Return how many of a cycle's positions each store gets: largest remainders, at least one."""
+    """Return the number of positions that each store gets in a cycle, by largest remainders and at least one."""
     exact = share * _CYCLE
     quota = np.maximum(np.floor(exact).astype(np.int64), 1)
     left = _CYCLE - int(quota.sum())
@@ -351,7 +351,7 @@ class PairedSetStream:
     Parameters
     ----------
     stream
-        Gives the first of each pair; has half as many sets in a step.
+        Gives the first set of each pair. It has half as many sets in a step.
     """
 
     def __init__(self, stream: CellSetSampler | MixtureSampler) -> None:
@@ -359,11 +359,11 @@ class PairedSetStream:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps in which the first sets of the pairs pass over all cells once."""
+        """Number of optimiser steps in which the first sets of the pairs pass over all cells once."""
         return self.stream.steps_per_epoch
 
     def step(self, k: int) -> list[CellSet]:
-        """Return the sets of step ``k`` on this rank: twins side by side."""
+        """Return the sets of step ``k`` on this rank, with twins next to each other."""
         stream = self.stream
         positions = rank_positions(k, stream.sets_per_step, stream.rank, stream.world_size)
         return [cells for p in positions for cells in (stream.set_at(p), stream.twin_at(p))]

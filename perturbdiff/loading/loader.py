@@ -1,4 +1,4 @@
-"""Batches of cell sets for training: rows read, aligned to the model's genes and made dense, in threads."""
+"""Prepares minibatches of cell sets in threads: reads rows, aligns them to the model's genes and makes them dense."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 def fits_in_memory(store: Store, share: float) -> bool:
-    """Return whether a store's values take at most ``share`` of the memory that is free now."""
+    """Return whether a store's values take at most ``share`` of the free memory."""
     return store.nbytes_in_memory <= share * available()
 
 
 def resident(store: Store, share: float = 0.5) -> Store:
-    """Return the store held in memory if it fits in ``share`` of what is free, else as it is."""
+    """Return the store in memory if it fits into ``share`` of the free memory, and otherwise the store on disk."""
     if share <= 0 or not fits_in_memory(store, share):
         logger.info("%s is read from disk", store.path)
         return store
@@ -40,37 +40,37 @@ def resident(store: Store, share: float = 0.5) -> Store:
 
 
 class SetLoader:
-    """The batches of steps ``start_step`` to ``stop_step`` (exclusive), in order, made ahead by threads.
+    """The minibatches of steps ``start_step`` to ``stop_step`` (exclusive), in order. Threads prepare them in advance.
 
     Parameters
     ----------
     stores
-        Stores (`Store` or `MemoryStore`, see `resident`), in the order of the sampler's ``store`` index.
+        Each a `Store` or a `MemoryStore` (see `resident`), in the order of the sampler's ``store`` index.
     sampler
         `CellSetSampler`, `WindowedSampler`, `MixtureSampler` or `PairedSetStream`.
     vocabulary
-        Gives the ids of the covariates; a label it does not have gets id 0.
+        Gives the ids of the covariates. A label that it does not contain gets id 0.
     genes
-        The model's genes; every store is aligned to them by name.
+        The model's genes. Every store is aligned to them by name.
     start_step, stop_step
-        First step, and the step before which to end (None: never ends).
+        First step, and the step before which to end. None: never ends.
     datasets
-        Name of each store in ``vocabulary.datasets``; by default the first ones in order.
+        Name of each store in ``vocabulary.datasets``. By default the first ones in order.
     prefetch
-        Batches kept ready. 0: no thread.
+        Number of minibatches to keep ready. 0: use no thread.
     threads
-        Threads that make batches; what they make does not depend on their number.
+        Number of threads that prepare minibatches. The result does not depend on it.
     packed
-        Make `PackedCellSetBatch`, which becomes dense on the device it is sent to.
+        Make `PackedCellSetBatch`, which becomes dense on its device.
     pin_memory
-        Put batches in page-locked memory.
+        Put minibatches into page-locked memory.
 
     Attributes
     ----------
     step
-        The step whose batch comes next; a new iteration begins there, so it is what a checkpoint keeps.
+        The step of the next minibatch. A new iteration begins there, so a checkpoint saves it.
     gene_maps
-        How each store's genes fit the model's.
+        How each store's genes map to the model's.
 
     Raises
     ------
@@ -110,10 +110,10 @@ class SetLoader:
         self._columns = [None if g.identity else g.columns for g in self.gene_maps]
         self._ids = [vocabulary.encode_conditions(store.conditions) for store in self.stores]
         self._buffers = Buffers(prefetch + 2)
-        self._drawing = threading.Lock()  # samplers keep what they drew last
+        self._drawing = threading.Lock()  # samplers cache their last draws
 
     def load(self, sets: Sequence[CellSet]) -> CellSetBatch | PackedCellSetBatch:
-        """Return the batch of these sets, read now."""
+        """Read these sets and return them as a minibatch."""
         ids = {
             kind: torch.tensor([int(self._ids[s.store][kind][s.condition]) for s in sets])
             for kind in ("perturbation", "cell_type", "batch")
@@ -136,29 +136,29 @@ class SetLoader:
         number, size = len(sets), len(sets[0].target)
         values = self._buffers.take(2 * number * size, len(self.genes))
         rows = [s.target for s in sets] + [s.control for s in sets]
-        for store, columns, own, place in self._by_store(rows, [s.store for s in sets] * 2):
-            store.dense(own, values, place=place, columns=columns)
+        for store, columns, numbers, place in self._by_store(rows, [s.store for s in sets] * 2):
+            store.dense(numbers, values, place=place, columns=columns)
         return torch.from_numpy(values).view(2, number, size, len(self.genes))
 
     def _packed(self, rows: Sequence[np.ndarray], sets: Sequence[CellSet]) -> PackedRows:
         """Return cells as sparse rows, set by set."""
-        found = []
+        stored = []
         counts = all(store.input_scale == "counts" for store in self.stores)
-        for store, columns, own, place in self._by_store(rows, [s.store for s in sets]):
-            found.append((*store.sparse(own, columns, as_stored=counts), store.factors(own), place))
+        for store, columns, numbers, place in self._by_store(rows, [s.store for s in sets]):
+            stored.append((*store.sparse(numbers, columns, as_stored=counts), store.factors(numbers), place))
         genes = len(self.genes)
-        cells = sum(len(place) for *_, place in found)
+        cells = sum(len(place) for *_, place in stored)
         lengths, factors = np.zeros(cells + 1, np.int64), np.empty(cells, np.float32)
-        for starts, _, _, factor, place in found:
+        for starts, _, _, factor, place in stored:
             lengths[place + 1], factors[place] = np.diff(starts), factor
         offset = np.cumsum(lengths)
         narrow = counts and all(store.dtype == np.uint16 for store in self.stores)
         kind = np.dtype(np.uint16 if narrow else np.uint32 if counts else np.float32)
         columns = np.empty(int(offset[-1]), np.int16 if genes <= 1 << 15 else np.int32)
         values = np.empty(int(offset[-1]), kind)
-        for starts, own_columns, own_values, _, place in found:
+        for starts, stored_columns, stored_values, _, place in stored:
             row_kernels.take_values(
-                starts[:-1], np.diff(starts), place, own_columns, own_values, offset, columns, values
+                starts[:-1], np.diff(starts), place, stored_columns, stored_values, offset, columns, values
             )
         values = values.view(f"i{kind.itemsize}") if counts else values
         kept = torch.from_numpy(factors) if counts else None
@@ -169,13 +169,13 @@ class SetLoader:
     def _by_store(
         self, rows: Sequence[np.ndarray], store_of: Sequence[int]
     ) -> Iterator[tuple[Store, np.ndarray | None, np.ndarray, np.ndarray]]:
-        """Yield each store with its map of columns, its rows and their places in the batch."""
+        """Yield each store with its map of columns, its rows and their positions in the minibatch."""
         size = len(rows[0])
         for i, (store, columns) in enumerate(zip(self.stores, self._columns, strict=True)):
-            mine = np.array([b for b, s in enumerate(store_of) if s == i])
-            if len(mine):
-                place = (mine[:, None] * size + np.arange(size)).reshape(-1)
-                yield store, columns, np.concatenate([rows[b] for b in mine]), place
+            of_store = np.array([b for b, s in enumerate(store_of) if s == i])
+            if len(of_store):
+                place = (of_store[:, None] * size + np.arange(size)).reshape(-1)
+                yield store, columns, np.concatenate([rows[b] for b in of_store]), place
 
     def __len__(self) -> int:
         if self.stop_step is None:
@@ -205,10 +205,10 @@ class SetLoader:
 def in_order(
     work: Callable[[int], T], items: Iterable[int], threads: int, ahead: int
 ) -> Generator[T, None, None]:
-    """Yield ``work(item)`` of each item in order, done by ``threads`` at most ``ahead`` before it is asked for.
+    """Yield ``work(item)`` of each item in order. Threads work at most ``ahead`` items in advance.
 
-    An exception is raised here, in its turn. Closing the generator ends the threads. Without threads the work is
-    done when it is asked for.
+    An exception is raised here when its item is due. Closing the generator ends the threads. Without threads, the
+    work is done when the result is requested.
     """
     if threads < 1:
         yield from map(work, items)

@@ -1,8 +1,8 @@
-"""The covariate encoder: perturbation, dose, cell type and batch to one vector (paper, "Covariate Encoder").
+"""The covariate encoder turns perturbation, dose, cell type and batch into one vector (paper, "Covariate Encoder").
 
-A covariate's labels have learned vectors, or frozen vectors that say what they mean (a protein's sequence, a
-molecule, a text) under a learned linear map. The vectors are concatenated and linearly projected. Id 0 of each
-covariate is reserved for "none or unknown".
+The labels of a covariate have learned vectors, or frozen vectors of their meaning (of a protein's sequence, a molecule
+or a text) that pass through a learned linear map. The vectors of all covariates are concatenated and projected
+linearly. Id 0 of each covariate is reserved for "none or unknown".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("perturbation", "cell_type", "batch")
 
 
 class Covariates(NamedTuple):
-    """Ids of the sets' covariates, int64: [B] if the cells of a set agree, else [B, S]."""
+    """Covariate ids of sets of cells, int64: [B] if all cells of a set share them, else [B, S]."""
 
     perturbation: Tensor
     cell_type: Tensor
@@ -25,12 +25,12 @@ class Covariates(NamedTuple):
 
 
 class SemanticTable(nn.Module):
-    """Frozen vectors of labels under a learned linear map.
+    """Frozen vectors of labels, followed by a learned linear map.
 
     Attributes
     ----------
     vectors
-        Buffer, float32 [ids, inputs]; row 0, of the reserved id, is zero.
+        Buffer, float32 [ids, inputs]. Row 0 belongs to the reserved id and is zero.
     """
 
     vectors: Tensor
@@ -51,8 +51,8 @@ class DoseTable(nn.Module):
     Attributes
     ----------
     weights
-        Buffer, float32 [ids, doses]: which dose a perturbation id stands for, as weights (several agents have
-        several doses; a perturbation without a dose has none).
+        Buffer, float32 [ids, doses]: the doses of each perturbation, as weights. A combination of agents can have
+        several doses, and a perturbation without a dose has a row of zeros.
     """
 
     weights: Tensor
@@ -68,24 +68,24 @@ class DoseTable(nn.Module):
 
 
 class CovariateEncoder(nn.Module):
-    """Embeds each covariate on its own, concatenates in the order of `NAMES` and projects.
+    """Embeds each covariate by itself, concatenates the vectors in the order of `NAMES` and projects them.
 
     Parameters
     ----------
     sizes
-        Number of ids of each covariate, with the reserved id 0.
+        Number of ids of each covariate. This includes the reserved id 0.
     names
-        The covariates to use, of `NAMES`.
+        The covariates to use, a choice from `NAMES`.
     width
         Width of each covariate's vector.
     out_width
         Width after the projection.
     semantic
-        Width of the frozen vectors of the covariates that have them; the others' vectors are learned.
+        Width of the frozen vectors, for the covariates that have them. The other covariates learn their vectors.
     doses
-        Number of distinct doses, 0 for none.
+        Number of distinct doses. 0 means that doses have no vectors.
     dose_beside
-        The dose's vector is concatenated to the perturbation's (released code) instead of added (paper).
+        Concatenate the vectors of dose and perturbation (released code) instead of adding them (paper).
     """
 
     def __init__(
@@ -112,22 +112,22 @@ class CovariateEncoder(nn.Module):
                 for name in self.names
             }
         )
-        told = doses > 0 and "perturbation" in self.names
-        self.dose = DoseTable(sizes["perturbation"], doses, width) if told else None
-        self.dose_beside = told and dose_beside
+        has_doses = doses > 0 and "perturbation" in self.names
+        self.dose = DoseTable(sizes["perturbation"], doses, width) if has_doses else None
+        self.dose_beside = has_doses and dose_beside
         self.project = nn.Linear(width * (len(self.names) + self.dose_beside), out_width)
 
     def forward(self, covariates: Covariates) -> Tensor:
         """Map ids [B] or [B, S] to [B, out_width] or [B, S, out_width]."""
-        parts = []
+        vectors: list[Tensor] = []
         for name in self.names:
             ids = getattr(covariates, name)
-            part = self.tables[name](ids)
+            vector = self.tables[name](ids)
             if name == "perturbation" and self.dose is not None:
                 dose = self.dose(ids)
-                part = torch.cat([part, dose], dim=-1) if self.dose_beside else part + dose
-            parts.append(part)
-        return self.project(torch.cat(parts, dim=-1))
+                vector = torch.cat([vector, dose], dim=-1) if self.dose_beside else vector + dose
+            vectors.append(vector)
+        return self.project(torch.cat(vectors, dim=-1))
 
 
 def _learned(ids: int, width: int) -> nn.Embedding:

@@ -1,14 +1,17 @@
 """The denoiser f(x_t, t; control set, covariates): an estimate of the clean perturbed cells.
 
-What is notable
-- one token per cell, a set of cells is the sentence; nothing tells cell j its position, so the network is
-  equivariant to a permutation that moves perturbed and control cells together
-- the control set is always seen; classifier-free guidance drops the covariates only, for a learned null vector
-- AdaLN-Zero from s = MLP([time, covariates]), [B, 1, D] when the cells of a set share their covariates
-- the previous estimate of the clean cells (self-conditioning) enters beside x_t
-- anchored (``anchor: control``), output cell j is control cell j with a gain and a shift for each gene
-- non-negative output; optionally a hard gate that turns values below the data's detection limit into exact zeros
-- the model works in units of log1p / `unit`; `encode` and `decode` translate, and travel with the weights
+Properties of the network
+- A token is a cell, and a sequence is a set of cells. No position is encoded, so the network is equivariant to a
+  permutation that moves perturbed and control cells together.
+- The network always sees the control set. Classifier-free guidance replaces only the covariates, by a learned null
+  vector.
+- AdaLN-Zero modulates the blocks by s = MLP([time, covariates]), which is [B, 1, D] if the cells of a set share their
+  covariates.
+- The previous estimate of the clean cells (self-conditioning) is an input next to x_t.
+- With ``anchor: control``, output cell j is control cell j with a gain and a shift for each gene.
+- The output is not negative. An optional hard gate turns values below the detection limit of the data into exact
+  zeros.
+- Model values are log1p / `unit`. `encode` and `decode` convert them, and the unit is saved with the weights.
 
 Dimension letters: B sets, S cells in a set, G genes, D model width.
 """
@@ -32,13 +35,13 @@ if TYPE_CHECKING:
 
 NULL_STD = 0.02
 ANCHORED_STD = 1e-3
-GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value: from nothing to almost threefold
+GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value, which lies between 0.007 and 2.7
 
 
 class GeneTable(nn.Module):
-    """Frozen vectors of the genes, mapped to one number each that is added to the expression before the input layer.
+    """Frozen vectors of genes. Each is mapped to one number, which is added to the gene's expression.
 
-    The input layers turn it into one vector for every cell, so it stands where the shared embedding does.
+    The input layers turn these numbers into one vector for every cell, as the shared embedding is.
 
     Attributes
     ----------
@@ -59,7 +62,7 @@ class GeneTable(nn.Module):
 
 
 class InputLayers(nn.Module):
-    """Linear maps genes → D, one for each data set; a set of cells goes through its own data set's."""
+    """Linear maps from genes to D, one for each data set. A set of cells passes through the map of its data set."""
 
     def __init__(self, inputs: int, width: int, datasets: int) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ class InputLayers(nn.Module):
     def forward(self, parts: Sequence[Tensor | None], dataset: Tensor | None) -> Tensor:
         """Map the concatenation of ``parts``, each [B, S, G] or None for zeros, to [B, S, D].
 
-        ``dataset`` [B] says which layer each set uses; it may be None if there is only one.
+        ``dataset`` [B] gives the layer of each set. It may be None if there is only one layer.
         """
         if len(self.layers) == 1:
             return _split_linear(parts, self.layers[0])
@@ -78,15 +81,15 @@ class InputLayers(nn.Module):
         first = next(part for part in parts if part is not None)
         out = first.new_empty(*first.shape[:-1], self.width)
         for index, layer in enumerate(self.layers):
-            mine = dataset == index  # may be none: an empty product still gives every weight a gradient
-            chosen = _split_linear([None if part is None else part[mine] for part in parts], layer)
-            out = out.to(chosen.dtype)
-            out[mine] = chosen
+            selected = dataset == index  # also if no set is selected, so that every weight has a gradient
+            embedded = _split_linear([None if part is None else part[selected] for part in parts], layer)
+            out = out.to(embedded.dtype)
+            out[selected] = embedded
         return out
 
 
 def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
-    """Apply a linear layer to concatenated ``parts`` without concatenating; a None part costs nothing."""
+    """Apply a linear layer to concatenated ``parts``, without concatenating them. A None part costs nothing."""
     weight, bias = cast("Tensor", layer.weight), cast("Tensor", layer.bias)
     total: Tensor | None = None
     size = weight.shape[1] // len(parts)
@@ -102,10 +105,10 @@ def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
 
 
 class _Rectified(torch.autograd.Function):
-    """max(raw, 0), and zero below ``floor``; the gradient passes as if there were no floor, and ``leak`` times below 0.
+    """Computes max(raw, 0), and zero below ``floor``.
 
-    So a value that is zero for all cells can come back. One function, because each of its operations is a pass over
-    all cells and genes.
+    The gradient ignores the floor, and below 0 it is multiplied by ``leak``, so that a gene whose values are zero in
+    all cells can recover. This is one function because each operation is a pass over all cells and genes.
     """
 
     @staticmethod
@@ -134,25 +137,25 @@ class Denoiser(nn.Module):
     num_perturbations, num_cell_types, num_batches
         Sizes of the vocabularies, each with the reserved id 0.
     datasets
-        Names of the data sets; each has its own input layers.
+        Names of the data sets. Each has its own input layers.
     semantic
-        Width of the frozen vectors of ``perturbation``, ``cell_type`` or ``gene``, where there are any; they are
-        buffers, zero until filled.
+        Width of the frozen vectors of ``perturbation``, ``cell_type`` or ``gene``, for those that have them. The
+        vectors are buffers, which are zero until they are filled.
     num_doses
-        Number of distinct doses with a learned vector; 0 if the dose is part of the label.
+        Number of distinct doses with a learned vector. 0 if the dose is part of the label.
 
     Attributes
     ----------
     unit
         Model values are log1p / unit.
     gate_threshold
-        Detection limit, log1p; outputs below it become zero if ``config.gate``.
+        Detection limit, log1p. Outputs below it become zero if ``config.gate``.
     maximum
-        [G], largest log1p value of each gene in training cells; bounds `decode` if ``config.clip``.
+        [G], largest log1p value of each gene in training cells. It bounds `decode` if ``config.clip``.
     zero_level
-        [G], log1p; below it `match_zeros` makes zeros. 0 where nothing is to be done.
+        [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
     recompute
-        Whether the blocks' activations are computed again in the backward pass, which saves memory.
+        Whether the backward pass computes the blocks' activations again, which saves memory.
     """
 
     unit: Tensor
@@ -183,7 +186,7 @@ class Denoiser(nn.Module):
             nn.Parameter(NULL_STD * torch.randn(width)) if config.gene_embedding == "shared" else None
         )
         if (config.gene_embedding == "table") != ("gene" in frozen):
-            raise ValueError("gene_embedding 'table' and vectors of the genes go together")
+            raise ValueError("gene_embedding 'table' needs gene vectors, and gene vectors need 'table'")
         self.gene_table = GeneTable(num_genes, frozen["gene"]) if "gene" in frozen else None
         self.time_embedding = TimeEmbedding(width)
         sizes = {"perturbation": num_perturbations, "cell_type": num_cell_types, "batch": num_batches}
@@ -221,10 +224,10 @@ class Denoiser(nn.Module):
 
     @torch.no_grad()
     def _start_as_released(self) -> None:
-        """Give the layers the spread that they have in the released code.
+        """Give the weights the spread that they have in the released code.
 
-        Its shared vectors are drawn from N(0, 1), and two of its matrices are larger than what is used of them:
-        the control input (half of it sees zeros) and the last attention's output (half of it feeds nothing).
+        There, the shared vectors are drawn from N(0, 1). Two matrices are larger than the part of them that is used:
+        half of the control input sees zeros, and half of the last attention's output is not read.
         """
         for vector in (self.gene_embedding, self.null_covariates):
             if vector is not None:
@@ -257,9 +260,9 @@ class Denoiser(nn.Module):
         control
             Control cells of the same context [B, S, G], model units.
         covariates
-            Ids [B] or [B, S]; None drops them for all sets.
+            Ids [B] or [B, S]. None drops them for all sets.
         self_condition
-            Earlier estimate of the clean cells [B, S, G]; None stands for zeros.
+            Earlier estimate of the clean cells [B, S, G]. None stands for zeros.
         drop
             Boolean [B]: sets whose covariates are dropped.
         dataset
@@ -305,7 +308,7 @@ class Denoiser(nn.Module):
         return self._head(value)
 
     def conditioning(self, t: Tensor, covariates: Covariates | None, drop: Tensor | None = None) -> Tensor:
-        """Return s, the vector that modulates every block: [B, 1, D], or [B, S, D] with covariates per cell."""
+        """Return s, the vector that modulates every block: [B, 1, D], or [B, S, D] if cells have own covariates."""
         time = self.time_embedding(t)[:, None]
         if covariates is None:
             label = self.null_covariates.expand(len(t), 1, -1)
@@ -330,14 +333,14 @@ class Denoiser(nn.Module):
         if not self.config.gate:
             return value
         below = value * (value < self.gate_threshold / self.unit)
-        return value - below.detach()  # zero, but the gradient passes as if it were not gated
+        return value - below.detach()  # the value is zero, and the gradient ignores the gate
 
     def encode(self, log1p: Tensor) -> Tensor:
-        """Translate log1p values to model units."""
+        """Convert log1p values to model units."""
         return log1p / self.unit
 
     def decode(self, value: Tensor) -> Tensor:
-        """Translate model units to log1p values: non-negative, within the training range, exact zeros."""
+        """Convert model units to log1p values that are not negative, within the training range and exactly zero."""
         log1p = (value * self.unit).clamp_min(0)
         if self.config.clip:
             log1p = torch.minimum(log1p, self.maximum)
@@ -346,10 +349,10 @@ class Denoiser(nn.Module):
         return log1p
 
     def match_zeros(self, log1p: Tensor) -> Tensor:
-        """Turn each gene's values below `zero_level` into zeros; the other cells of the set take over their sum.
+        """Turn values below a gene's `zero_level` into zeros, and add their sum to the other cells of the set.
 
-        So a gene is zero about as often as in the data, and its mean over the set of cells stays as predicted. A
-        gene without a value above its level is left alone.
+        A gene is then zero about as often as in the data, and its mean over the set of cells stays as predicted. A
+        gene that has no value above its level is not changed.
 
         Parameters
         ----------
@@ -357,10 +360,10 @@ class Denoiser(nn.Module):
             Decoded sets of cells [..., S, G].
         """
         kept = torch.where(log1p < self.zero_level, 0.0, log1p)
-        whole, rest = log1p.sum(-2, keepdim=True), kept.sum(-2, keepdim=True)
-        matched = torch.where(rest > 0, kept * (whole / rest), log1p)
+        sum_before, sum_after = log1p.sum(-2, keepdim=True), kept.sum(-2, keepdim=True)
+        matched = torch.where(sum_after > 0, kept * (sum_before / sum_after), log1p)
         return torch.minimum(matched, self.maximum) if self.config.clip else matched
 
     def clean(self, value: Tensor) -> Tensor:
-        """Put an estimate of clean cells, model units, back into what cells can be (see `decode`)."""
+        """Bring an estimate of clean cells, model units, into the range of real cells (see `decode`)."""
         return self.encode(self.decode(value))

@@ -1,4 +1,4 @@
-"""Estimates of one batch of sets on the way from noise to cells, where some of the work is the same every time."""
+"""The denoiser's estimates while sets of cells are sampled. Work that is equal in all steps is done once."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from perturbdiff.model.denoiser import Denoiser
 
 
 class _Pair(NamedTuple):
-    """What the pass of guidance without covariates made of these tensors."""
+    """The estimate without covariates that belongs to these inputs."""
 
     x: Tensor
     previous: Tensor | None
     level: int
-    untold: Tensor
+    unconditional: Tensor
 
 
 class Estimates:
-    """A denoiser's estimates for sets whose control cells and covariates stay as they are.
+    """A denoiser's estimates for sets whose control cells and covariates do not change.
 
-    The control cells go through their input layer once. Both passes of guidance are one: they share the noised
-    cells' input layer, and the weights are read once. The values are those of `Denoiser.forward`. Without gradients.
+    The control cells pass through their input layer once. The two passes of guidance are computed together: they share
+    the input layer of the noised cells and read the weights once. The values equal those of `Denoiser.forward`. No
+    gradients are computed.
 
     Parameters
     ----------
@@ -37,7 +38,7 @@ class Estimates:
     dataset
         Index of each set's input layers, int64 [B].
     guided
-        An estimate without the covariates will be asked for after each one with them, of the very same tensors.
+        Whether each call with the covariates is followed by one without them, for the same tensor objects.
     """
 
     def __init__(
@@ -56,24 +57,24 @@ class Estimates:
         self._pair: _Pair | None = None
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, level: int, previous: Tensor | None, told: bool) -> Tensor:  # noqa: FBT001
-        """Estimate the clean cells from ``x`` [B, S, G] at one level, with the covariates or without.
+    def __call__(self, x: Tensor, level: int, previous: Tensor | None, conditional: bool) -> Tensor:  # noqa: FBT001
+        """Estimate the clean cells from ``x`` [B, S, G] at one level, with or without the covariates.
 
-        ``previous`` is an earlier estimate [B, S, G]. Neither may be changed in place between two calls.
+        ``previous`` is an earlier estimate [B, S, G]. Do not change either in place between two calls.
         """
         pair = self._pair
-        if not told and pair is not None:
+        if not conditional and pair is not None:
             self._pair = None
             if pair.x is x and pair.previous is previous and pair.level == level:
-                return pair.untold
+                return pair.unconditional
         stream = self.model.embed(x, previous, self.dataset)
         t = torch.full((len(x),), level, device=x.device)
-        conditioning = self.model.conditioning(t, self.covariates if told else None)
-        if not (told and self.guided):
+        conditioning = self.model.conditioning(t, self.covariates if conditional else None)
+        if not (conditional and self.guided):
             return self.model.estimate(stream, self._control_stream, conditioning, self.control)
         without = self.model.conditioning(t, None).expand_as(conditioning)
         x_stream, controls, cells = (torch.cat([s, s]) for s in (stream, self._control_stream, self.control))
         both = self.model.estimate(x_stream, controls, torch.cat([conditioning, without]), cells)
-        found, untold = both.chunk(2)
-        self._pair = _Pair(x, previous, level, untold)
-        return found
+        estimate, unconditional = both.chunk(2)
+        self._pair = _Pair(x, previous, level, unconditional)
+        return estimate

@@ -22,7 +22,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Layer-normalise the features [..., D] without learned parameters; the modulation has them."""
+    """Layer-normalise the features [..., D] without learned parameters, which are in the modulation."""
     return F.layer_norm(x, x.shape[-1:], eps=EPS)
 
 
@@ -42,7 +42,7 @@ def modulate(normalised: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class Modulation(NamedTuple):
-    """What AdaLN-Zero does to one sublayer: shift and scale before it, a gate on what it adds; each [B, 1 or S, D]."""
+    """The AdaLN-Zero vectors of one sublayer: shift and scale of its input, gate of its output. Each [B, 1 or S, D]."""
 
     shift: Tensor
     scale: Tensor
@@ -58,7 +58,7 @@ class Modulation(NamedTuple):
 
 
 class AdaptiveNorm(nn.Module):
-    """Projects the conditioning to ``parts`` vectors of width D; zero at the start, so that blocks are identities."""
+    """Projects the conditioning to ``parts`` vectors of width D. They start at zero, so that blocks are identities."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class AdaptiveNorm(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoid of the diffusion step, then a two-layer MLP."""
+    """Sinusoid of the diffusion step, followed by a two-layer MLP."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class MLP(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over the cells of a set, with RMS-normalised queries and keys; no order among the cells."""
+    """Self-attention over the unordered cells of a set, with RMS-normalised queries and keys."""
 
     def __init__(self, width: int, heads: int, out_width: int) -> None:
         super().__init__()

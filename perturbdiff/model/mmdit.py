@@ -1,8 +1,8 @@
-"""The MM-DiT block: two streams of cells, perturbed and control, that meet in one attention.
+"""The MM-DiT block: one attention over two streams of cells, perturbed and control.
 
 Paper, App. Architecture Implementation Details, "MM-DiT fusion blocks". Both streams have one token per cell.
-They are concatenated along the features, so that cell j of the perturbed set is paired with cell j of the
-control set, and attention runs over the S cells of the set at width 2D.
+They are concatenated along the features, which pairs cell j of the perturbed set with cell j of the control set.
+Attention runs over the S cells of the set at width 2D.
 
 Dimension letters: B sets, S cells in a set, D model width.
 """
@@ -18,7 +18,7 @@ from perturbdiff.model.layers import MLP, AdaptiveNorm, Attention, Modulation, m
 
 
 class MMDiTBlock(nn.Module):
-    """Joint attention over both streams, then an MLP per stream, all under AdaLN-Zero.
+    """Joint attention over both streams, then an MLP for each stream, all modulated by AdaLN-Zero.
 
     Parameters
     ----------
@@ -26,9 +26,10 @@ class MMDiTBlock(nn.Module):
         D, attention heads over 2D, hidden width of the MLPs in units of D.
     mlp_branch
         ``sequential``: the MLP sees the stream after the attention update (paper). ``parallel``: it sees the
-        block's input, beside the attention (released code).
+        block's input, as the attention does (released code).
     last
-        The last block's control stream feeds nothing, so it has neither the control update nor its parameters.
+        Nothing reads the control stream of the last block, so that block has no control update and no parameters
+        for it.
     """
 
     def __init__(

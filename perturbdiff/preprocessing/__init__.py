@@ -1,7 +1,7 @@
 """From counts to a store, in streaming passes whose memory does not grow with the number of cells.
 
-``preprocessing_stage`` puts the passes together. ``scan`` checks and counts, ``knockdown`` drops cells whose target
-gene was not knocked down, ``reordering`` writes the store. ``shared_genes`` chooses one gene list for many studies.
+``preprocessing_stage`` runs the passes. ``scan`` checks and counts cells, ``knockdown`` drops cells whose target gene
+was not knocked down, and ``reordering`` writes the store. ``shared_genes`` chooses one gene list for many studies.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""Passes over the cells of raw inputs: each a set of coarse tasks, one per *piece*, that leave a file each.
+"""Passes over the cells of raw inputs. A pass has a task for each *piece*, which writes its result to a file.
 
-A piece is a range of rows of one input. Pieces follow from the inputs alone, never from the number of workers or
-the memory, and results are merged in the order of pieces, so that the same inputs give the same bits. A piece
-whose result is in the scratch folder is done: a run that was killed goes on there.
+A piece is a range of rows of one input. Pieces depend only on the inputs, not on the number of workers or the memory,
+and results are merged in the order of pieces. Equal inputs therefore give equal bits. A piece whose result is in the
+scratch folder is done, so a killed run continues there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perturbdiff.io.matrices import Block
 from perturbdiff.runtime.task_runner import TaskRunner
 
 VALUES_PER_PIECE = 100_000_000
-"""Stored values of a piece: about 100,000 cells, some seconds of work."""
+"""Number of stored values in a piece: about 100,000 cells, which take some seconds."""
 
 DROPPED = -1
 """Code of a cell that a filter removed."""
@@ -30,7 +30,7 @@ DROPPED = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows ``start`` to ``stop`` of input ``file``; ``first`` is the first one's number among all cells."""
+    """Rows ``start`` to ``stop`` of input ``file``. ``first`` is the number of the first one among all cells."""
 
     number: int
     file: int
@@ -40,22 +40,22 @@ class Piece:
 
 
 class PieceReader:
-    """What the body of a pass gets.
+    """The argument of a pass's body: one piece and what is known of it.
 
     Attributes
     ----------
     piece
-        Which rows.
+        The rows.
     file
-        The opened input, for messages and names of cells.
+        The open input, for messages and names of cells.
     scratch
         Folder of all results.
     num_genes
-        Genes that the inputs have together.
+        Number of genes of all inputs together.
     columns
-        For each column of the file its place among these genes, -1 for one that is not used, int32.
+        Position of each column of the file among these genes, or -1 if it is not used, int32.
     codes
-        Condition of each cell of the piece, `DROPPED` for cells that a filter removed, int32.
+        Condition of each cell of the piece, or `DROPPED` for cells that a filter removed, int32.
     """
 
     def __init__(self, task: _Task, file: CountsFile) -> None:
@@ -70,25 +70,25 @@ class PieceReader:
 
     @property
     def num_cells(self) -> int:
-        """Rows of the piece."""
+        """Number of rows in the piece."""
         return self.piece.stop - self.piece.start
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the piece's rows in blocks; their ``start`` and ``stop`` are rows of the file."""
+        """Yield the piece's rows in blocks, whose ``start`` and ``stop`` are rows of the file."""
         return self.file.blocks(self.piece.start, self.piece.stop)
 
     def saved(self, name: str) -> dict[str, np.ndarray]:
-        """Return what an earlier pass saved of this piece."""
+        """Return what an earlier pass saved for this piece."""
         return load(_result(self.scratch, name, self.piece))
 
 
 Body = Callable[[PieceReader, Any], dict[str, np.ndarray]]
-"""Reads a piece and returns arrays to save; defined at the top level of a module."""
+"""Reads a piece and returns arrays to save. It is defined at the top level of a module."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A piece of one pass, as it travels to a worker."""
+    """One piece of one pass, in the form that is sent to a worker."""
 
     piece: Piece
     path: Path
@@ -107,18 +107,18 @@ class Passes:
     Parameters
     ----------
     inputs
-        The opened inputs.
+        The open inputs.
     crew
-        Who does the work.
+        Runs the tasks.
     scratch
-        Folder of results, seen by all workers.
+        Folder of results, which all workers can read.
 
     Attributes
     ----------
     pieces
-        All of them, in order.
+        All pieces, in order.
     filtered
-        Name of a pass whose ``codes`` say which cells are left; None before any filter.
+        Name of the pass whose ``codes`` say which cells are left. None before any filter.
     """
 
     def __init__(self, inputs: Inputs, crew: TaskRunner, scratch: Path) -> None:
@@ -132,15 +132,15 @@ class Passes:
         paths = [file.path.absolute() for file in inputs.files]
         crew.run(
             _prepare,
-            [(path, inputs.config, self._own(number)) for number, path in enumerate(paths)],
+            [(path, inputs.config, self._scratch_of(number)) for number, path in enumerate(paths)],
             label="opening inputs", unit="files",
         )  # fmt: skip
 
-    def _own(self, file: int) -> Path:
+    def _scratch_of(self, file: int) -> Path:
         return self.scratch / f"input-{file:04d}"
 
     def set_codes(self, codes: np.ndarray) -> None:
-        """Tell all passes the condition of every cell, int32 [cells]."""
+        """Save the condition of every cell, int32 [cells], for all passes."""
         save(self.scratch / "codes.npy", codes)
 
     def run(self, name: str, body: Body, argument: Any = None, *, label: str) -> None:
@@ -174,7 +174,7 @@ def plan_pieces(inputs: Inputs) -> list[Piece]:
 
 
 def save(path: Path, arrays: np.ndarray | dict[str, np.ndarray]) -> None:
-    """Write an array or several (npz) so that the file is there whole or not at all."""
+    """Write one array (npy) or several (npz). The file appears only when it is complete."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with partial.open("wb") as sink:
         if isinstance(arrays, dict):
@@ -192,13 +192,13 @@ def _result(scratch: Path, name: str, piece: Piece) -> Path:
 
 def load(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file that `save` wrote."""
-    with np.load(path) as found:
-        return dict(found)
+    with np.load(path) as arrays:
+        return dict(arrays)
 
 
-def _prepare(given: tuple[Path, DataConfig, Path]) -> None:
-    """Convert what cannot be read by rows; see `CountsFile.prepare`."""
-    file = CountsFile(*given, checked=True)
+def _prepare(arguments: tuple[Path, DataConfig, Path]) -> None:
+    """Convert an input that cannot be read by rows (see `CountsFile.prepare`)."""
+    file = CountsFile(*arguments, checked=True)
     try:
         file.prepare()
     finally:

@@ -1,11 +1,11 @@
-"""From counts to a store: streaming passes in memory that does not grow with the number of cells.
+"""From counts to a store, in streaming passes whose memory does not grow with the number of cells.
 
-1. read every cell once: check values, filter cells, sum what gene selection needs (`scan`); some recipes of gene
-   selection and the knock-down filter need a further pass (`genes`, `knockdown`);
-2. send the kept cells' values of the chosen genes to spill files (`spill`);
-3. put each part's cells in order and write it (`gather`, `store_writer`).
+1. Read every cell once, check its values, filter cells and compute the sums for gene selection (`scan`). Some flavors
+   of gene selection and the knock-down filter need a further pass (`perturbdiff.genes.selection`, `knockdown`).
+2. Write the kept cells' values of the chosen genes to spill files (`reordering.scatter`).
+3. Sort the cells of each partition and write it (`reordering.gather`, `store_writer`).
 
-Each is a set of coarse tasks (`crew`), whose results stay in a scratch folder until the store is finished.
+Each pass is a set of coarse tasks, whose results stay in a scratch folder until the store is finished.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ logger = logging.getLogger(__name__)
 _SCRATCH, _DONE_WITH = ".scratch", ".scratch.old"
 _PARTS = 16
 CELLS_PER_PART = (524_288, 2_097_152)
-"""Least and most cells of a part that is full; a store has about 16 parts or more, which are written side by side."""
+"""Minimum and maximum cells of a full partition. A large store has about 16 or more, which are written in parallel."""
 
 BUCKET_VALUES = 16_000_000
-"""Stored values that are held at once while cells are sorted: 64 MB of counts, twice that while put in order."""
+"""Number of stored values in memory while cells are sorted: 64 MB of counts, or twice that during reordering."""
 
 PIECES_PER_WORKER = 4
-"""A worker spends as much on its imports as on a piece."""
+"""Fewest pieces for which it is worth to start a worker, whose imports take as long as one piece."""
 
 _BYTES_PER_PROCESS = 300 << 20
 _BYTES_PER_VALUE = 12
@@ -64,18 +64,18 @@ _FEWEST_VALUES = 1_000_000
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the work is done; none of it changes the result.
+    """The processes and memory to use. They do not change the result.
 
     Attributes
     ----------
     jobs
-        Worker processes, at most one per piece of the inputs; None: one per CPU, fewer where they do not pay.
+        Number of worker processes, at most one per piece of the inputs. None: one per CPU, or fewer for small inputs.
     scheduler
         Address of a running dask scheduler to use instead.
     memory_limit
-        Bytes that all processes together should stay below; None: about 0.5 GiB each.
+        Limit in bytes for all processes together. None: about 0.5 GiB each.
     unfinished
-        Folder for the unfinished store, where a further run finds it; None: beside the output.
+        Folder for the unfinished store, where a further run finds it. None: next to the output.
     """
 
     jobs: int | None = None
@@ -84,7 +84,7 @@ class Machine:
     unfinished: Path | None = None
 
     def crew(self, inputs: Inputs) -> TaskRunner:
-        """Return who does the work for these inputs; unless told, no more workers than pay for being started."""
+        """Return the task runner for these inputs. By default it starts only as many workers as save time."""
         values = sum(file.matrix.num_values for file in inputs.files)
         if self.jobs is None:
             pays = values // (PIECES_PER_WORKER * passes.VALUES_PER_PIECE)
@@ -92,12 +92,12 @@ class Machine:
         return TaskRunner(max(1, min(self.jobs, -(-values // passes.VALUES_PER_PIECE))), self.scheduler)
 
     def bucket_values(self, jobs: int) -> int:
-        """Return how many stored values a process may hold while cells are sorted.
+        """Return the number of stored values that a process may hold while cells are sorted.
 
         Raises
         ------
         UserError
-            If the memory is too little for so many processes.
+            If the memory is not enough for this number of processes.
         """
         if self.memory_limit is None:
             return BUCKET_VALUES
@@ -114,7 +114,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Everything that is decided before cells are sorted."""
+    """All decisions that are made before cells are sorted."""
 
     conditions: pd.DataFrame
     genes: list[str]
@@ -138,30 +138,30 @@ def preprocess(
 ) -> Path:
     """Turn counts into a store.
 
-    A run that was interrupted goes on where it stopped when it is started again with the same arguments, and
-    gives the same bytes.
+    An interrupted run continues where it stopped if it is started again with the same arguments. The result has the
+    same bytes.
 
     Parameters
     ----------
     inputs
-        One or more h5ad files, Zarr folders or 10x h5 files; genes are aligned by name.
+        One or more h5ad files, Zarr folders or 10x h5 files. Genes are aligned by name.
     out
         Folder of the store.
     config
         Meaning of the columns, filters, target depth and gene selection.
     split
-        Split file, needed when ``config.hvg_cells`` is ``train``: the target depth and the genes are then
-        chosen from training cells alone.
+        Split file, needed if ``config.hvg_cells`` is ``train``. The target depth and the genes are then chosen from
+        training cells only.
     genes
-        Text file of genes to keep, one per line, in this order, instead of selecting any.
+        Text file of genes to keep, one per line, in this order. No genes are then selected.
     obs
         Tables of cell labels by cell name: one for all inputs, or one for each.
     seed
-        Of the order of cells within each condition.
+        Seed of the order of cells within each condition.
     force
-        Run even if an equal store is there.
+        Run even if an equal store exists.
     machine
-        Processes and memory to use; the store does not depend on it.
+        Processes and memory to use. The store does not depend on it.
 
     Returns
     -------
@@ -171,7 +171,7 @@ def preprocess(
     Raises
     ------
     UserError
-        If an input cannot be read, is not what ``config`` says, or the store cannot be written.
+        If an input cannot be read or differs from ``config``, or if the store cannot be written.
     """
     check_flavor(config)
     if config.hvg_cells == "train" and split is None and genes is None:
@@ -201,7 +201,7 @@ def preprocess(
             with Inputs(inputs, config, scratch, obs) as opened, where.crew(opened) as crew:
                 made = _Preprocessing(opened, crew, run.path, before, where.bucket_values(crew.jobs))
                 run.results["store"] = made.run(split, genes, seed)
-            # first renamed: were it deleted bit by bit, a run killed meanwhile would leave results without their files
+            # renamed first, because a run that is killed during deletion would leave results without their files
             scratch.rename(done_with)
             files.remove(done_with)
             run.results["checksums"] = checksums.write_checksums(run.path, made.checksums)
@@ -210,7 +210,7 @@ def preprocess(
 
 
 class _Preprocessing:
-    """One run: its inputs, who does the work, and the unfinished store."""
+    """One run, with its inputs, its task runner and the unfinished store."""
 
     def __init__(
         self, inputs: Inputs, crew: TaskRunner, folder: Path, before: dict[Path, tuple[int, int]], values: int
@@ -220,7 +220,7 @@ class _Preprocessing:
         self.checksums: dict[str, str] = {}
 
     def run(self, split: Path | None, genes: Path | None, seed: int) -> dict[str, Any]:
-        """Run the passes; return the facts of the store for its manifest."""
+        """Run the passes. Return the facts about the store for its manifest."""
         labels = read_labels(self.inputs)
         look = _visible(labels.conditions, self.config, split)
         passes = Passes(self.inputs, self.crew, self.scratch)
@@ -253,7 +253,7 @@ class _Preprocessing:
         genes: Path | None,
         seed: int,
     ) -> _Layout:
-        """Choose target depth and genes, renumber the conditions that have cells left, plan parts and buckets."""
+        """Choose target depth and genes, renumber the conditions with cells, and plan partitions and buckets."""
         config, every = self.config, self.inputs.genes
         target_sum = self._target_sum(scan)
         var = self._gene_table(passes, conditions, scan, look, target_sum, genes)
@@ -309,14 +309,14 @@ class _Preprocessing:
         return pd.DataFrame(table.loc[chosen]).drop(columns="highly_variable")
 
     def _save_extra(self) -> dict[str, tuple[Path, pd.Index | None]]:
-        """Put each further obs column in a file that workers can map; return the files with their categories."""
-        found: dict[str, tuple[Path, pd.Index | None]] = {}
+        """Save each further obs column to a file that workers can map. Return the files with their categories."""
+        columns: dict[str, tuple[Path, pd.Index | None]] = {}
         for number, name in enumerate(extra_names(self.config)):
             path, values = self.scratch / f"extra-{number:03d}.npy", extra_column(self.inputs, name)
             labelled = isinstance(values.dtype, pd.CategoricalDtype)
             save(path, (values.cat.codes if labelled else values).to_numpy())
-            found[name] = path, values.cat.categories if labelled else None
-        return found
+            columns[name] = path, values.cat.categories if labelled else None
+        return columns
 
     def _obs_columns(
         self,
@@ -371,8 +371,8 @@ def _visible(conditions: pd.DataFrame, config: DataConfig, split: Path | None) -
 
 
 def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> dict[str, Any]:
-    """Return what the manifest says of the store."""
-    recipe = {
+    """Return the facts about the store for the manifest."""
+    selection = {
         "flavor": config.hvg_flavor,
         "by_batch": config.hvg_by_batch,
         "cells": config.hvg_cells,
@@ -389,5 +389,5 @@ def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> d
         "scale": config.scale,
         "control": config.control,
         "seed": seed,
-        "hvg": recipe,
+        "hvg": selection,
     }

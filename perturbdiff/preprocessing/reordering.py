@@ -1,7 +1,7 @@
-"""The second and third pass: cells are put in the order of their conditions.
+"""The second and third pass, which sort cells by condition.
 
-The kept cells of each piece go to a spill file, from which buckets are loaded; each part of the store gathers its cells
-from the spill files, bucket by bucket.
+The second pass writes the kept cells of each piece to a spill file. In the third pass, each partition of the store
+collects its cells from the spill files, bucket by bucket.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ _SEGMENT = np.dtype(
     [("piece", "i4"), ("bucket", "i4"), ("offset", "i8"), ("size", "i8"), ("cells", "i8"), ("values", "i8")]
 )
 
-pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what is freed: some 30 MiB of each process
+pa.set_memory_pool(
+    pa.system_memory_pool()
+)  # Arrow's own pool does not return freed memory, 30 MiB per process
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which bucket each cell goes to, and which part of the store each bucket.
+    """The bucket of each cell, and the partition of each bucket.
 
     Attributes
     ----------
     first_bucket, num_buckets
-        Of each condition.
+        First bucket and number of buckets of each condition.
     part
-        Of each condition.
+        Partition of each condition.
     bucket_part
-        Part of each bucket.
+        Partition of each bucket.
     """
 
     first_bucket: np.ndarray
@@ -54,22 +56,22 @@ class Plan:
 
 @dataclass(frozen=True)
 class ScatterSettings:
-    """What the pass needs to know.
+    """Settings of the second pass.
 
     Attributes
     ----------
     plan
         Buckets of the store's conditions.
     condition
-        For each condition of the inputs its number in the store, -1 for one without cells, int32.
+        Number in the store of each condition of the inputs, or -1 for one without cells, int32.
     column
-        For each gene of the inputs its column in the store, -1 for one that is not kept, int32.
+        Column in the store of each gene of the inputs, or -1 for one that is not kept, int32.
     dtype
-        Of the stored values, into which all values fit exactly.
+        Type of the stored values. It holds all values exactly.
     seed
-        Of the cells' keys.
+        Seed of the cells' keys.
     most
-        Stored values to hold before they are written.
+        Maximum number of stored values in memory before they are written.
     """
 
     plan: Plan
@@ -82,7 +84,7 @@ class ScatterSettings:
 
 @dataclass
 class Bucket:
-    """Cells of one bucket in store order: CSR rows and what is known of each cell."""
+    """Cells of one bucket in store order, as CSR rows with their labels and counts."""
 
     condition: np.ndarray
     row: np.ndarray
@@ -95,11 +97,11 @@ class Bucket:
 
 
 def plan_buckets(conditions: pd.DataFrame, bucket_cells: int, part_cells: int) -> Plan:
-    """Cut sorted conditions into parts and buckets.
+    """Divide sorted conditions into partitions and buckets.
 
-    Parts end between combinations of cell type and batch, so that a condition and its controls share a part,
-    unless one combination alone exceeds ``part_cells``; then between conditions. A condition larger than
-    ``bucket_cells`` is spread over several buckets of the same part.
+    Partitions end between combinations of cell type and batch, so that a condition and its controls are in one
+    partition. If one combination alone exceeds ``part_cells``, they end between conditions. A condition larger than
+    ``bucket_cells`` is spread over several buckets of one partition.
     """
     sizes = conditions["n_cells"].to_numpy(np.int64)
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
@@ -127,23 +129,23 @@ def plan_buckets(conditions: pd.DataFrame, bucket_cells: int, part_cells: int) -
 
 
 def scatter(passes: Passes, settings: ScatterSettings) -> np.ndarray:
-    """Run the pass; return its segments ordered by bucket and piece, a structured array (`read_bucket`)."""
+    """Run the second pass. Return its segments by bucket and piece, a structured array (see `read_bucket`)."""
     passes.run("spill", scatter_piece, settings, label="sorting cells")
-    found = []
+    by_piece = []
     for piece, result in zip(passes.pieces, passes.results("spill"), strict=True):
         segments = result["segments"]
         segments["piece"] = piece.number
-        found.append(segments)
-    every = np.concatenate(found)
+        by_piece.append(segments)
+    every = np.concatenate(by_piece)
     return every[np.lexsort((every["offset"], every["piece"], every["bucket"]))]
 
 
-def scatter_piece(reader: PieceReader, given: ScatterSettings) -> dict[str, np.ndarray]:
-    """Write a piece's kept cells, with the chosen genes, to its spill file; return where each bucket lies in it."""
+def scatter_piece(reader: PieceReader, settings: ScatterSettings) -> dict[str, np.ndarray]:
+    """Write a piece's kept cells, with the chosen genes, to its spill file. Return the positions of the buckets."""
     path = spill_file(reader.scratch, reader.piece.number)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with partial.open("wb") as sink:
-        buffer = _Buffer(reader, given, sink)
+        buffer = _Buffer(reader, settings, sink)
         for block in reader.blocks():
             buffer.add(block)
         buffer.flush()
@@ -154,30 +156,30 @@ def scatter_piece(reader: PieceReader, given: ScatterSettings) -> dict[str, np.n
 
 
 class _Buffer:
-    """Rows of a piece that wait for being written."""
+    """Rows of a piece that have not been written yet."""
 
-    def __init__(self, reader: PieceReader, given: ScatterSettings, sink: IO[bytes]) -> None:
-        self._reader, self._given, self._sink = reader, given, sink
+    def __init__(self, reader: PieceReader, settings: ScatterSettings, sink: IO[bytes]) -> None:
+        self._reader, self._settings, self._sink = reader, settings, sink
         place = reader.columns
-        self._columns = np.where(place >= 0, given.column[np.maximum(place, 0)], -1).astype(np.int32)
+        self._columns = np.where(place >= 0, settings.column[np.maximum(place, 0)], -1).astype(np.int32)
         scan, codes = reader.saved("scan"), reader.codes
-        self._code = np.where(codes >= 0, given.condition[np.maximum(codes, 0)], -1).astype(np.int32)
+        self._code = np.where(codes >= 0, settings.condition[np.maximum(codes, 0)], -1).astype(np.int32)
         self._depth, self._detected = scan["depth"].astype(np.float32), scan["detected"]
-        num_genes = int(given.column.max()) + 1
+        num_genes = int(settings.column.max()) + 1
         self._indices = np.empty(0, index_dtype(num_genes))
-        self._data = np.empty(0, given.dtype)
+        self._data = np.empty(0, settings.dtype)
         self._schema = _schema(self._indices.dtype, self._data.dtype)
         self._lengths = np.zeros(reader.num_cells, np.int64)
         self._first = self._next = self._end = 0  # rows first..next of the piece wait, with `end` values
         self.segments: list[tuple[int, int, int, int, int, int]] = []
 
     def add(self, block: Any) -> None:
-        """Take the block's rows, the positive values of the chosen genes."""
-        most = len(block.data) + 1  # what `select_columns` needs
+        """Add the positive values of the chosen genes in the block's rows."""
+        most = len(block.data) + 1  # the room that `select_columns` needs
         if self._end + most > len(self._data):
             self.flush()
             if most > len(self._data):
-                size = max(most, min(self._given.most, self._likely(most, block.stop - block.start)))
+                size = max(most, min(self._settings.most, self._likely(most, block.stop - block.start)))
                 self._indices, self._data = (
                     np.empty(size, self._indices.dtype),
                     np.empty(size, self._data.dtype),
@@ -191,38 +193,38 @@ class _Buffer:
         self._next = rows.stop
 
     def _likely(self, values: int, rows: int) -> int:
-        """Return about how many values the whole piece has, of which the first block has so many."""
+        """Estimate the number of values in the piece from the number of values in its first rows."""
         return values * -(-self._reader.num_cells // rows)
 
     def flush(self) -> None:
-        """Write the waiting rows as one segment for each bucket that they have."""
+        """Write the rows in memory, as one segment for each of their buckets."""
         if self._first == self._next:
             return
         rows = slice(self._first, self._next)
         first, piece = self._first, self._reader.piece
         code, lengths = self._code[rows], self._lengths[rows]
         key = np.empty(len(code), np.uint64)
-        row_kernels.shuffle_keys(self._given.seed, piece.first + first, key)
-        bucket = _buckets(code, key, self._given.plan)
+        row_kernels.shuffle_keys(self._settings.seed, piece.first + first, key)
+        bucket = _buckets(code, key, self._settings.plan)
         names = self._reader.file.cell_names(piece.start + rows.start, piece.start + rows.stop)
         starts = np.cumsum(lengths) - lengths
         order = np.argsort(bucket, kind="stable")
         present, at = np.unique(bucket[order], return_index=True)
-        for number, own in zip(present.tolist(), np.split(order, at[1:]), strict=True):
+        for number, local in zip(present.tolist(), np.split(order, at[1:]), strict=True):
             if number < 0:
                 continue
-            values = self._take(starts[own], lengths[own])
-            known = {
-                "condition": code[own],
-                "key": key[own],
-                "row": piece.first + first + own,
-                "depth": self._depth[rows][own],
-                "detected": self._detected[rows][own],
-                "cell": pa.array(names[own], pa.large_string()),
+            values = self._take(starts[local], lengths[local])
+            labels = {
+                "condition": code[local],
+                "key": key[local],
+                "row": piece.first + first + local,
+                "depth": self._depth[rows][local],
+                "detected": self._detected[rows][local],
+                "cell": pa.array(names[local], pa.large_string()),
             }
-            packed = pa.record_batch({**known, **values}, self._schema).serialize()
+            packed = pa.record_batch({**labels, **values}, self._schema).serialize()
             num = len(values["data"].values)
-            self.segments.append((piece.number, number, self._sink.tell(), packed.size, len(own), num))
+            self.segments.append((piece.number, number, self._sink.tell(), packed.size, len(local), num))
             self._sink.write(packed)
         self._first, self._end = self._next, 0
 
@@ -240,7 +242,7 @@ class _Buffer:
 
 
 def _buckets(code: np.ndarray, key: np.ndarray, plan: Plan) -> np.ndarray:
-    """Return each cell's bucket, -1 for dropped cells: a large condition's buckets share out the keys."""
+    """Return each cell's bucket, or -1 for dropped cells. The buckets of a large condition divide the range of keys."""
     known = np.maximum(code, 0)
     share = ((key >> np.uint64(32)) * plan.num_buckets[known].astype(np.uint64)) >> np.uint64(32)
     return np.where(code >= 0, plan.first_bucket[known] + share.astype(np.int64), -1)
@@ -265,18 +267,18 @@ def read_bucket(folder: Path, segments: np.ndarray, num_genes: int, dtype: np.dt
     order = np.lexsort((flat["row"], flat["key"], flat["condition"]))
     lengths = np.concatenate([b.column("data").value_lengths().to_numpy() for b in batches])
     indptr = np.concatenate([[0], np.cumsum(lengths[order])])
-    places = np.empty(len(order), np.int64)  # where each row's values belong
+    places = np.empty(len(order), np.int64)  # position of each row's values in the output
     places[order] = indptr[:-1]
     indices, data = np.empty(indptr[-1], index_dtype(num_genes)), np.empty(indptr[-1], dtype)
     first = 0
     for batch in batches:
-        own = slice(first, first + batch.num_rows)
-        starts = np.cumsum(lengths[own]) - lengths[own]
+        rows = slice(first, first + batch.num_rows)
+        starts = np.cumsum(lengths[rows]) - lengths[rows]
         row_kernels.place_rows(
-            starts, lengths[own], places[own],
+            starts, lengths[rows], places[rows],
             batch.column("indices").values.to_numpy(), batch.column("data").values.to_numpy(), indices, data,
         )  # fmt: skip
-        first = own.stop
+        first = rows.stop
     return Bucket(
         **{n: flat[n][order] for n in ("condition", "row", "depth", "detected")},
         cell=pa.concat_arrays([b.column("cell") for b in batches]).take(pa.array(order)),
@@ -308,18 +310,18 @@ def _schema(index_type: np.dtype, data_type: np.dtype) -> pa.Schema:
 
 @dataclass(frozen=True)
 class ObsColumns:
-    """How the obs of a cell follows from its condition and its row among all inputs.
+    """Makes the obs of a cell from its condition and its row among all inputs.
 
     Attributes
     ----------
     labels
-        Cell type, batch and perturbation of every condition, with the categories of the whole store.
+        Cell type, batch and perturbation of every condition, with the categories of the complete store.
     dose
         Dose of every condition, if the data have one.
     sources, offsets
         Names of the inputs, and the first row of each.
     extra
-        Further columns: file of each one's values or category numbers by row, and its categories.
+        Further columns. For each, the file of its values or category numbers by row, and its categories.
     """
 
     labels: dict[str, pd.Categorical]
@@ -348,26 +350,26 @@ class ObsColumns:
 
 @dataclass(frozen=True)
 class PartTask:
-    """One part of the store, as it travels to a worker.
+    """One partition of the store, in the form that is sent to a worker.
 
     Attributes
     ----------
     number
-        Of the part.
+        Number of the partition.
     folder, scratch
-        Where the part and where the spill files are.
+        Folders of the partition and of the spill files.
     conditions
-        The part's own conditions.
+        Conditions of the partition.
     segments
-        The part's segments, ordered by bucket.
+        Segments of the partition, ordered by bucket.
     obs
         See `ObsColumns`.
     var
-        Of the store.
+        Gene statistics of the store.
     dtype
-        Of the stored values.
+        Type of the stored values.
     facts
-        What the manifest says of the store.
+        Facts about the store, as in the manifest.
     """
 
     number: int
@@ -382,18 +384,18 @@ class PartTask:
 
     @property
     def name(self) -> str:
-        """Folder of the part."""
+        """Name of the partition's folder."""
         return f"part-{self.number:04d}.zarr"
 
     @property
     def num_cells(self) -> int:
-        """Cells of the part."""
+        """Number of cells in the partition."""
         return int(self.conditions["n_cells"].sum())
 
 
 @dataclass(frozen=True)
 class Part:
-    """A finished part: its name, its cells, each gene's largest normalised value, the hashes of its files."""
+    """A finished partition: its name, number of cells, largest normalised value of each gene, and file hashes."""
 
     name: str
     num_cells: int
@@ -402,14 +404,14 @@ class Part:
 
 
 def gather(crew: TaskRunner, tasks: Sequence[PartTask]) -> list[Part]:
-    """Write the parts that are not there yet; return all of them."""
+    """Write the partitions that are not finished yet. Return all of them."""
     left = [task for task in tasks if not _result(task).exists()]
     crew.run(write_part, left, weights=[task.num_cells for task in left], label="writing cells")
     return [_finished(task) for task in tasks]
 
 
 def write_part(task: PartTask) -> None:
-    """Write one part under a temporary name in the scratch folder, then put it in its place."""
+    """Write one partition under a temporary name in the scratch folder, then move it to its place."""
     partial = task.scratch / f".{task.name}.{os.getpid()}"
     files.remove(partial)
     largest = np.zeros(len(task.var), np.float32)
@@ -436,7 +438,7 @@ def write_part(task: PartTask) -> None:
 
 
 def _fill(writer: PartWriter, task: PartTask, largest: np.ndarray) -> None:
-    facts, own = task.facts, task.conditions
+    facts, conditions = task.facts, task.conditions
     target_sum = float("nan") if facts["target_sum"] is None else facts["target_sum"]
     numbers = task.segments["bucket"]
     for number in np.unique(numbers):
@@ -445,12 +447,13 @@ def _fill(writer: PartWriter, task: PartTask, largest: np.ndarray) -> None:
         factors = value_factors(bucket.depth, target_sum, facts["input_scale"])
         row_kernels.column_maximum(bucket.indptr, bucket.indices, bucket.data, factors, largest)
         writer.append(obs, bucket.indptr, bucket.indices, bucket.data)
-    local = own.assign(start=own["start"] - own["start"].min(), stop=own["stop"] - own["start"].min())
+    first = conditions["start"].min()
+    local = conditions.assign(start=conditions["start"] - first, stop=conditions["stop"] - first)
     writer.close(task.var, {"perturbdiff": {**_unstructured(facts), "conditions": local}})
 
 
 def _unstructured(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts a part carries in its uns, where nothing can be None."""
+    """Return the facts for the uns of a partition, where no value can be None."""
     names = ("format", "target_sum", "scale", "input_scale", "control", "seed")
     recipe = json.dumps(facts["hvg"], sort_keys=True)
     return {**{n: facts[n] for n in names if facts[n] is not None}, "hvg": recipe}
@@ -461,10 +464,10 @@ def _result(task: PartTask) -> Path:
 
 
 def _finished(task: PartTask) -> Part:
-    found = load(_result(task))
-    return Part(task.name, task.num_cells, found["largest"], json.loads(str(found["checksums"])))
+    saved = load(_result(task))
+    return Part(task.name, task.num_cells, saved["largest"], json.loads(str(saved["checksums"])))
 
 
 def label_columns(conditions: pd.DataFrame) -> dict[str, pd.Categorical]:
-    """Return the labels of the conditions, with the categories that every part of the store shares."""
+    """Return the labels of the conditions, with the categories that all partitions share."""
     return {n: pd.Categorical(conditions[n]) for n in SORTED_BY}

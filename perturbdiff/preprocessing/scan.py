@@ -1,4 +1,4 @@
-"""The first pass over the inputs: checks every value, filters cells and sums what gene selection needs."""
+"""The first pass over the inputs: checks every value, filters cells and computes the sums for gene selection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_WAITING = 400_000  # 16 bytes each
 LARGEST_FUSED = np.float32(2**24)
-"""`scan_counts` takes counts up to here: all of them are whole float32 numbers and fit into int32."""
+"""Largest count for `scan_counts`. All counts up to it are whole float32 numbers and fit into int32."""
 _LARGEST_LOG1P = 20.0
 
 
 class StreamingMedian:
-    """How often each value occurs in each group; memory follows the number of different values.
+    """Counts how often each value occurs in each group. Memory grows with the number of different values.
 
-    Values are non-negative float32 numbers: their bit patterns are in the same order as they.
+    Values are non-negative float32 numbers, whose bit patterns have the same order as the values.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class StreamingMedian:
         return keys, counts
 
     def medians(self, num_groups: int) -> np.ndarray:
-        """Return the median of each group, float64 [num_groups]; nan for one without values."""
+        """Return the median of each group, float64 [num_groups], or nan for a group without values."""
         keys, counts = self._merge()
         edges = np.searchsorted(keys, np.arange(num_groups + 1, dtype=np.uint64) << np.uint64(32))
         values = (keys & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.float32)
@@ -77,7 +77,7 @@ def _median(values: np.ndarray, counts: np.ndarray) -> float:
 
 @kernel
 def repeated_column(indptr: np.ndarray, indices: np.ndarray, columns: int) -> int:
-    """Return the place of a value whose row has an earlier one in the same of ``columns`` columns, or -1."""
+    """Return the position of the second value of a row in one of the ``columns`` columns, or -1 if there is none."""
     seen = np.empty(0, np.int64)
     for i in range(len(indptr) - 1):
         ascending = True
@@ -96,9 +96,9 @@ def repeated_column(indptr: np.ndarray, indices: np.ndarray, columns: int) -> in
 
 @kernel
 def highest_bits(bits: np.ndarray) -> int:
-    """Return the largest of float32 values read as uint32.
+    """Return the largest of float32 values that are read as uint32.
 
-    Such numbers are in the order of the values they stand for, with negative and undefined ones above them all.
+    These numbers have the same order as the values, with negative and undefined values above all others.
     """
     top = np.uint32(0)
     for k in range(len(bits)):
@@ -108,7 +108,7 @@ def highest_bits(bits: np.ndarray) -> int:
 
 @kernel
 def _row_totals(data: np.ndarray) -> tuple[int, int, int]:
-    """Return sum, number of positive values and whether any is fractional, of values up to 2^24."""
+    """Return the sum of values up to 2^24, the number of positive ones, and whether any is fractional."""
     total, positive, wrong = np.int64(0), np.int64(0), np.int32(0)
     for k in range(len(data)):
         whole = np.int32(data[k])
@@ -120,7 +120,7 @@ def _row_totals(data: np.ndarray) -> tuple[int, int, int]:
 
 @kernel
 def _used_totals(data: np.ndarray, indices: np.ndarray, columns: np.ndarray, unused: int) -> tuple[int, int]:
-    """Return sum and number of positive values of the used columns."""
+    """Return the sum and the number of positive values in the used columns."""
     total, positive = np.int64(0), np.int64(0)
     for k in range(len(data)):
         whole = np.int64(data[k]) * np.int64(columns[indices[k]] != unused)
@@ -143,50 +143,50 @@ def scan_counts(
     detected: np.ndarray,
     sums: np.ndarray,
 ) -> bool:
-    """Scan a block of float32 counts up to `LARGEST_FUSED`; return whether all are whole numbers.
+    """Scan a block of float32 counts up to `LARGEST_FUSED`. Return whether all are whole numbers.
 
     Parameters
     ----------
     columns
-        Place of each column among G genes; G for one that is not used.
+        Position of each column among G genes, or G if it is not used.
     every
         Whether all columns are used.
     group
-        Group of ``sums`` for each row, -1 for none.
+        Group of ``sums`` for each row, or -1 for none.
     least
-        Fewest counts and fewest detected genes of a row that is added to the sums, float64 [2].
+        Minimum counts and minimum detected genes of a row that is added to the sums, float64 [2].
     divide
-        Whether values are added over their row's depth; a row without counts is not added.
+        Whether values are divided by their row's depth before they are added. Rows without counts are not added.
     depth, detected
-        Written: sum of a row's used values, number of its positive ones.
+        Output: the sum of a row's used values, and the number of its positive ones.
     sums
-        Float64 [groups, G + 1, 3]: value, its square and one are added for every positive value.
+        Float64 [groups, G + 1, 3]: for every positive value, the value, its square and 1 are added.
     """
     wrong, unused = np.int32(0), sums.shape[1] - 1
     for i in range(len(indptr) - 1):
         a, b = indptr[i], indptr[i + 1]
         values, places = data[a:b], indices[a:b]
-        total, found, fraction = _row_totals(values)
+        total, positive, fraction = _row_totals(values)
         wrong |= fraction
         if not every:
-            total, found = _used_totals(values, places, columns, unused)
-        depth[i], detected[i] = total, found
+            total, positive = _used_totals(values, places, columns, unused)
+        depth[i], detected[i] = total, positive
         g = group[i]
-        if g >= 0 and total > 0 and total >= least[0] and found >= least[1]:
+        if g >= 0 and total > 0 and total >= least[0] and positive >= least[1]:
             factor = 1.0 / total if divide else 1.0
-            own = sums[g]
+            of_group = sums[g]
             for k in range(len(values)):
                 j = np.uint32(columns[places[k]])
                 value = values[k] * factor
-                own[j, 0] += value
-                own[j, 1] += value * value
-                own[j, 2] += values[k] > 0
+                of_group[j, 0] += value
+                of_group[j, 1] += value * value
+                of_group[j, 2] += values[k] > 0
     return wrong == 0
 
 
 @kernel
 def are_counts(data: np.ndarray) -> tuple[bool, float]:
-    """Return whether all values are whole and not negative, and the largest; without a branch per value."""
+    """Return whether all values are whole and not negative, and the largest value. There is no branch per value."""
     wrong, largest = False, data.dtype.type(0)
     for k in range(len(data)):
         value = data[k]
@@ -197,7 +197,7 @@ def are_counts(data: np.ndarray) -> tuple[bool, float]:
 
 @kernel
 def find_faults(data: np.ndarray) -> tuple[int, int, int]:
-    """Return the first positions of a negative, a non-finite and a fractional value (-1: none)."""
+    """Return the first positions of a negative, a non-finite and a fractional value, or -1 for none."""
     negative, broken, fraction = -1, -1, -1
     for k in range(len(data)):
         value = data[k]
@@ -221,7 +221,7 @@ def row_totals(
     depth: np.ndarray,
     detected: np.ndarray,
 ) -> None:
-    """Write each row's sum and number of positive values over the mapped columns (-1: not used)."""
+    """Write each row's sum and number of positive values over the used columns (those not mapped to -1)."""
     for i in range(len(indptr) - 1):
         total, positive = 0.0, 0
         for k in range(indptr[i], indptr[i + 1]):
@@ -234,16 +234,16 @@ def row_totals(
 
 @dataclass(frozen=True)
 class ScanSettings:
-    """What the pass needs to know.
+    """Settings of the first pass.
 
     Attributes
     ----------
     config
-        Of the data.
+        Settings of the data.
     group
-        Group of the gene sums for each condition, -1 for one that gene selection must not look at, int32.
+        Group of the gene sums for each condition, or -1 for one that gene selection must not use, int32.
     num_groups
-        Groups of the gene sums.
+        Number of groups of the gene sums.
     """
 
     config: DataConfig
@@ -253,22 +253,22 @@ class ScanSettings:
 
 @dataclass
 class Scan:
-    """What the pass over all cells found.
+    """Result of the first pass.
 
     Attributes
     ----------
     sums
-        Sums by batch and gene of the cells that gene selection may look at.
+        Sums by batch and gene over the cells that gene selection may use.
     largest
         Largest stored value.
     left
-        Cells of each condition that passed the filters.
+        Number of cells of each condition that passed the filters.
     quality
         Table ``cell_type, batch, cells_read, without_counts, dropped_min_counts, dropped_min_genes, cells_kept``,
         ``median_counts`` (over all genes) and ``median_genes`` (detected), the medians of kept cells.
     median_depth
-        Median depth of the cells that gene selection may look at and that have any counts, nan without any:
-        the default target of scanpy's normalize_total.
+        Median depth of the cells with counts that gene selection may use, or nan if there are none. It is the default
+        target of scanpy's normalize_total.
     """
 
     sums: GeneSums
@@ -284,17 +284,17 @@ def scan_cells(passes: Passes, conditions: pd.DataFrame, look: np.ndarray) -> Sc
     Parameters
     ----------
     passes
-        Over the inputs, told the condition of every cell.
+        Passes over the inputs, with the condition of every cell set.
     conditions
-        ``cell_type, batch, perturbation, n_cells`` (read).
+        ``cell_type, batch, perturbation, n_cells`` (of the input).
     look
-        Whether gene selection may look at each condition, bool.
+        Whether gene selection may use each condition, bool.
 
     Raises
     ------
     UserError
-        If a value is negative, not finite or not what ``input_scale`` declares, a cell has two values for one gene,
-        or no cell passes the filters.
+        If a value is negative, not finite or contradicts ``input_scale``, a cell has two values for one gene, or no
+        cell passes the filters.
     """
     config = passes.inputs.config
     settings = ScanSettings(config, *gene_groups(conditions, look, by_batch=config.hvg_by_batch))
@@ -303,50 +303,53 @@ def scan_cells(passes: Passes, conditions: pd.DataFrame, look: np.ndarray) -> Sc
     return _merge(passes, conditions, look, settings)
 
 
-def scan_piece(reader: PieceReader, given: ScanSettings) -> dict[str, np.ndarray]:
-    """Return what is found in one piece.
+def scan_piece(reader: PieceReader, settings: ScanSettings) -> dict[str, np.ndarray]:
+    """Scan one piece.
 
-    ``depth`` (sum of a cell's counts over all genes, of expm1 for log1p input, float64), ``detected`` (genes with
-    counts, int32) and ``codes`` (int32) of each cell; the gene sums; ``largest``, ``whole``; cells each filter
-    dropped by condition, one that both would drop counting for the first.
+    Returns
+    -------
+    For each cell ``depth`` (sum of its counts over all genes, or of expm1 for log1p input, float64), ``detected``
+    (number of genes with counts, int32) and ``codes`` (int32). Also the gene sums, the ``largest`` value, whether all
+    values are ``whole`` numbers, and the number of cells that each filter dropped by condition. A cell that two filters
+    would drop counts for the first.
     """
-    piece = _Piece(reader, given)
+    piece = _Piece(reader, settings)
     for block in reader.blocks():
         piece.add(block)
     return piece.arrays()
 
 
 class _Piece:
-    """What has been found in the blocks of a piece so far."""
+    """Collects the results of a piece, block by block."""
 
-    def __init__(self, reader: PieceReader, given: ScanSettings) -> None:
-        self._reader, self._given, self._config = reader, given, given.config
+    def __init__(self, reader: PieceReader, settings: ScanSettings) -> None:
+        self._reader, self._settings, self._config = reader, settings, settings.config
         self._log = self._config.input_scale == "log1p"
         self._stored = sums_stored_values(self._config)
         num = reader.num_cells
         self._codes, self._depth, self._detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
-        self._sums = GeneSums(given.num_groups, reader.num_genes)
+        self._sums = GeneSums(settings.num_groups, reader.num_genes)
         kinds = ("low_counts", "low_genes", "no_counts")
-        self._dropped = {n: np.zeros(len(given.group), np.int64) for n in kinds}
+        self._dropped = {n: np.zeros(len(settings.group), np.int64) for n in kinds}
         self._largest, self._whole = 0.0, True
-        # for the fused loop: unused columns go to a slot of their own
+        # for the fused loop, in which unused columns have a slot of their own
         self._every = bool((reader.columns >= 0).all())
         self._columns = np.where(reader.columns < 0, reader.num_genes, reader.columns).astype(np.int32)
-        self._added = np.zeros((given.num_groups, reader.num_genes + 1, 3))
+        self._added = np.zeros((settings.num_groups, reader.num_genes + 1, 3))
 
     def add(self, block: Block) -> None:
         """Check a block, note depth and detected genes, filter its cells and add the rest to the gene sums."""
         _check_once(self._reader.file, block)
         first = self._reader.piece.start
-        own = slice(block.start - first, block.stop - first)
-        if not self._add_fused(block, own):
-            self._add_slowly(block, own)
-        self._check_zeros(block, own)
+        cells = slice(block.start - first, block.stop - first)
+        if not self._add_fused(block, cells):
+            self._add_slowly(block, cells)
+        self._check_zeros(block, cells)
 
-    def _check_zeros(self, block: Block, own: slice) -> None:
-        """Refuse a cell with values that are all zero: what a library cannot find in a file it reads as zeros."""
+    def _check_zeros(self, block: Block, cells: slice) -> None:
+        """Refuse a cell whose stored values are all zero, because libraries read missing data of a file as zeros."""
         file = self._reader.file
-        for row in np.flatnonzero((np.diff(block.indptr) > 0) & (self._depth[own] == 0)).tolist():
+        for row in np.flatnonzero((np.diff(block.indptr) > 0) & (self._depth[cells] == 0)).tolist():
             first, stop = int(block.indptr[row]), int(block.indptr[row + 1])
             if not block.data[first:stop].any():
                 name = file.cell_names(block.start + row, block.start + row + 1)[0]
@@ -355,41 +358,41 @@ class _Piece:
                     "damaged, or was written so: copy it again, or write it again after X.eliminate_zeros()"
                 )
 
-    def _add_fused(self, block: Block, own: slice) -> bool:
-        """Do all at once for whole float32 counts of usual size; return whether the block has such."""
+    def _add_fused(self, block: Block, cells: slice) -> bool:
+        """Add a block of whole float32 counts of usual size in one loop. Return False if the block has other values."""
         if self._log or block.data.dtype != np.float32:
             return False
         top = np.uint32(highest_bits(block.data.view(np.uint32)))
         if top > LARGEST_FUSED.view(np.uint32):
             return False
-        group = group_of_cells(self._codes[own], self._given.group)
+        group = group_of_cells(self._codes[cells], self._settings.group)
         least = np.array([self._config.min_counts, self._config.min_genes], np.float64)
         whole = scan_counts(
             block.indptr, block.indices, block.data, self._columns, self._every, group, least, not self._stored,
-            self._depth[own], self._detected[own], self._added,
+            self._depth[cells], self._detected[cells], self._added,
         )  # fmt: skip
         if not whole:
-            _check(self._reader.file, block, self._config)  # says where
+            _check(self._reader.file, block, self._config)  # raises an error that names the value
         self._largest = max(self._largest, float(top.view(np.float32)))
-        self._filter(own)
-        self._sums.count(group_of_cells(self._codes[own], self._given.group))
+        self._filter(cells)
+        self._sums.count(group_of_cells(self._codes[cells], self._settings.group))
         return True
 
-    def _add_slowly(self, block: Block, own: slice) -> None:
+    def _add_slowly(self, block: Block, cells: slice) -> None:
         whole, largest = _check(self._reader.file, block, self._config)
         self._whole, self._largest = self._whole and whole, max(self._largest, largest)
-        # the depths, and most recipes' sums, are those of the values before the logarithm
+        # depths, and the sums of most flavors, are of the values before the logarithm
         plain = replace(block, data=np.expm1(block.data, dtype=np.float64)) if self._log else block
-        columns, depth = self._reader.columns, self._depth[own]
-        row_totals(plain.indptr, plain.indices, plain.data, columns, depth, self._detected[own])
-        self._filter(own)
-        group = group_of_cells(self._codes[own], self._given.group)
+        columns, depth = self._reader.columns, self._depth[cells]
+        row_totals(plain.indptr, plain.indices, plain.data, columns, depth, self._detected[cells])
+        self._filter(cells)
+        group = group_of_cells(self._codes[cells], self._settings.group)
         divisor = None if self._log or self._stored else depth
         self._sums.add(block if self._stored else plain, columns, group, divisor)
 
-    def _filter(self, own: slice) -> None:
+    def _filter(self, cells: slice) -> None:
         """Mark the dropped cells in the codes and count them by condition."""
-        codes, depth, detected = self._codes[own], self._depth[own], self._detected[own]
+        codes, depth, detected = self._codes[cells], self._depth[cells], self._detected[cells]
         known = codes >= 0
         shallow = known & (depth < self._config.min_counts)
         few = known & ~shallow & (detected < self._config.min_genes)
@@ -399,32 +402,32 @@ class _Piece:
         codes[shallow | few] = DROPPED
 
     def arrays(self) -> dict[str, Any]:
-        """Return all that was found."""
+        """Return the results of the piece."""
         self._sums.values += self._added[:, :-1]
         cells = {"codes": self._codes, "depth": self._depth, "detected": self._detected}
-        found = {"largest": np.array(self._largest), "whole": np.array(self._whole)}
-        return {**cells, **found, **self._dropped, **self._sums.arrays()}
+        values = {"largest": np.array(self._largest), "whole": np.array(self._whole)}
+        return {**cells, **values, **self._dropped, **self._sums.arrays()}
 
 
-def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: ScanSettings) -> Scan:
-    """Put the results of all pieces together, in their order."""
-    config, num = given.config, len(conditions)
-    sums = GeneSums(given.num_groups, len(passes.inputs.genes))
+def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, settings: ScanSettings) -> Scan:
+    """Merge the results of all pieces, in their order."""
+    config, num = settings.config, len(conditions)
+    sums = GeneSums(settings.num_groups, len(passes.inputs.genes))
     group = conditions.groupby(["cell_type", "batch"], sort=False).ngroup().to_numpy()
     depths, genes, visible = StreamingMedian(), StreamingMedian(), StreamingMedian()
     left, low_counts, low_genes, no_counts = (np.zeros(num, np.int64) for _ in range(4))
     largest, whole = 0.0, True
-    for found in passes.results("scan"):
-        sums.add_arrays(found)
-        largest, whole = max(largest, float(found["largest"])), whole and bool(found["whole"])
-        low_counts += found["low_counts"]
-        low_genes += found["low_genes"]
-        no_counts += found["no_counts"]
-        kept = found["codes"] >= 0
-        codes, depth = found["codes"][kept], found["depth"][kept].astype(np.float32)
+    for piece in passes.results("scan"):
+        sums.add_arrays(piece)
+        largest, whole = max(largest, float(piece["largest"])), whole and bool(piece["whole"])
+        low_counts += piece["low_counts"]
+        low_genes += piece["low_genes"]
+        no_counts += piece["no_counts"]
+        kept = piece["codes"] >= 0
+        codes, depth = piece["codes"][kept], piece["depth"][kept].astype(np.float32)
         left += np.bincount(codes, minlength=num)
         depths.add(group[codes], depth)
-        genes.add(group[codes], found["detected"][kept].astype(np.float32))
+        genes.add(group[codes], piece["detected"][kept].astype(np.float32))
         seen = look[codes] & (depth > 0)
         visible.add(np.zeros(int(seen.sum()), np.int64), depth[seen])
     if config.input_scale == "log1p" and whole and largest > _LARGEST_LOG1P:
@@ -455,7 +458,7 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, given: Sc
 
 
 def _check_once(file: CountsFile, block: Block) -> None:
-    """Refuse a row with two values for one gene: readers differ in which of them, or their sum, they take."""
+    """Refuse a row with two values for one gene, because some readers use one of them and others their sum."""
     twice = repeated_column(block.indptr, block.indices, len(file.genes))
     if twice >= 0:
         raise UserError(
@@ -465,7 +468,7 @@ def _check_once(file: CountsFile, block: Block) -> None:
 
 
 def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, float]:
-    """Check a block's values; return whether all are whole numbers, and the largest."""
+    """Check a block's values. Return whether all are whole numbers, and the largest value."""
     whole, largest = are_counts(block.data)
     if whole and np.isfinite(largest) and largest <= np.iinfo(np.uint32).max:
         return True, float(largest)

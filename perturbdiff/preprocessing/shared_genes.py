@@ -1,7 +1,8 @@
-"""One list of genes for many data sets: studies are merged into composites, each chooses its genes, lists are joined.
+"""Chooses one list of genes for many data sets, from the genes that merged groups of studies (composites) select.
 
-The paper's merge-then-select (App. HVG Selection): one selection over all cells of a corpus cannot be held, and the
-union of every study's own selection is mostly noise, so studies are merged into a few composites first.
+This is the paper's merge-then-select (App. HVG Selection). One selection over all cells of a corpus does not fit into
+memory, and the union of the selections of all studies is mostly noise. Studies are therefore merged into a few
+composites first.
 """
 
 from __future__ import annotations
@@ -58,30 +59,30 @@ SETTINGS = (
 )
 """Keys of `data` that the vocabulary depends on."""
 _STUDIES_PER_JOB = 100
-"""Small studies that are worth a worker: opening one takes some 50 ms."""
+"""Number of small studies for which it is worth to start a worker. Opening a study takes about 50 ms."""
 SCORES = ("dispersions_norm", "variances_norm")
-"""What genes are ordered by, depending on the flavor."""
+"""Columns by which genes are ordered, depending on the flavor."""
 
 
 @dataclass(frozen=True)
 class Composite:
-    """A merged data set and its choice.
+    """A merged data set and its chosen genes.
 
     Attributes
     ----------
     name
-        Its label.
+        Label of the composite.
     members
-        Places of its studies in the corpus.
+        Positions of its studies in the corpus.
     genes
-        Numbers of its genes, the union or the intersection of its studies', in the order of names.
+        Numbers of its genes (the union or the intersection of its studies' genes), in the order of names.
     cells
-        Cells that passed the filters.
+        Number of cells that passed the filters.
     target_sum
-        Depth its cells were scaled to: their median depth, unless ``data.target_sum`` says another; nan for log1p.
+        Depth that its cells were scaled to: their median depth, or ``data.target_sum``. nan for log1p.
     chosen
-        One row per chosen gene, best first: ``gene, rank`` (from 1), ``score`` (what the flavor orders genes by) and
-        its other statistics.
+        One row per chosen gene, best first: ``gene, rank`` (from 1), ``score`` (by which the flavor orders genes) and
+        other statistics.
     """
 
     name: str
@@ -99,7 +100,7 @@ def write_tables(
     added: Sequence[GeneSet],
     covered: Sequence[GeneSet],
 ) -> dict[str, Any]:
-    """Write the tables; return the facts of the vocabulary for its manifest."""
+    """Write the tables. Return the facts about the vocabulary for its manifest."""
     table = _gene_table(corpus, merged, added)
     genes = table["gene"].tolist()
     chosen = table.loc[table["n_composites"] > 0, "gene"].tolist()
@@ -137,16 +138,17 @@ def write_tables(
 def _check_added(corpus: Corpus, sets: Sequence[GeneSet]) -> None:
     """Raise a `UserError` for a list that has no gene in common with the studies."""
     known = pd.Index(corpus.names)
-    for own in sets:
-        if not pd.Index(own.genes).isin(known).any():
+    for gene_set in sets:
+        genes = gene_set.genes
+        if not pd.Index(genes).isin(known).any():
             raise UserError(
-                f"{own.path}: none of its {len(own.genes)} genes is in a study (here {listing(own.genes, 3)}; studies "
+                f"{gene_set.path}: none of its {len(genes)} genes is in a study (here {listing(genes, 3)}; studies "
                 f"{listing(corpus.names[:3])}); use the same kind of gene names (data.gene_key)"
             )
 
 
 def _gene_table(corpus: Corpus, merged: Sequence[Composite], added: Sequence[GeneSet]) -> pd.DataFrame:
-    """Return the vocabulary, one row per gene in the order of names."""
+    """Return the vocabulary, with a row per gene in the order of names."""
     frames = [c.chosen[["gene", "rank", "score"]].assign(origin=c.name) for c in merged]
     every = pd.concat(frames)
     of_composites = every.groupby("gene").agg(
@@ -172,13 +174,13 @@ def _gene_table(corpus: Corpus, merged: Sequence[Composite], added: Sequence[Gen
 
 
 def _study_table(corpus: Corpus, merged: Sequence[Composite], chosen: Sequence[str]) -> pd.DataFrame:
-    """Return one row per study: its composite, and how many of its composite's and of all choices it has."""
+    """Return a row per study: its composite, and the number of its genes that the composite and any composite chose."""
     known = pd.Index(corpus.names)
     every = np.isin(np.arange(len(known)), known.get_indexer(pd.Index(chosen)))
     rows = []
     for composite in merged:
-        own = np.zeros(len(known), bool)
-        own[known.get_indexer(pd.Index(composite.chosen["gene"]))] = True
+        of_composite = np.zeros(len(known), bool)
+        of_composite[known.get_indexer(pd.Index(composite.chosen["gene"]))] = True
         for member in composite.members:
             study = corpus.studies[member]
             rows.append(
@@ -187,7 +189,7 @@ def _study_table(corpus: Corpus, merged: Sequence[Composite], chosen: Sequence[s
                     "composite": composite.name,
                     "cells": study.n_cells,
                     "genes": len(study.genes),
-                    "chosen_by_composite": int(own[study.genes].sum()),
+                    "chosen_by_composite": int(of_composite[study.genes].sum()),
                     "chosen_by_any": int(every[study.genes].sum()),
                 }
             )
@@ -202,22 +204,24 @@ def _coverage(
     genes: Sequence[str],
     chosen: Sequence[str],
 ) -> pd.DataFrame:
-    """Return for each data set how much of the vocabulary it has, and how much of it the vocabulary has."""
-    known, whole, part = pd.Index(corpus.names), pd.Index(genes), pd.Index(chosen)
-    in_whole, in_part = known.isin(whole), known.isin(part)
+    """Return the share of the vocabulary in each data set, and the share of each data set in the vocabulary."""
+    known, vocabulary, of_composites = pd.Index(corpus.names), pd.Index(genes), pd.Index(chosen)
+    shared, shared_of_composites = known.isin(vocabulary), known.isin(of_composites)
     sets: list[tuple[str, str, np.ndarray]] = [("study", s.name, s.genes) for s in corpus.studies]
     sets += [("composite", c.name, c.genes) for c in merged]
     rows = [
-        (kind, name, len(own), int(in_whole[own].sum()), int(in_part[own].sum())) for kind, name, own in sets
+        (kind, name, len(own), int(shared[own].sum()), int(shared_of_composites[own].sum()))
+        for kind, name, own in sets
     ]
     others = [("added", s) for s in added] + [("covered", s) for s in covered]
-    for kind, own in others:
-        index = pd.Index(own.genes)
-        rows.append((kind, own.name, len(index), int(index.isin(whole).sum()), int(index.isin(part).sum())))
+    for kind, gene_set in others:
+        index = pd.Index(gene_set.genes)
+        counts = (int(index.isin(vocabulary).sum()), int(index.isin(of_composites).sum()))
+        rows.append((kind, gene_set.name, len(index), *counts))
     table = pd.DataFrame(rows, columns=pd.Index(["kind", "data", "genes", "shared", "shared_of_composites"]))
-    table["share_of_vocabulary"] = table["shared"] / len(whole)
+    table["share_of_vocabulary"] = table["shared"] / len(vocabulary)
     table["share_of_data"] = table["shared"] / table["genes"]
-    table["share_of_composites"] = table["shared_of_composites"] / len(part)
+    table["share_of_composites"] = table["shared_of_composites"] / len(of_composites)
     columns = ["kind", "data", "genes", "shared", "share_of_vocabulary", "share_of_data"]
     columns += ["shared_of_composites", "share_of_composites"]
     table = pd.DataFrame(table[columns])
@@ -243,31 +247,31 @@ def build_vocabulary(
     """Choose the genes of a corpus by merge-then-select.
 
     Writes ``genes.txt`` (sorted by name), ``vocabulary.parquet``, ``hvgs.parquet``, ``composites.csv`` and
-    ``coverage.csv``; docs/vocabulary.md describes them.
+    ``coverage.csv`` (see docs/vocabulary.md).
 
     Parameters
     ----------
     studies
-        Files of raw counts; a ``.txt`` file lists more of them.
+        Files of raw counts, or ``.txt`` files that list them.
     out
         Folder to write.
     config
-        Where counts and gene names are, the cell filters, and the recipe of the choice (``num_hvgs`` for each
-        composite).
+        The places of counts and gene names, the cell filters, and the settings of gene selection (``num_hvgs`` is for
+        each composite).
     composites
-        Number of composites, balanced by cells; None for 23, or as many as there are studies if fewer.
+        Number of composites, balanced by cells. None for 23, or for the number of studies if that is smaller.
     assign
-        CSV ``study, composite`` instead.
+        CSV ``study, composite``, which replaces ``composites``.
     join
-        Genes of a composite: those any of its studies has (one that a study lacks counts 0 there), or those all have.
+        Genes of a composite: those in any of its studies (with count 0 where a study lacks them), or those in all.
     add
-        Stores or gene lists whose genes are joined to the choice.
+        Stores or gene lists whose genes are added.
     cover
         Files, stores or gene lists that are only counted in ``coverage.csv``.
     force
-        Run even if an equal vocabulary is there.
+        Run even if an equal vocabulary exists.
     machine
-        Processes and memory to use; the vocabulary does not depend on it.
+        Processes and memory to use. The vocabulary does not depend on it.
 
     Returns
     -------
@@ -277,7 +281,7 @@ def build_vocabulary(
     Raises
     ------
     UserError
-        If a file cannot be read or is not what ``config`` says, or names of genes do not match.
+        If a file cannot be read or differs from ``config``, or if gene names do not match.
     """
     if composites is not None and assign is not None:
         raise UserError("--composites and --assign exclude each other; give one of them")
@@ -295,7 +299,7 @@ def build_vocabulary(
     with provenance.stage("vocabulary", out, config=settings, inputs=roles, folder=True, force=force) as run:
         if run.skip:
             return out
-        # beside the output, not in it: the sums of finished studies outlive a study that cannot be read
+        # next to the output and not in it, so that the sums of finished studies survive if one cannot be read
         where = machine or Machine()
         sums = f".{out.name}.sums"
         scratch = (out.parent if where.unfinished is None else where.unfinished) / sums
@@ -322,19 +326,19 @@ def _gene_sets(
 
 
 def _crew(corpus: Corpus, where: Machine) -> TaskRunner:
-    """Return who reads the studies: no more workers than there is work for."""
+    """Return the task runner for reading the studies, with no more workers than there is work."""
     values = sum(study.num_values for study in corpus.studies)
     most = max(1, values // VALUES_PER_PIECE, len(corpus.studies) // _STUDIES_PER_JOB)
     jobs = len(os.sched_getaffinity(0)) if where.jobs is None else where.jobs
     crew = TaskRunner(min(jobs, most), where.scheduler)
-    where.bucket_values(crew.jobs)  # whether the memory is enough for so many
+    where.bucket_values(crew.jobs)  # raises an error if the memory is not enough for them
     return crew
 
 
 def _plan(
     corpus: Corpus, composite_of: Sequence[str], join: str, config: DataConfig, scratch: Path
 ) -> list[_Plan]:
-    """Return the composites, in the order of their names; ``composite_of`` names that of each study."""
+    """Return the composites in the order of their names. ``composite_of`` has the name for each study."""
     labels = np.array(composite_of, object)
     pieces = [pieces_of(study, config, scratch) for study in corpus.studies]
     names = sorted(set(composite_of))
@@ -350,16 +354,16 @@ def _select(
         logger.info("%d of %d pieces of studies are summed already", done, len(flat))
     crew.run(sum_piece, flat, weights=[p.stop - p.start for p in flat], label="summing studies")
     again = [_second(plan, corpus, config, scratch) for plan in plans]
-    tasks = [task for own in again for task in own]
+    tasks = [task for of_plan in again for task in of_plan]
     if tasks:
         weights = [task.piece.stop - task.piece.start for task in tasks]
         crew.run(sum_again, tasks, weights=weights, label="reading studies again")
     check_unchanged(flat)
-    return [_choose(plan, own, corpus, config) for plan, own in zip(plans, again, strict=True)]
+    return [_choose(plan, of_plan, corpus, config) for plan, of_plan in zip(plans, again, strict=True)]
 
 
 class _Plan:
-    """A composite before its choice: its studies, its genes in the order of names, and what to merge."""
+    """A composite before genes are chosen: its studies, its genes in the order of names, and its pieces."""
 
     def __init__(
         self,
@@ -386,13 +390,13 @@ class _Plan:
         self._columns = [corpus.studies[m].genes for m in members for _ in pieces[m]]
 
     def parts(self) -> Iterator[tuple[StudyPiece, np.ndarray]]:
-        """Yield the pieces, each with the place of its genes among the composite's, -1 for one left out."""
+        """Yield each piece with the positions of its genes among the composite's, or -1 for genes left out."""
         for piece, genes in zip(self.pieces, self._columns, strict=True):
             yield piece, self._place[genes]
 
 
 def _merge(plan: _Plan, corpus: Corpus, config: DataConfig) -> tuple[GeneSums, float]:
-    """Return a composite's sums and the depth its cells are scaled to, as one data set in scanpy (nan: log1p)."""
+    """Return the sums of a composite and the depth its cells are scaled to (nan for log1p), as scanpy computes them."""
     sums, median = merge(plan.parts(), len(plan.genes))
     if not sums.values.any():
         raise UserError(
@@ -405,7 +409,7 @@ def _merge(plan: _Plan, corpus: Corpus, config: DataConfig) -> tuple[GeneSums, f
 
 
 def _second(plan: _Plan, corpus: Corpus, config: DataConfig, scratch: Path) -> list[SecondTask]:
-    """Return the tasks of the second pass that the flavor needs over a composite's studies."""
+    """Return the tasks of a second pass over a composite's studies, if the flavor needs one."""
     if config.hvg_flavor == "seurat":
         return []
     sums, target = _merge(plan, corpus, config)

@@ -1,4 +1,4 @@
-"""Many studies: what they hold, the composites they are merged into, and sums over their cells."""
+"""Surveys many studies, assigns them to composites, and sums over their cells."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from perturbdiff.runtime.errors import UserError, listing, nearest
 logger = logging.getLogger(__name__)
 
 NUM_COMPOSITES = 23
-"""The paper merges 1,139 studies into as many."""
+"""The paper merges 1,139 studies into this number of composites."""
 _SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")
 _FORMAT = 1
 _LARGEST_LOG1P = 20.0
@@ -44,18 +44,18 @@ class Study:
     Attributes
     ----------
     name
-        Its file name, with its folder where file names repeat.
+        Its file name, with its folder if file names repeat.
     path
-        Where it is.
+        Path of the file.
     n_cells
-        Its rows.
+        Number of rows.
     genes
-        Number of each of its genes among the names of the corpus, int32, in the file's order.
+        Numbers of its genes among the names of the corpus, int32, in the file's order.
     num_values
-        Stored values.
+        Number of stored values.
     num_pieces
-        Tasks that reading it is cut into. One where the matrix is stored by columns: ranges of its rows cannot be
-        read by themselves.
+        Number of tasks that read it. It is 1 if the matrix is stored by columns, because its rows cannot be read
+        separately.
     """
 
     name: str
@@ -75,44 +75,44 @@ class Corpus:
 
     @property
     def cells(self) -> np.ndarray:
-        """Cells of each study, int64."""
+        """Number of cells in each study, int64."""
         return np.array([study.n_cells for study in self.studies], np.int64)
 
 
-def study_paths(given: Sequence[Path]) -> list[Path]:
-    """Return the files of studies; a text file (.txt) stands for the paths it lists, relative to its folder.
+def study_paths(sources: Sequence[Path]) -> list[Path]:
+    """Return the files of studies. A text file (.txt) stands for the paths that it lists, relative to its folder.
 
     Raises
     ------
     UserError
-        If nothing is given, a list cannot be read or a study is given twice.
+        If there is no study, a list cannot be read or a study occurs twice.
     """
-    found: list[Path] = []
-    for path in map(Path, given):
+    paths: list[Path] = []
+    for path in map(Path, sources):
         if path.suffix == ".txt":
             if not path.is_file():
                 raise UserError(f"list of studies not found: {path}")
             lines = [line.strip() for line in path.read_text().splitlines()]
-            found += [path.parent / line for line in lines if line and not line.startswith("#")]
+            paths += [path.parent / line for line in lines if line and not line.startswith("#")]
         else:
-            found.append(path)
-    if not found:
+            paths.append(path)
+    if not paths:
         raise UserError("no study given; give files of raw counts, or a .txt file that lists them")
-    places = pd.Index([str(path.resolve()) for path in found])
+    places = pd.Index([str(path.resolve()) for path in paths])
     if not places.is_unique:
         raise UserError(f"{places[places.duplicated()][0]}: given twice; give each study once")
-    return found
+    return paths
 
 
 def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
-    """Open every study once: its number of cells and its genes.
+    """Open every study once, and return the numbers of cells and the genes.
 
-    Names are held once, a study's genes as 4 bytes each, and equal gene lists once.
+    Gene names and equal gene lists are kept once in memory. A study's list takes 4 bytes per gene.
 
     Raises
     ------
     UserError
-        If a study cannot be read, names its genes in another way than the others or shares none with them.
+        If a study cannot be read, has another kind of gene names than the others, or shares no gene with them.
     """
     number: dict[str, int] = {}
     lists: dict[bytes, np.ndarray] = {}
@@ -133,7 +133,7 @@ def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
 
 
 def _check_names(corpus: Corpus) -> None:
-    """Raise a `UserError` unless the studies name their genes in one way and each shares some with another."""
+    """Raise a `UserError` unless all studies have one kind of gene names and each shares genes with another."""
     kind_of_name = kinds_of(corpus.names.tolist())
     first: dict[int, Study] = {}
     shared = np.zeros(len(corpus.names), np.int64)
@@ -156,22 +156,22 @@ def _check_names(corpus: Corpus) -> None:
 
 
 def balanced(corpus: Corpus, num: int | None) -> list[str]:
-    """Return a composite for each study so that composites have similar numbers of cells.
+    """Return a composite for each study, so that composites have similar numbers of cells.
 
-    The largest study goes first, each to the composite that has the fewest cells so far; ties go by the study's
-    name and the composite's number. The result depends on names and sizes alone.
+    Studies are assigned from the largest to the smallest, each to the composite that has the fewest cells so far. Ties
+    are resolved by the study's name and the composite's number. The result depends only on names and sizes.
 
     Parameters
     ----------
     corpus
         The studies.
     num
-        Number of composites; None for `NUM_COMPOSITES`, or one for each study if there are fewer.
+        Number of composites. None for `NUM_COMPOSITES`, or for one per study if there are fewer studies.
 
     Raises
     ------
     UserError
-        If there are fewer studies than composites were asked for.
+        If there are fewer studies than ``num``.
     """
     studies = corpus.studies
     if num is not None and num > len(studies):
@@ -188,26 +188,26 @@ def balanced(corpus: Corpus, num: int | None) -> list[str]:
 
 
 def from_table(corpus: Corpus, table: Path) -> list[str]:
-    """Return the composite that a CSV with the columns ``study, composite`` gives for each study.
+    """Return the composite of each study from a CSV with the columns ``study, composite``.
 
-    A study is known by its file name, by more of its path if file names repeat, or by its path.
+    The CSV names a study by its file name, by more of its path if file names repeat, or by its path.
 
     Raises
     ------
     UserError
-        If the table cannot be read, lacks a study or gives it two composites.
+        If the table cannot be read, lacks a study or contains two composites for it.
     """
-    given = _read_table(table)
+    assigned = _read_table(table)
     studies = corpus.studies
     chosen: list[str] = []
     for study in studies:
-        label = next((given[key] for key in (study.name, str(study.path)) if key in given), None)
+        label = next((assigned[key] for key in (study.name, str(study.path)) if key in assigned), None)
         if label is None:
             raise UserError(
-                f"{table}: has no row for study '{study.name}'{nearest(study.name, given)} give it a composite"
+                f"{table}: has no row for study '{study.name}'{nearest(study.name, assigned)} give it a composite"
             )
         chosen.append(label)
-    extra = sorted(set(given) - {s.name for s in studies} - {str(s.path) for s in studies})
+    extra = sorted(set(assigned) - {s.name for s in studies} - {str(s.path) for s in studies})
     if extra:
         logger.warning("%s: %d studies are not given and left out (%s)", table, len(extra), listing(extra, 4))
     return chosen
@@ -221,23 +221,23 @@ def _read_table(table: Path) -> dict[str, str]:
             rows = list(csv.DictReader(handle))
     except (UnicodeDecodeError, csv.Error):
         raise UserError(f"{table}: is not a CSV file; give one with the columns study, composite") from None
-    given: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for number, row in enumerate(rows, 2):
         study, composite = (row.get("study") or "").strip(), (row.get("composite") or "").strip()
         if not study or not composite:
             raise UserError(
                 f"{table}, line {number}: needs a study and a composite (columns study, composite)"
             )
-        if given.setdefault(study, composite) != composite:
+        if assigned.setdefault(study, composite) != composite:
             raise UserError(f"{table}, line {number}: '{study}' has two composites; give it one")
-    if not given:
+    if not assigned:
         raise UserError(f"{table}: has no rows; give the columns study, composite")
-    return given
+    return assigned
 
 
 @dataclass(frozen=True)
 class StudyPiece:
-    """Rows ``start`` to ``stop`` of a study, its size and time of change, and the file that takes the rows' sums."""
+    """Rows ``start`` to ``stop`` of a study, its size and time of change, and the file for the sums of the rows."""
 
     path: Path
     n_cells: int
@@ -250,20 +250,20 @@ class StudyPiece:
 
 @dataclass(frozen=True)
 class SecondTask:
-    """What the second pass of a flavor does with a piece, in a composite.
+    """The second pass of a flavor over one piece of a composite.
 
     Attributes
     ----------
     piece
         The piece, whose first pass is done.
     columns
-        File with the place of each gene of the study among the composite's, int32.
+        File with the position of each gene of the study among the composite's, int32.
     num_genes
-        Genes of the composite.
+        Number of genes of the composite.
     work
-        What to do.
+        The work to do.
     result
-        File that takes the sums.
+        File for the sums.
     """
 
     piece: StudyPiece
@@ -274,7 +274,7 @@ class SecondTask:
 
 
 class StudyReader(PieceReader):
-    """A piece of a study as the passes of preprocess read theirs: all its cells are of one condition."""
+    """Reads a piece of a study as the passes of preprocess read theirs. All its cells have one condition."""
 
     def __init__(self, piece: StudyPiece, file: CountsFile, columns: np.ndarray, num_genes: int) -> None:
         self.piece = Piece(0, 0, piece.start, piece.stop, piece.start)
@@ -307,12 +307,12 @@ def name_of(record: Any) -> str:
 
 
 def sum_piece(piece: StudyPiece) -> None:
-    """Read a piece's cells once and save their sums; nothing to do if they are there.
+    """Read a piece's cells once and save their sums, unless they exist already.
 
     Raises
     ------
     UserError
-        If the file cannot be read, was changed meanwhile or does not hold what ``config`` declares.
+        If the file cannot be read, was changed meanwhile or differs from ``config``.
     """
     if not piece.result.exists():
         with _opened(piece) as file:
@@ -322,24 +322,24 @@ def sum_piece(piece: StudyPiece) -> None:
 
 
 def _first(reader: StudyReader, config: DataConfig) -> dict[str, np.ndarray]:
-    """Return what the scan of preprocess finds in a piece, and the depths of its cells as a histogram."""
-    found = scan_piece(reader, ScanSettings(config, np.zeros(1, np.int32), 1))
-    if config.input_scale == "log1p" and bool(found["whole"]) and float(found["largest"]) > _LARGEST_LOG1P:
+    """Return the result of the scan of preprocess for a piece, and the depths of its cells as a histogram."""
+    scan = scan_piece(reader, ScanSettings(config, np.zeros(1, np.int32), 1))
+    if config.input_scale == "log1p" and bool(scan["whole"]) and float(scan["largest"]) > _LARGEST_LOG1P:
         raise UserError(
-            f"{reader.file.path}: declared log1p, but its values are whole numbers up to {float(found['largest']):g}: "
+            f"{reader.file.path}: declared log1p, but its values are whole numbers up to {float(scan['largest']):g}: "
             "these are counts; set data.input_scale=counts"
         )
-    kept = {name: values for name, values in found.items() if name.startswith("sums_")}
-    depth = np.asarray(found["depth"], np.float32)
-    seen = (found["codes"] >= 0) & (depth > 0)
+    kept = {name: values for name, values in scan.items() if name.startswith("sums_")}
+    depth = np.asarray(scan["depth"], np.float32)
+    seen = (scan["codes"] >= 0) & (depth > 0)
     kept["depths"], kept["cells_with_depth"] = np.unique(depth[seen], return_counts=True)
-    if config.hvg_flavor != "seurat":  # its second pass needs them
-        kept |= {"depth": found["depth"], "codes": found["codes"]}
+    if config.hvg_flavor != "seurat":  # the other flavors need them in a second pass
+        kept |= {"depth": scan["depth"], "codes": scan["codes"]}
     return kept
 
 
 def check_unchanged(pieces: Iterable[StudyPiece]) -> None:
-    """Raise a `UserError`, and forget the sums, if the file of a piece was changed since its task was made."""
+    """Raise a `UserError`, and delete the sums, if the file of a piece has changed since its task was made."""
     for piece in pieces:
         if files.signature(piece.path) != piece.signature:
             piece.result.unlink(missing_ok=True)
@@ -347,7 +347,7 @@ def check_unchanged(pieces: Iterable[StudyPiece]) -> None:
 
 
 def sum_again(task: SecondTask) -> None:
-    """Read a piece's cells for the second pass of a flavor and save the sums; nothing to do if they are there."""
+    """Read a piece's cells for the second pass of a flavor and save the sums, unless they exist already."""
     if not task.result.exists():
         with _opened(task.piece) as file:
             reader = StudyReader(task.piece, file, np.load(task.columns), task.num_genes)
@@ -357,7 +357,7 @@ def sum_again(task: SecondTask) -> None:
 
 @contextlib.contextmanager
 def _opened(piece: StudyPiece) -> Iterator[CountsFile]:
-    """Open the file of a piece; what its conversion to row order leaves is removed."""
+    """Open the file of a piece. Temporary files of its conversion to row order are removed afterwards."""
     scratch = piece.result.with_suffix(".rows")
     file = CountsFile(piece.path, piece.config, scratch, checked=True)
     try:
@@ -371,22 +371,23 @@ def _opened(piece: StudyPiece) -> Iterator[CountsFile]:
 
 
 def merge(parts: Iterable[tuple[StudyPiece, np.ndarray]], num_genes: int) -> tuple[GeneSums, float]:
-    """Return the sums of several pieces as one data set, and its median depth.
+    """Return the sums of several pieces, merged to one data set, and its median depth.
 
     Parameters
     ----------
     parts
-        Finished pieces, each with the place of its file's genes among the merged ones, -1 for those that are left
-        out, int32 [G of the file]. A gene that a file lacks counts 0 in its cells. Their order fixes the rounding.
+        Finished pieces, each with the positions of its file's genes among the merged ones, or -1 for those that are
+        left out, int32 [G of the file]. A gene that a file lacks has count 0 in its cells. The order of pieces
+        determines the rounding.
     num_genes
         Number of merged genes.
 
     Returns
     -------
     sums
-        One group.
+        Sums of one group.
     median
-        Of the depths of cells that have any counts; nan if none has.
+        Median depth of the cells with counts, or nan if there are none.
     """
     sums, values, cells = GeneSums(1, num_genes), [np.empty(0, np.float32)], [np.empty(0, np.int64)]
     for piece, place in parts:
@@ -402,7 +403,7 @@ def merge(parts: Iterable[tuple[StudyPiece, np.ndarray]], num_genes: int) -> tup
 def add_histograms(
     values: Sequence[np.ndarray], cells: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct ``values`` of several histograms, ascending, and the sum of their ``cells``, int64."""
+    """Return the distinct ``values`` of several histograms, ascending, and the sums of their ``cells``, int64."""
     distinct, place = np.unique(np.concatenate(values), return_inverse=True)
     total = np.zeros(len(distinct), np.int64)
     np.add.at(total, place, np.concatenate(cells))
@@ -410,7 +411,7 @@ def add_histograms(
 
 
 def median_of(values: np.ndarray, cells: np.ndarray) -> float:
-    """Return the exact median of a histogram, computed as numpy does for float32; nan without cells."""
+    """Return the exact median of a histogram, as numpy computes it for float32, or nan if there are no cells."""
     ends = np.cumsum(cells)
     if not len(ends):
         return float("nan")

@@ -41,18 +41,18 @@ Weights = Literal["ema", "raw"]
 
 @dataclass
 class Checkpoint:
-    """A released checkpoint as it lies in the file.
+    """The content of a released checkpoint.
 
     Attributes
     ----------
     weights
-        Released names to tensors, still on disk.
+        Tensors by their released names, still on disk.
     stored
         Its settings.
     layout
-        The network that the tensors make up.
+        Architecture of the network that the tensors form.
     report
-        What was found.
+        Lines about the import.
     """
 
     weights: Mapping[str, Tensor]
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path, weights: Weights = "ema") -> Checkpoint:
-        """Read a file without running anything in it; see `perturbdiff.released.pickles`.
+        """Read a file without running anything in it. See `perturbdiff.released.pickles`.
 
         Raises
         ------
@@ -78,14 +78,14 @@ class Checkpoint:
         return cls(chosen, stored, layout_of(chosen, source), report)
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of labels of each covariate that the network is told."""
-        found = {}
+        """Return the number of labels of each covariate of the network."""
+        sizes = {}
         for kind in self.layout.covariates:
             labels = ordered(self.stored.covariates, kind, self.stored.source)
             if not labels:
                 raise UserError(f"{self.stored.source}: it has no dictionary of the labels of {kind}")
-            found[kind] = len(labels)
-        return found
+            sizes[kind] = len(labels)
+        return sizes
 
     def translated(self) -> Translated:
         """Return the tensors under our names."""
@@ -93,7 +93,7 @@ class Checkpoint:
 
 
 def _choose(content: Mapping[str, Any], weights: Weights, source: str) -> tuple[dict[str, Tensor], str]:
-    """Return the wanted weights: with averaging ``state_dict`` has the averaged and another entry the raw ones."""
+    """Return the chosen weights. With averaging, ``state_dict`` has the averaged weights and another entry the raw."""
     state, raw = tensors(content, "state_dict"), tensors(content, "current_model_state")
     if not state:
         raise UserError(f"{source}: no 'state_dict' with tensors; not a checkpoint of the released code")
@@ -112,50 +112,51 @@ def load_released(path: str | Path, *, weights: Weights = "ema") -> Denoiser:
     path
         Lightning file, or the weights-only file of the end of training.
     weights
-        ``ema``: averaged, if the run averaged; ``raw``: as of the step.
+        ``ema``: averaged, if the run averaged. ``raw``: as of the step.
 
     Returns
     -------
-    In evaluation mode, on the CPU; its unit is the released scale, 10. Ids are the released codes plus one.
+    In evaluation mode, on the CPU. Its unit is the released scale, 10. Ids are the released codes plus one.
 
     Raises
     ------
     UserError
         If the file is not such a checkpoint, asks for code to be run, or lacks a frozen table.
     """
-    found = Checkpoint.read(Path(path), weights)
-    missing = found.layout.missing_tables
+    checkpoint = Checkpoint.read(Path(path), weights)
+    missing = checkpoint.layout.missing_tables
     if missing:
         raise UserError(
             f"{path}: the frozen vectors of {listing(missing)} are not in the file; give them to import-checkpoint "
             "with --embedding KIND=FILE"
         )
-    return build(found.layout, recipe_of(found.layout, found.stored), found.translated().state)
+    config = recipe_of(checkpoint.layout, checkpoint.stored)
+    return build(checkpoint.layout, config, checkpoint.translated().state)
 
 
 def denoiser_of(
     weights: Mapping[str, Tensor], hyper: Mapping[str, Any], *, unit: float = NORMALISATION
 ) -> Denoiser:
-    """Return the network of a released state dict and its settings; see `load_released`.
+    """Return the network of a released state dict and its settings. See `load_released`.
 
     Parameters
     ----------
     weights
-        By the names of the released code.
+        Tensors by the names of the released code.
     hyper
         ``model_cfg`` and ``cov_encoding_cfg`` (with the dictionaries), plain.
     unit
         Model values are log1p / unit.
     """
-    found = Checkpoint(weights, Stored.of(hyper), layout_of(weights))
-    config = recipe_of(found.layout, found.stored)
-    return build(found.layout, config, found.translated().state, unit)
+    checkpoint = Checkpoint(weights, Stored.of(hyper), layout_of(weights))
+    config = recipe_of(checkpoint.layout, checkpoint.stored)
+    return build(checkpoint.layout, config, checkpoint.translated().state, unit)
 
 
-class _WithoutStart(TorchFunctionMode):
-    """Networks made in this block keep their tensors unfilled: memory that nobody wrote to costs nothing.
+class _WithoutInit(TorchFunctionMode):
+    """Networks made in this block do not fill their tensors, because memory that is never written costs nothing.
 
-    The meta device would do as well, but loads seconds' worth of libraries.
+    The meta device would have the same effect, but it imports libraries for some seconds.
     """
 
     _FILLS = frozenset({torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.zero_, torch.Tensor.mul_})
@@ -167,29 +168,29 @@ class _WithoutStart(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Pass everything on but fills, and the functions of torch.nn.init, which are whole calls here."""
-        given = kwargs or {}
+        """Call every function except those that fill tensors (methods, and functions of torch.nn.init)."""
+        options = kwargs or {}
         if func in self._FILLS or getattr(func, "__module__", None) == "torch.nn.init":
-            return given["tensor"] if "tensor" in given else args[0]
-        return func(*args, **given)
+            return options["tensor"] if "tensor" in options else args[0]
+        return func(*args, **options)
 
 
 def build(
     layout: Layout, config: Config, state: Mapping[str, Tensor], unit: float = NORMALISATION
 ) -> Denoiser:
-    """Return a network that owns copies of translated tensors; nothing is initialised on the way.
+    """Return a network that owns copies of translated tensors. Nothing is initialised on the way.
 
     Parameters
     ----------
     layout, config
-        What the tensors make up.
+        Architecture and recipe of the network that the tensors form.
     state
-        By our names; see `translate`.
+        Tensors by our names (see `translate`).
     unit
         Model values are log1p / unit.
     """
     sizes = {kind: len(_table(state, kind)) for kind in layout.covariates}
-    with _WithoutStart():
+    with _WithoutInit():
         model = Denoiser(
             config.model,
             num_genes=layout.num_genes,
@@ -200,14 +201,14 @@ def build(
             semantic=layout.semantic,
             num_doses=layout.num_doses,
         )
-    own = {
+    copies = {
         name: tensor.detach().float().clone(memory_format=torch.contiguous_format)
         for name, tensor in state.items()
     }
-    own["unit"], own["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(())
-    own["maximum"] = torch.full((layout.num_genes,), float("inf"))
-    own["zero_level"] = torch.zeros(layout.num_genes)
-    model.load_state_dict(own, assign=True)
+    copies["unit"], copies["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(())
+    copies["maximum"] = torch.full((layout.num_genes,), float("inf"))
+    copies["zero_level"] = torch.zeros(layout.num_genes)
+    model.load_state_dict(copies, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     return model.eval()
@@ -219,7 +220,9 @@ def _table(state: Mapping[str, Tensor], kind: str) -> Tensor:
 
 
 _SEEN = pd.Index(["dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role"])
-_CURVE = pd.Index(["step", "split", "total", "mmd", "mse"])  # both empty: the file does not tell
+_CURVE = pd.Index(
+    ["step", "split", "total", "mmd", "mse"]
+)  # both tables are empty: the file does not have them
 
 
 def import_checkpoint(
@@ -242,11 +245,11 @@ def import_checkpoint(
     out
         Bundle folder.
     genes
-        The gene list of the model's columns; see `read_genes`. The file has only their number.
+        The gene list of the model's columns. See `read_genes`. The file has only their number.
     weights
-        ``ema``: averaged, if the run averaged; ``raw``: as of the step.
+        ``ema``: averaged, if the run averaged. ``raw``: as of the step.
     control
-        Label of the controls; None: the released data sets' own.
+        Label of the controls. None: the released data sets' own.
     embeddings
         Semantic tables by covariate, for frozen vectors that the file lacks.
     target_sum
@@ -272,11 +275,11 @@ def import_checkpoint(
         "import-checkpoint", out, config=settings, inputs=inputs, folder=True, force=force
     ) as stage:
         if not stage.skip:
-            found, names = Checkpoint.read(file, weights), read_genes(genes)
-            given: dict[SemanticKind, EmbeddingTable] = {
+            checkpoint, names = Checkpoint.read(file, weights), read_genes(genes)
+            vectors: dict[SemanticKind, EmbeddingTable] = {
                 kind: EmbeddingTable.read(path) for kind, path in tables.items()
             }
-            bundle = bundle_of(found, names, name=file.stem, control=control, tables=given)
+            bundle = bundle_of(checkpoint, names, name=file.stem, control=control, tables=vectors)
             bundle.target_sum = target_sum
             for line in bundle.training["import"]:
                 logger.info("import: %s", line)
@@ -286,15 +289,15 @@ def import_checkpoint(
 
 
 def bundle_of(
-    found: Checkpoint,
+    checkpoint: Checkpoint,
     genes: list[str],
     *,
     name: str = "imported",
     control: str | None = None,
     tables: Mapping[SemanticKind, EmbeddingTable] | None = None,
 ) -> Bundle:
-    """Return the bundle of a released checkpoint; see `import_checkpoint`."""
-    layout, stored = found.layout, found.stored
+    """Return the bundle of a released checkpoint. See `import_checkpoint`."""
+    layout, stored = checkpoint.layout, checkpoint.stored
     if len(genes) != layout.num_genes:
         raise UserError(
             f"{stored.source}: the model has {layout.num_genes} genes, the gene list {len(genes)}; give the list "
@@ -306,9 +309,9 @@ def bundle_of(
         source=stored.source,
     )  # fmt: skip
     config = recipe_of(layout, stored, name=name)
-    translated = found.translated()
+    translated = checkpoint.translated()
     state = translated.state
-    report = [*found.report, _shape(found), *translated.report()]
+    report = [*checkpoint.report, _shape(layout), *translated.report()]
     if not told:
         _forget_perturbations(state)
         report.append("perturbations: none was told in training, so only the control's label is kept")
@@ -316,21 +319,20 @@ def bundle_of(
         report.append(
             f"controls were zero in a share {stored.dropped_controls:g} of the steps; ours never are"
         )
-    given = dict(tables or {})
-    report += _fill(state, found, config, vocabulary, given)
+    vectors = dict(tables or {})
+    report += _fill(state, checkpoint, config, vocabulary, vectors)
     model = build(layout, config, state)
     size = sum(parameter.numel() for parameter in model.parameters())
-    held = sum(tensor.numel() for tensor in found.weights.values())
+    held = sum(tensor.numel() for tensor in checkpoint.weights.values())
     report.append(f"{size / 1e6:.2f} M parameters here, {held / 1e6:.2f} M values in the file")
     facts = {"import": report, "parameters": size, "source": "released code"}
     return Bundle(
         model, config, genes, vocabulary,
-        training=facts, seen=pd.DataFrame(columns=_SEEN), curve=pd.DataFrame(columns=_CURVE), tables=given,
+        training=facts, seen=pd.DataFrame(columns=_SEEN), curve=pd.DataFrame(columns=_CURVE), tables=vectors,
     )  # fmt: skip
 
 
-def _shape(found: Checkpoint) -> str:
-    layout = found.layout
+def _shape(layout: Layout) -> str:
     kinds = [f"{k} ({'frozen vectors' if k in layout.semantic else 'learned'})" for k in layout.covariates]
     layers = f", input layers for {listing(layout.datasets)}" if len(layout.datasets) > 1 else ""
     inner = f", covariates through {layout.inner_width}" if layout.inner_width != layout.num_genes else ""
@@ -352,23 +354,23 @@ def _forget_perturbations(state: dict[str, Tensor]) -> None:
 
 def _fill(
     state: dict[str, Tensor],
-    found: Checkpoint,
+    checkpoint: Checkpoint,
     config: Config,
     vocabulary: Vocabulary,
     tables: Mapping[SemanticKind, EmbeddingTable],
 ) -> list[str]:
-    """Put the vectors of given tables where the file has none."""
-    layout, lines = found.layout, []
+    """Add the vectors of ``tables`` where the file has none."""
+    layout, source, lines = checkpoint.layout, checkpoint.stored.source, []
     missing = layout.missing_tables
     for kind in tables:
         if kind not in missing:
             why = "are in the file" if kind in layout.semantic else "are not frozen ones"
-            raise UserError(f"{found.stored.source}: --embedding {kind}: its vectors {why}; leave it out")
-    lost = [kind for kind in missing if kind not in tables]
-    if lost:
+            raise UserError(f"{source}: --embedding {kind}: its vectors {why}; leave it out")
+    lacking = [kind for kind in missing if kind not in tables]
+    if lacking:
         raise UserError(
-            f"{found.stored.source}: the frozen vectors of {listing(lost)} are not in the file; give them with "
-            f"--embedding {lost[0]}=FILE (docs/embeddings.md)"
+            f"{source}: the frozen vectors of {listing(lacking)} are not in the file; give them with "
+            f"--embedding {lacking[0]}=FILE (docs/embeddings.md)"
         )
     for kind, table in tables.items():
         if table.width != layout.semantic[kind]:

@@ -1,9 +1,8 @@
-"""Reading other people's pickles without running anything in them.
+"""Reads pickles of other people without running anything in them.
 
-A pickle names functions and has them called. Here every name is looked up in a fixed table whose entries are
-plain containers or inert stand-ins made for this one file; a name that is not in the table ends the reading.
-Configuration containers, array scalars, loggers and types become dicts, lists, strings, numbers and None, and
-neither omegaconf nor lightning is imported.
+A pickle names functions that are called when it is read. Here, every name is looked up in a fixed table of plain
+containers and inert stand-ins. A name that is not in the table stops the reading. Configuration containers, array
+scalars, loggers and types become dicts, lists, strings, numbers and None. Neither omegaconf nor lightning is imported.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _DAMAGED = (
 )  # fmt: skip
 
 _NESTED = "it is nested deeper or holds more than weights and settings do"
-_LARGEST_PICKLE = 1 << 26  # bytes; settings and dictionaries of labels have a few megabytes
+_LARGEST_PICKLE = 1 << 26  # bytes, settings and dictionaries of labels have a few megabytes
 _MOST_STEPS = 4_000_000
 _DEEPEST = 64
-_MOST_VALUES = 20_000_000  # counted each time that something is named again
+_MOST_VALUES = 20_000_000  # a value counts each time that it is referenced
 
 
 class Refused(Exception):
-    """A pickle named something outside the table."""
+    """A pickle names something that is not in the table."""
 
 
 class _TooMuch(Exception):
@@ -50,7 +49,7 @@ class _TooMuch(Exception):
 
 
 class _Inert:
-    """Keeps what it is given."""
+    """Keeps its arguments and does nothing else."""
 
     def __init__(self, *arguments: Any, **_: Any) -> None:
         self.arguments: tuple[Any, ...] = arguments
@@ -73,12 +72,12 @@ class _Dtype(_Inert):
 
 
 def plain(value: Any) -> Any:
-    """Return a value with stand-ins replaced by what they hold.
+    """Return a value with stand-ins replaced by their contents.
 
     Raises
     ------
     UserError
-        If it is nested too deep or too large: a list can hold itself.
+        If it is nested too deep or too large. A list can contain itself.
     """
     try:
         return _plain(value, 0, itertools.count())
@@ -107,13 +106,13 @@ def _plain(value: Any, depth: int, counted: Iterator[int]) -> Any:
 
 
 def read_torch(path: Path) -> dict[str, Any]:
-    """Read a file of ``torch.save``; tensors stay on disk until they are used.
+    """Read a file of ``torch.save``. Tensors stay on disk until they are used.
 
     Raises
     ------
     UserError
         If it is not such a file, is damaged, or names a function or class that is not needed for weights and
-        settings (nothing of the file has been run then).
+        settings. Nothing in the file has been run then.
     """
     files.existing(path, "checkpoint")
     if not zipfile.is_zipfile(path):
@@ -126,8 +125,8 @@ def read_torch(path: Path) -> dict[str, Any]:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
             raise UserError(f"{path}: compressed afterwards; read it with torch and save it again")
         _check_archive(path, entries)
-        # weights_only refuses these files for the settings beside the weights, and nothing in torch reads them
-        # without that. What runs is only what `_table` holds: inert stand-ins, no name of the file's choosing.
+        # weights_only refuses these files because of their settings, and torch has no other safe way to read them.
+        # Only the stand-ins in `_table` are called, never a function that the file chooses.
         content = torch.load(
             str(path), map_location="cpu", mmap=True, weights_only=False, pickle_module=_module()
         )
@@ -163,7 +162,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def _check_archive(path: Path, entries: list[zipfile.ZipInfo]) -> None:
-    """Refuse an archive whose entries lie about their place or size."""
+    """Refuse an archive with wrong places or sizes of entries."""
     names = [entry.filename for entry in entries]
     if len(set(names)) < len(names):
         raise UserError(f"{path}: refused, two entries of one name")
@@ -180,19 +179,19 @@ def _check_archive(path: Path, entries: list[zipfile.ZipInfo]) -> None:
 def check_steps(data: bytes) -> None:
     """Refuse a pickle that would exhaust the stack or the memory, without running it.
 
-    Every step is followed with what it takes from the stack: how deep a value is nested, and how many values it
-    holds, counting again what is named again. Python itself follows a tuple that is a key to its end, however deep.
+    Every step is simulated on a stack of the depth and the number of values of each value. A value counts each time
+    that it is referenced. This is needed because Python hashes a tuple that is a key to any depth.
 
     Raises
     ------
     _TooMuch
-        If it nests too deep, holds too much, takes too many steps or numbers its memory wildly.
+        If it is nested too deep, holds too many values, takes too many steps or uses too large memory numbers.
     ValueError
-        If it is no pickle.
+        If it is not a pickle.
     """
     if len(data) > _LARGEST_PICKLE:
         raise _TooMuch(_NESTED)
-    stack: list[list[int] | None] = []  # of each value its depth and number of values; None: a mark
+    stack: list[list[int] | None] = []  # of each value its depth and number of values, None: a mark
     memory: dict[int, list[int]] = {}
     for steps, (opcode, argument, _) in enumerate(pickletools.genops(data)):
         name = opcode.name
@@ -216,7 +215,7 @@ def check_steps(data: bytes) -> None:
 
 
 def _take(stack: list[list[int] | None], opcode: pickletools.OpcodeInfo) -> None:
-    """Do to the stack what a step does: what it takes becomes part of what it gives."""
+    """Apply a step to the stack. The values that it takes become part of the value that it returns."""
     needed = len([kind for kind in opcode.stack_before if kind.name not in ("mark", "stackslice")])
     taken: list[list[int]] = []
     if pickletools.markobject in opcode.stack_before:
@@ -236,7 +235,7 @@ def _take(stack: list[list[int] | None], opcode: pickletools.OpcodeInfo) -> None
     if depth > _DEEPEST or number > _MOST_VALUES:
         raise _TooMuch(_NESTED)
     grown = opcode.name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
-    if grown and taken:  # the container is the one that was there, also where it is remembered
+    if grown and taken:  # the same container may also be in the memory
         container = taken[-1]
         container[0] = max(container[0], 1 + max((value[0] for value in taken[:-1]), default=0))
         container[1] = number
@@ -258,7 +257,7 @@ def _refusal(path: Path, error: Refused) -> UserError:
 
 
 def _module() -> Any:
-    """Return what stands in for the module ``pickle`` in ``torch.load``."""
+    """Return the stand-in for the module ``pickle`` in ``torch.load``."""
     return types.SimpleNamespace(Unpickler=_unpickler(), __name__="restricted_pickle")
 
 
@@ -268,20 +267,20 @@ def _unpickler() -> type[pickle.Unpickler]:
     class Unpickler(pickle.Unpickler):
         def __init__(self, file: Any, **options: Any) -> None:
             data = file.read()
-            check_steps(data)  # here, so that what is read is what was looked at
+            check_steps(data)  # checked here, so that the checked bytes are those that are read
             super().__init__(io.BytesIO(data), **options)
 
         def find_class(self, module_name: str, global_name: str) -> Any:
-            found = table.get(f"{module_name.replace('__builtin__', 'builtins')}.{global_name}")
-            if found is None:
+            stand_in = table.get(f"{module_name.replace('__builtin__', 'builtins')}.{global_name}")
+            if stand_in is None:
                 raise Refused(f"{module_name}.{global_name}")
-            return found
+            return stand_in
 
     return Unpickler
 
 
 def _table() -> dict[str, Callable[..., Any]]:
-    """Return the names that a pickle may use, made anew so that no file can change another's."""
+    """Return the names that a pickle may use. They are made anew, so that no file can change those of another."""
     node, container, inert, dtype = (type(c.__name__, (c,), {}) for c in (_Node, _Container, _Inert, _Dtype))
 
     def encode(text: str, coding: str = "latin1") -> bytes:
@@ -344,8 +343,8 @@ def _scalar(kind: Any, raw: bytes) -> str | int | float | bool:
 
 
 def tensors(content: Mapping[str, Any], key: str) -> dict[str, Tensor]:
-    """Return the tensors of one entry of a checkpoint by name; empty if there is no such entry."""
-    found = content.get(key)
-    if not isinstance(found, Mapping):
+    """Return the tensors of one entry of a checkpoint by name. Empty if there is no such entry."""
+    entry = content.get(key)
+    if not isinstance(entry, Mapping):
         return {}
-    return {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+    return {str(name): value for name, value in entry.items() if isinstance(value, Tensor)}

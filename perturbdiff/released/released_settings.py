@@ -20,7 +20,7 @@ from perturbdiff.runtime import files, untrusted
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 CONTROLS = ("PBS", "[('DMSO_TF', 0.0, 'uM')]", "non-targeting", "control")
-"""What the released data sets call their unperturbed cells."""
+"""Labels of unperturbed cells in the released data sets."""
 _LARGEST_LIST = 1 << 26  # bytes
 _DICTIONARIES = {"perturbation": "pert_dict", "cell_type": "cell_type_dict", "batch": "batch_dict"}
 _LARGEST = 1e12
@@ -29,7 +29,7 @@ NORMALISATION = 10.0
 
 
 def ordered(settings: Mapping[str, Any], kind: str, source: str = "checkpoint") -> tuple[str, ...]:
-    """Return a covariate's labels in the order of their codes; empty if the file has no dictionary of them.
+    """Return a covariate's labels in the order of their codes. Empty if the file has no dictionary of them.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def ordered(settings: Mapping[str, Any], kind: str, source: str = "checkpoint") 
     return tuple(str(label) for label, _ in sorted(codes.items(), key=lambda item: item[1]))
 
 
-def control_label(labels: Sequence[str], given: str | None, source: str) -> str:
+def control_label(labels: Sequence[str], chosen: str | None, source: str) -> str:
     """Return which of the perturbations is the control.
 
     Raises
@@ -52,12 +52,12 @@ def control_label(labels: Sequence[str], given: str | None, source: str) -> str:
     UserError
         If none or several are known controls and ``given`` does not decide, or it is not a label.
     """
-    if given is not None:
-        if given not in labels:
+    if chosen is not None:
+        if chosen not in labels:
             raise UserError(
-                f"{source}: no perturbation '{given}'{nearest(given, labels)}; give another --control"
+                f"{source}: no perturbation '{chosen}'{nearest(chosen, labels)}; give another --control"
             )
-        return given
+        return chosen
     known = [label for label in labels if label in CONTROLS]
     if len(known) != 1:
         what = (
@@ -70,9 +70,9 @@ def control_label(labels: Sequence[str], given: str | None, source: str) -> str:
 
 
 def own_batches(labels: Sequence[str], datasets: Sequence[str]) -> tuple[str, ...]:
-    """Return batch labels without the name of their data set in front, if they stay different from each other.
+    """Remove the name of the data set from the start of batch labels, if the labels stay distinct.
 
-    The released code calls the batch ``Donor1`` of the data set ``pbmc`` ``pbmc_Donor1``.
+    In the released code, the label of the batch ``Donor1`` of the data set ``pbmc`` is ``pbmc_Donor1``.
     """
     longest = sorted(datasets, key=len, reverse=True)
     bare = [next((b.removeprefix(f"{d}_") for d in longest if b.startswith(f"{d}_")), b) for b in labels]
@@ -99,11 +99,11 @@ def vocabulary_of(
     sources
         Names of the data sets it was trained on, which its batch labels begin with.
     control
-        Label of the controls; None: found among `CONTROLS`.
+        Label of the controls. None: found among `CONTROLS`.
     told
-        False for a model that was never told the perturbation: only the control's label is kept.
+        False for a model that was never given the perturbation. Only the control's label is then kept.
     source
-        What the file is called in messages.
+        Name of the file in messages.
     """
     labels = {kind: ordered(settings, kind, source) for kind in _DICTIONARIES}
     if told:
@@ -127,35 +127,35 @@ def read_genes(path: Path) -> list[str]:
         raise UserError(f"{path}: larger than any list of genes")
     try:
         if path.suffix == ".json":
-            found = untrusted.read(path, "JSON")
+            genes = untrusted.read(path, "JSON")
         elif path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False, mmap_mode="r").tolist()
+            genes = np.load(path, allow_pickle=False, mmap_mode="r").tolist()
         elif path.suffix in (".txt", ".csv", ".tsv"):
-            found = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+            genes = [line.strip() for line in path.read_text().splitlines() if line.strip()]
         else:
-            found = read_pickle(path)
+            genes = read_pickle(path)
     except (ValueError, OSError) as error:
         raise UserError(f"{path}: cannot be read as a gene list ({type(error).__name__})") from None
-    if isinstance(found, set | frozenset):
-        found = sorted(str(gene) for gene in found)
-    if not isinstance(found, list) or not all(isinstance(gene, str) for gene in found):
+    if isinstance(genes, set | frozenset):
+        genes = sorted(str(gene) for gene in genes)
+    if not isinstance(genes, list) or not all(isinstance(gene, str) for gene in genes):
         raise UserError(f"{path}: expected a list of gene names")
-    twice = sorted(gene for gene, number in Counter(found).items() if number > 1)
+    twice = sorted(gene for gene, number in Counter(genes).items() if number > 1)
     if twice:
         raise UserError(f"{path}: genes occur twice: {listing(twice)}")
-    return found
+    return genes
 
 
 @dataclass
 class Stored:
-    """The settings of one checkpoint; a value that is missing or of another type counts as its default.
+    """The settings of one checkpoint. A value that is missing or of another type counts as its default.
 
     Attributes
     ----------
     model, covariates, optimiser, trainer
         Sections of the file's hyper-parameters.
     source
-        What the file is called in messages.
+        Name of the file in messages.
     """
 
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -173,7 +173,7 @@ class Stored:
 
     @property
     def datasets(self) -> list[str]:
-        """Names of the data sets it was trained on, as its batch labels begin with."""
+        """Names of the data sets that it was trained on, with which its batch labels begin."""
         return _names(self.model.get("dataset_dict"))
 
     @property
@@ -184,16 +184,16 @@ class Stored:
     @property
     def dropped_controls(self) -> float:
         """How often the control stream was zero in training."""
-        found = _number(self.model, "p_drop_control", 0.0)
-        if not 0 <= found <= 1:
+        share = _number(self.model, "p_drop_control", 0.0)
+        if not 0 <= share <= 1:
             raise UserError(
-                f"{self.source}: its setting p_drop_control is {found:g}, not a share from 0 to 1"
+                f"{self.source}: its setting p_drop_control is {share:g}, not a share from 0 to 1"
             )
-        return found
+        return share
 
     @property
     def told(self) -> bool:
-        """Whether the perturbation was told."""
+        """Whether the network was given the perturbation."""
         return self.covariates.get("pert_encoding") != "non"
 
 
@@ -213,7 +213,7 @@ def _number(section: Mapping[str, Any], key: str, default: float) -> float:
 def recipe_of(layout: Layout, stored: Stored, *, name: str = "imported") -> Config:
     """Return the recipe of a released model.
 
-    Shapes decide the architecture; the stored settings decide what shapes cannot tell: the fusion, the noise
+    Shapes decide the architecture. The stored settings decide what shapes cannot tell: the fusion, the noise
     schedule, the loss, the variance of a DDPM step, the cutoff, and the course of training.
 
     Raises
@@ -278,10 +278,10 @@ def _loss(stored: Stored) -> dict[str, Any]:
 
 
 def _training(stored: Stored) -> dict[str, Any]:
-    """Return the course of training; what the file does not say stays the preset's."""
+    """Return the course of training. What the file does not say stays the preset's."""
     adam = stored.optimiser.get("optimizer")
     course = stored.optimiser.get("scheduler")
-    found: dict[str, Any] = {"zero_control": stored.marginal}
+    settings: dict[str, Any] = {"zero_control": stored.marginal}
     places = (
         ("learning_rate", adam, "lr", float),
         ("weight_decay", adam, "weight_decay", float),
@@ -294,12 +294,12 @@ def _training(stored: Stored) -> dict[str, Any]:
     for key, section, name, kind in places:
         value = _number(section, name, -1.0) if isinstance(section, Mapping) else -1.0
         if value > 0 or (value == 0 and key != "learning_rate" and key != "max_steps"):
-            found[key] = kind(value)
-    return found
+            settings[key] = kind(value)
+    return settings
 
 
 def _refuse(stored: Stored) -> None:
-    """Refuse what changes the mathematics and has no switch of ours."""
+    """Refuse settings that change the mathematics and for which we have no switch."""
     model = stored.model
     wanted: dict[str, Any] = {
         "noise_schedule": "linear", "learn_sigma": False, "use_gene_embedding": False, "model_type": "Cross_DiT",

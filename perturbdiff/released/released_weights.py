@@ -1,7 +1,7 @@
-"""The released code's tensors under our names: what network they are, and what is left behind.
+"""Translates tensors of the released code to our names, and reports which ones are not used.
 
-Everything is read from names and shapes, because the stored settings can be out of date: after finetuning with
-new gene layers they still name the old number of genes.
+Everything is read from names and shapes, because the stored settings can be out of date. After finetuning with new
+gene layers, they still contain the old number of genes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ UNUSED = {
     "output head of the control stream": r"model\.control_final_layer\.",
     "control MLP of the last block": r"model\.blocks\.{last}\.block\.control_mlp\.",
 }
-"""Tensors without effect on the perturbed cells, by what they are; ``{last}`` is the last block's number."""
+"""Tensors without effect on the perturbed cells, by what they are. ``{last}`` is the last block's number."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The network that a set of released tensors makes up.
+    """The architecture of the network that a set of released tensors forms.
 
     Attributes
     ----------
@@ -38,13 +38,13 @@ class Layout:
     covariate_width, inner_width
         Width of each covariate's vector, and of the vector between the covariates and D.
     datasets
-        Data sets with an input layer of their own; ``("all",)`` if there is one layer.
+        Data sets with an input layer of their own. ``("all",)`` if there is one layer.
     rows
         Rows of each covariate's table in the file, 0 if a frozen table is missing.
     semantic
         Width of the frozen vectors of the covariates that have them.
     num_doses
-        Distinct doses; 0 if doses have no vectors of their own.
+        Distinct doses. 0 if doses have no vectors of their own.
     """
 
     num_genes: int
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def covariates(self) -> tuple[str, ...]:
-        """The covariates that the network is told."""
+        """The covariates of the network."""
         return tuple(self.rows)
 
     @property
@@ -77,21 +77,21 @@ class Translated:
     Attributes
     ----------
     state
-        By our names; views of the released tensors where nothing had to be put together.
+        Tensors by our names. They are views of the released tensors, unless tensors had to be joined.
     dropped
-        What was left behind: description, and number of values.
+        Number of values that were not used, by description.
     """
 
     state: dict[str, Tensor]
     dropped: dict[str, int] = field(default_factory=dict)
 
     def report(self) -> list[str]:
-        """Return a line for each group of tensors that was left behind."""
+        """Return a line for each group of tensors that is not used."""
         return [f"not used: {what} ({number:,} values)" for what, number in self.dropped.items()]
 
 
 class _Taker:
-    """Hands out tensors by name and remembers which were asked for."""
+    """Returns tensors by name and records which were used."""
 
     def __init__(self, weights: Mapping[str, Tensor], source: str) -> None:
         self.weights, self.source, self.taken = weights, source, set[str]()
@@ -114,20 +114,20 @@ class _Taker:
         return tensor
 
     def linear(self, ours: str, theirs: str, outputs: int, inputs: int, keep: int | None = None) -> dict:
-        """Return a linear layer's tensors under our name; ``keep`` leaves out the outputs after it."""
+        """Return a linear layer's tensors under our name. ``keep`` leaves out the outputs after it."""
         weight, bias = self(f"{theirs}.weight", outputs, inputs), self(f"{theirs}.bias", outputs)
         return {f"{ours}.weight": weight[:keep], f"{ours}.bias": bias[:keep]}
 
 
 def layout_of(weights: Mapping[str, Tensor], source: str = "checkpoint") -> Layout:
-    """Return the network that released tensors make up.
+    """Return the architecture of the network that released tensors form.
 
     Parameters
     ----------
     weights
-        By the names of the released code (``model.…``, ``cov_encoder.…``).
+        Tensors by the names of the released code (``model.…``, ``cov_encoder.…``).
     source
-        What the tensors are called in messages.
+        Name of the file in messages.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def layout_of(weights: Mapping[str, Tensor], source: str = "checkpoint") -> Layo
     """
     take = _Taker(weights, source)
     num_genes, width = take("model.final_layer.linear.weight", None, None).shape
-    blocks = {int(found[1]) for name in weights if (found := _BLOCK.match(name))}
+    blocks = {int(match[1]) for name in weights if (match := _BLOCK.match(name))}
     first = "model.blocks.0.block"
     head = take(f"{first}.attn.q_norm.weight", None).shape[0]
     hidden = take(f"{first}.mlp.fc1.weight", None, width).shape[0]
@@ -231,15 +231,15 @@ def _covariates(take: _Taker, layout: Layout, sizes: Mapping[str, int]) -> dict[
             raise UserError(
                 f"{take.source}: 'cov_encoder.dose_indices' names doses that it has no vectors of"
             )
-        told = torch.nn.functional.one_hot(dose, layout.num_doses).float()
-        state["covariate_encoder.dose.weights"] = _with_zero_row(told)
+        one_hot = torch.nn.functional.one_hot(dose, layout.num_doses).float()
+        state["covariate_encoder.dose.weights"] = _with_zero_row(one_hot)
     parts = len(layout.covariates) + bool(layout.num_doses)
     inner = layout.inner_width
     return state | take.linear("covariate_encoder.project", "cov_encoder.transform", inner, parts * width)
 
 
 def _rows(table: Tensor, labels: int, kind: str, source: str, *, frozen: bool) -> Tensor:
-    """Return a table with the reserved row 0; tables of perturbations mostly have theirs already."""
+    """Return a table with the reserved row 0. Tables of perturbations mostly have theirs already."""
     if len(table) == labels:
         return _with_zero_row(table)
     if kind == "perturbation" and (len(table) == labels + 1 or (frozen and len(table) > labels)):
@@ -252,7 +252,7 @@ def _with_zero_row(table: Tensor) -> Tensor:
 
 
 def _block(take: _Taker, layout: Layout, index: int) -> dict[str, Tensor]:
-    """Return one block's tensors; the last one's control stream ends in it, so it keeps less."""
+    """Return one block's tensors. The last one's control stream ends in it, so it keeps less."""
     width, last = layout.width, index == layout.depth - 1
     theirs, ours = f"model.blocks.{index}.block", f"blocks.{index}"
     head = 2 * width // layout.heads
@@ -272,7 +272,7 @@ def _block(take: _Taker, layout: Layout, index: int) -> dict[str, Tensor]:
 
 
 def _left_behind(take: _Taker, layout: Layout) -> dict[str, int]:
-    """Return the values that were not taken, by what they are; refuse tensors that nobody knows."""
+    """Return the values that were not taken, by what they are. Refuse tensors that nobody knows."""
     last, weights = layout.depth - 1, take.weights
     left = {name for name in weights if name not in take.taken}
     dropped = {}
@@ -307,10 +307,10 @@ def _encoder(kind: str, weights: Mapping[str, Tensor]) -> str | None:
 
 def _datasets(weights: Mapping[str, Tensor], num_genes: int, source: str) -> tuple[str, ...]:
     """Return the data sets with an input layer for the model's genes."""
-    found = {match["dataset"]: name for name in weights if (match := _INPUT.fullmatch(name))}
-    if None in found:
+    layers = {match["dataset"]: name for name in weights if (match := _INPUT.fullmatch(name))}
+    if None in layers:
         return ("all",)
-    fitting = [dataset for dataset, name in found.items() if weights[name].shape[1] == 2 * num_genes]
+    fitting = [dataset for dataset, name in layers.items() if weights[name].shape[1] == 2 * num_genes]
     if not fitting:
         raise UserError(f"{source}: no input layer for its {num_genes} genes; not a released model")
     return tuple(fitting)

@@ -1,6 +1,6 @@
-"""Splits: which conditions train, validate and test.
+"""Splits assign conditions to training, validation and test.
 
-``splits`` makes and reads them and leaves cells out of training, ``split_rules`` holds the rules, and ``store_export``
+``splits`` makes and reads them, and leaves cells out of training. ``split_rules`` holds the rules. ``store_export``
 copies the cells of a part into an AnnData file.
 """
 

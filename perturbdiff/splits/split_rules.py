@@ -1,4 +1,4 @@
-"""How a split is decided: by a STATE-style TOML, or by a rule that holds out contexts.
+"""Decides a split by a STATE-style TOML file, or by a rule that holds out contexts.
 
 Both work on a table of conditions with the columns ``context`` (the label that can be held out), ``perturbation``
 and ``is_control``, and return the part of every row.
@@ -28,33 +28,33 @@ _CONTEXTS, _PERTURBATIONS = 11, 12  # first words of the seeds
 
 @dataclass(frozen=True)
 class Specification:
-    """What a TOML file says of one data set.
+    """The entries of a TOML file for one data set.
 
     Attributes
     ----------
     path
         The file, for messages.
     context_column
-        obs column of the contexts if the file names one.
-    whole
+        obs column of the contexts, if the file names one.
+    others_train
         Whether all contexts that are not named are training data.
     training
-        Contexts named as training data.
+        Contexts that are named as training data.
     zeroshot
-        Part ("valid" or "test") of whole contexts.
+        Part ("valid" or "test") of contexts that are held out completely.
     fewshot
-        For each context, part → perturbations; its other perturbations are training data.
+        For each context, the perturbations in each part. Its other perturbations are training data.
     """
 
     path: Path
     context_column: str | None
-    whole: bool
+    others_train: bool
     training: frozenset[str]
     zeroshot: Mapping[str, str]
     fewshot: Mapping[str, Mapping[str, tuple[str, ...]]]
 
     def contexts(self) -> list[str]:
-        """Return every context the file names."""
+        """Return every context that the file names."""
         return [*self.training, *self.zeroshot, *self.fewshot]
 
 
@@ -66,12 +66,12 @@ def read_toml(path: Path, names: Sequence[str]) -> Specification:
     path
         The TOML file.
     names
-        What this data set may be called, if the file names several.
+        Possible names of this data set, if the file names several.
 
     Raises
     ------
     UserError
-        If the file is not TOML, has other sections or values, or does not tell which data set is meant.
+        If the file is not TOML, has other sections or values, or contains several data sets of other names.
     """
     tree = untrusted.read(files.existing(path, "split specification"), "TOML")
     for key in tree:
@@ -108,7 +108,7 @@ def read_toml(path: Path, names: Sequence[str]) -> Specification:
 
 
 def _dataset(path: Path, sections: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return the name under which the file speaks of this data set."""
+    """Return the name of this data set in the file."""
     known = list(sections["datasets"])
     if not known:
         keys = [key for name in ("training", "zeroshot", "fewshot") for key in sections[name]]
@@ -127,7 +127,7 @@ def _dataset(path: Path, sections: Mapping[str, Mapping[str, Any]], names: Seque
 
 
 def _of_dataset(section: Mapping[str, Any], dataset: str) -> dict[str, Any]:
-    """Return the entries of a data set by context; the entry of the whole data set has the context ''."""
+    """Return the entries of a data set by context. The entry of the complete data set has the context ''."""
     entries = {
         key[len(dataset) + 1 :]: value for key, value in section.items() if key.startswith(f"{dataset}.")
     }
@@ -158,12 +158,12 @@ def _lists(path: Path, where: str, value: object) -> dict[str, tuple[str, ...]]:
 
 
 def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
-    """Return the part of each condition (object [n]) as the file says; controls are always training data.
+    """Return the part of each condition (object [n]) by the file. Controls are always training data.
 
     Raises
     ------
     UserError
-        If the file names a context or a condition that has no cells, or holds out the control.
+        If the file names a context or a condition without cells, or holds out the control.
     """
     contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
     present = sorted(set(contexts))
@@ -175,7 +175,7 @@ def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
                 " (it is a value of another column: set split.context_column)" if context in others else ""
             )
             raise UserError(f"{spec.path}: no cells of context '{context}'{elsewhere}{hint}")
-    part = np.full(len(table), "train" if spec.whole else "unused", dtype=object)
+    part = np.full(len(table), "train" if spec.others_train else "unused", dtype=object)
     part[np.isin(contexts, sorted(spec.training))] = "train"
     for context, value in spec.zeroshot.items():
         part[contexts == context] = value
@@ -192,27 +192,27 @@ def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
 def _check_labels(spec: Specification, context: str, labels: Sequence[str], here: pd.DataFrame) -> None:
     is_control = here["is_control"].to_numpy(bool)
     controls = set(here["perturbation"][is_control])
-    found = sorted(set(here["perturbation"][~is_control]))
+    present = sorted(set(here["perturbation"][~is_control]))
     for label in labels:
         if label in controls:
             raise UserError(
                 f"{spec.path}: context '{context}': '{label}' is the control, which is never held out"
             )
-        if label not in found:
+        if label not in present:
             raise UserError(
-                f"{spec.path}: no cells of perturbation '{label}' in context '{context}'{nearest(label, found)}"
+                f"{spec.path}: no cells of perturbation '{label}' in context '{context}'{nearest(label, present)}"
             )
 
 
 def by_rule(
     table: pd.DataFrame, rule: SplitConfig, seed: int, profiles: Callable[[Sequence[str]], np.ndarray]
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the part of each condition (object [n]) and the contexts held out.
+    """Return the part of each condition (object [n]) and the held-out contexts.
 
-    Of the perturbations of the held-out contexts a random share is training data, and a share of the others
-    validation. The draw is one for all of them: a perturbation is training data or held out alike in every
-    condition of the held-out contexts (paper, App. Data Splits for Task Evaluation). Those that are held out there
-    are validation in ``rule.valid_contexts``.
+    A random share of the perturbations in the held-out contexts is training data, and a share of the others is
+    validation data. There is one draw for all contexts, so a perturbation has the same part in every held-out context
+    (paper, App. Data Splits for Task Evaluation). The perturbations held out there are validation data in
+    ``rule.valid_contexts``.
 
     Parameters
     ----------
@@ -223,12 +223,12 @@ def by_rule(
     seed
         Seed of the choices.
     profiles
-        Gives the mean profile float64 [n, G] of contexts; called only to choose by PCA.
+        Returns the mean profiles of contexts, float64 [n, G]. It is called only to choose by PCA.
 
     Raises
     ------
     UserError
-        If a name is unknown, a held-out context has no controls, or nothing is left to train on.
+        If a name is unknown or a held-out context has no controls.
     """
     held_out = _held_out(table, rule, seed, profiles)
     contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
@@ -250,8 +250,8 @@ def by_rule(
     part = np.full(len(table), "train", dtype=object)
     part[eligible & np.isin(perturbations, labels[n_train : n_train + n_valid])] = "valid"
     part[eligible & np.isin(perturbations, labels[n_train + n_valid :])] = "test"
-    beside = perturbed & np.isin(contexts, rule.valid_contexts)
-    part[beside & np.isin(perturbations, labels[n_train:])] = "valid"
+    in_valid = perturbed & np.isin(contexts, rule.valid_contexts)
+    part[in_valid & np.isin(perturbations, labels[n_train:])] = "valid"
     return part, held_out
 
 
@@ -290,14 +290,14 @@ def _held_out(
 
 
 def spread(names: Sequence[str], profiles: np.ndarray, number: int, seed: int) -> list[str]:
-    """Choose ``number`` contexts that differ: PCA of their profiles, k-means, the member nearest each centre.
+    """Choose ``number`` different contexts, by PCA of their profiles, k-means and the member nearest to each centre.
 
     Parameters
     ----------
     names
         The n contexts.
     profiles
-        float64 [n, G]: mean log1p expression of each.
+        float64 [n, G]: mean log1p expression of each context.
     """
     from sklearn.cluster import KMeans
 

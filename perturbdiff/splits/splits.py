@@ -1,4 +1,4 @@
-"""Splits: which conditions train, validate and test. One parquet row for each condition."""
+"""Makes and reads splits, which assign a part to each condition. A split is a parquet file with a row per condition."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-_FEW = 11  # first word of the seed, see `perturbdiff.loading.cell_sets`
-_ROUNDING = 1e-9  # 0.07 · 100 is a little more than 7
+_FEW = 11  # first word of the seed (see `perturbdiff.loading.cell_sets`)
+_ROUNDING = 1e-9  # because 0.07 · 100 is slightly more than 7 in floating point
 
 
 def leave_out(
     conditions: pd.DataFrame, use: np.ndarray, fraction: float, seed: int, exclude: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """Return which rows of a store not to use, so that a share of each perturbed condition is left.
+    """Return the rows of a store to leave out, so that a share of the cells of each perturbed condition is kept.
 
-    Of n usable cells the first ⌈fraction · n⌉ in an order drawn from (seed, condition) stay: at least one, so
-    every perturbation remains, and the cells of a smaller share are among those of a larger one. Controls and
-    conditions that are not in ``use`` keep all their cells.
+    Of n usable cells, the first ⌈fraction · n⌉ in an order drawn from (seed, condition) are kept. This is at least
+    one, so no perturbation is lost, and a larger share includes the cells of a smaller one. Controls and conditions
+    that are not in ``use`` keep all cells.
 
     Parameters
     ----------
     conditions
         `Store.conditions`.
     use
-        bool [n_conditions]: those that training uses.
+        bool [n_conditions]: conditions that training uses.
     fraction
-        Share of the cells to keep, above 0; at 1 nothing changes.
+        Share of the cells to keep, above 0. With 1, nothing changes.
     seed
         Seed of the choice.
     exclude
-        bool [n_cells]: rows that are left out already, or None.
+        bool [n_cells]: rows that are already left out, or None.
     """
     if fraction >= 1:
         return exclude
@@ -77,16 +77,16 @@ def make_split(
     Parameters
     ----------
     source
-        A store, or a raw h5ad, Zarr or 10x h5 file (labels only are read).
+        A store, or a raw h5ad, Zarr or 10x h5 file, of which only the labels are read.
     out
         Parquet file to write: ``cell_type, batch, perturbation, part`` ('train', 'valid', 'test' or 'unused') and
-        ``n_cells``. Beside it ``<out>.counts.csv`` tells cells and conditions of each part.
+        ``n_cells``. The file ``<out>.counts.csv`` next to it gives the cells and conditions of each part.
     config
-        ``split`` and, for a raw file, the column names in ``data``.
+        Its section ``split`` is used, and for a raw file the column names in ``data``.
     toml
-        STATE-style specification; replaces the rules in ``config.split``.
+        STATE-style specification, which replaces the rules in ``config.split``.
     obs
-        Table of cell labels of a raw file that lacks them.
+        Table of cell labels, for a raw file that lacks them.
     seed
         Seed of the random choices.
 
@@ -99,7 +99,7 @@ def make_split(
     ------
     UserError
         If a name has no cells, the context column is not constant within conditions, a held-out context has no
-        controls, a condition would be in two parts, or nothing is left to train on.
+        controls, a condition would be in two parts, or no perturbed cells are left to train on.
     """
     source, out = Path(source), Path(out)
     inputs = {"source": files.existing(source, "input")} | ({"toml": Path(toml)} if toml else {})
@@ -159,7 +159,7 @@ def with_context(
     Raises
     ------
     UserError
-        If there is no such column or it has several values within one condition.
+        If the column does not exist, or has several values within one condition.
     """
     known = {"cell_type": "cell_type", "batch": "batch"}
     known |= {
@@ -191,7 +191,7 @@ def with_context(
 
 
 def _join_column(store: Store, table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return the conditions with each value of an extra obs column, one row for each pair that has cells."""
+    """Return the conditions with the values of a further obs column, a row for each pair that has cells."""
     try:
         values = store.obs([column])[column].astype(str).to_numpy(object)
     except UserError as error:
@@ -199,20 +199,20 @@ def _join_column(store: Store, table: pd.DataFrame, column: str) -> pd.DataFrame
             f"{error}; to hold out by another column, add it to data.extra_obs and preprocess"
         ) from None
     condition = np.repeat(np.arange(len(table)), table["n_cells"].to_numpy(np.int64))
-    found = pd.DataFrame({"condition": condition, "context": values}).value_counts(sort=False)
-    pairs = found.rename("n_cells").reset_index().sort_values(["condition", "context"])
+    sizes = pd.DataFrame({"condition": condition, "context": values}).value_counts(sort=False)
+    pairs = sizes.rename("n_cells").reset_index().sort_values(["condition", "context"])
     joined = pairs.join(table.drop(columns="n_cells"), on="condition")
     return pd.DataFrame(joined.drop(columns="condition"))
 
 
 def check(table: pd.DataFrame) -> None:
-    """Look for leaks.
+    """Check a split for leaks.
 
     Raises
     ------
     UserError
-        If a condition, or a perturbation within a context, is in two parts; a control is held out; or the training
-        part has no perturbed cells.
+        If a perturbation of a context is in two parts, a control is held out, or the training part has no perturbed
+        cells.
     """
     perturbed = table[~table["is_control"]]
     once = set(zip(perturbed["context"], perturbed["perturbation"], perturbed["part"], strict=True))
@@ -236,7 +236,7 @@ def check(table: pd.DataFrame) -> None:
 
 
 def count(table: pd.DataFrame) -> pd.DataFrame:
-    """Return ``part, cells, conditions, perturbations, contexts`` of the perturbed cells, then of the controls."""
+    """Return ``part, cells, conditions, perturbations, contexts``: a row per part, and a last row for the controls."""
     perturbed = table[~table["is_control"]]
     groups = [(part, perturbed[perturbed["part"] == part]) for part in PARTS]
     groups.append(("control", table[table["is_control"]]))
@@ -260,12 +260,12 @@ def read_split(path: Path) -> pd.DataFrame:
     Returns
     -------
     pd.DataFrame
-        ``cell_type, batch, perturbation, part`` (str) and ``n_cells``, one row for each condition.
+        ``cell_type, batch, perturbation, part`` (str) and ``n_cells``, with a row for each condition.
 
     Raises
     ------
     UserError
-        If it is not a split, or a condition is in it twice.
+        If the file is not a split, or contains a condition twice.
     """
     path = files.existing(Path(path), "split")
     table = tabular.read_parquet(path, "make a split with 'perturbdiff split'")
@@ -288,21 +288,21 @@ def read_split(path: Path) -> pd.DataFrame:
 
 
 def parts(conditions: pd.DataFrame, split: pd.DataFrame) -> np.ndarray:
-    """Return the part (object [n_conditions]) of each of a store's conditions.
+    """Return the part of each condition of a store, object [n_conditions].
 
     Raises
     ------
     UserError
         If a condition is not in the split.
     """
-    found = _index(split).get_indexer(_index(conditions))
-    if (found < 0).any():
-        where = _condition(conditions, found < 0)
+    rows = _index(split).get_indexer(_index(conditions))
+    if (rows < 0).any():
+        where = _condition(conditions, rows < 0)
         raise UserError(
-            f"split: {(found < 0).sum()} conditions of the store are not in it (first: {where}); "
+            f"split: {(rows < 0).sum()} conditions of the store are not in it (first: {where}); "
             "make the split from the same data"
         )
-    return split["part"].to_numpy(object)[found]
+    return split["part"].to_numpy(object)[rows]
 
 
 def _index(table: pd.DataFrame) -> pd.MultiIndex:
@@ -310,6 +310,6 @@ def _index(table: pd.DataFrame) -> pd.MultiIndex:
 
 
 def _condition(table: pd.DataFrame, which: np.ndarray) -> str:
-    """Return the first of the conditions picked by a mask, in words."""
+    """Return the labels of the first condition in a mask, for messages."""
     first = int(np.flatnonzero(which)[0])
     return " / ".join(str(table[key].to_numpy()[first]) for key in KEYS)

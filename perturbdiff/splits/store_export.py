@@ -1,4 +1,4 @@
-"""Cells of a store as one h5ad file or Zarr folder, copied block by block."""
+"""Exports cells of a store to one h5ad file or Zarr folder, block by block."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def export(
     compression: Compression = "gzip",
     force: bool = False,
 ) -> Path:
-    """Write cells of a store as one AnnData, in memory that does not grow with their number.
+    """Write cells of a store as one AnnData. The memory needed does not grow with the number of cells.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def export(
     scale
         Units of ``X``: ``log1p`` (float32), ``model`` (log1p / scale) or ``counts`` as stored.
     labels
-        Labels to keep, by column ``cell_type``, ``batch`` or ``perturbation``; a column that is not named keeps all.
+        Labels to keep, by column ``cell_type``, ``batch`` or ``perturbation``. A column without labels keeps all.
     split, part
-        Keep the conditions of this part of a split.
+        Keep only the conditions in this part of a split.
     compression
-        Of an h5ad's matrix.
+        Compression of the matrix in an h5ad file.
     force
-        Run even if an equal output is there.
+        Run even if an equal output exists.
 
     Raises
     ------
@@ -88,12 +88,12 @@ def export(
 def select(
     store: Store, labels: Mapping[str, Sequence[str]], split: Path | None, part: str | None
 ) -> np.ndarray:
-    """Return which conditions are asked for, bool [conditions].
+    """Return the mask of conditions to export, bool [conditions].
 
     Raises
     ------
     UserError
-        If a label or a part does not exist, or nothing is left.
+        If a label or a part does not exist, or no condition is left.
     """
     table = store.conditions
     keep = np.ones(len(table), bool)
@@ -109,21 +109,21 @@ def select(
     if split is not None:
         from perturbdiff.splits.splits import parts, read_split
 
-        found = np.asarray(parts(table, read_split(split)))
-        if part not in found:
+        part_of = np.asarray(parts(table, read_split(split)))
+        if part not in part_of:
             raise UserError(
-                f"{split}: no condition is in part '{part}'; parts: {listing(sorted(set(found)))}"
+                f"{split}: no condition is in part '{part}'; parts: {listing(sorted(set(part_of)))}"
             )
-        keep &= found == part
+        keep &= part_of == part
     if not keep.any():
         raise UserError(f"{store.path}: no cell has all of the labels asked for")
     return keep
 
 
 def _rows(store: Store, keep: np.ndarray) -> np.ndarray:
-    """Return the rows of conditions, ascending."""
-    own = pd.DataFrame(store.conditions[keep])
-    start, size = own["start"].to_numpy(np.int64), own["n_cells"].to_numpy(np.int64)
+    """Return the store rows of conditions, ascending."""
+    kept = pd.DataFrame(store.conditions[keep])
+    start, size = kept["start"].to_numpy(np.int64), kept["n_cells"].to_numpy(np.int64)
     return np.repeat(start - (np.cumsum(size) - size), size) + np.arange(size.sum())
 
 
@@ -174,7 +174,7 @@ def _write(
 
 
 class ObsReader:
-    """Reads obs of a store's rows, some at a time."""
+    """Reads obs for some rows of a store at a time."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._parts, self._edges = store, store.parts, store.edges
@@ -182,30 +182,30 @@ class ObsReader:
         self._categories: dict[str, pd.Index] = {}
 
     def take(self, rows: np.ndarray) -> pd.DataFrame:
-        """Return obs of ascending ``rows``, indexed by the cells' names."""
+        """Return obs of ascending ``rows``, indexed by cell name."""
         part = np.searchsorted(self._edges, rows, "right") - 1
         local = rows - self._edges[part]
-        piece = np.flatnonzero((np.diff(part) != 0) | (np.diff(local // _ROWS) != 0)) + 1
+        cuts = np.flatnonzero((np.diff(part) != 0) | (np.diff(local // _ROWS) != 0)) + 1
         frames = []
-        for own in np.split(np.arange(len(rows)), piece):
-            p, block = int(part[own[0]]), int(local[own[0]]) // _ROWS
-            frames.append(self._frame(p, block).iloc[local[own] - block * _ROWS])
+        for piece in np.split(np.arange(len(rows)), cuts):
+            p, block = int(part[piece[0]]), int(local[piece[0]]) // _ROWS
+            frames.append(self._frame(p, block).iloc[local[piece] - block * _ROWS])
         return frames[0] if len(frames) == 1 else pd.concat(frames)
 
     def count_values(self, rows: np.ndarray) -> int:
-        """Return the number of values stored of ``rows``."""
+        """Return the number of stored values of ``rows``."""
         total = 0
         for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
-            own = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)] - low
-            if len(own):
+            local = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)] - low
+            if len(local):
                 with reading(path):
                     pointers: Any = zarr.open_array(path / "X" / "indptr", mode="r")
                     lengths = np.diff(np.asarray(pointers[:]))
-                total += int(lengths[own].sum())
+                total += int(lengths[local].sum())
         return total
 
     def _frame(self, part: int, block: int) -> pd.DataFrame:
-        """Return a block of one part's obs; the last one asked for is kept."""
+        """Return a block of a partition's obs. The last block is cached."""
         if self._kept is None or self._kept[0] != (part, block):
             self._store.require(f"{self._parts[part].name}/obs/")
             with reading(self._parts[part]):
@@ -226,7 +226,7 @@ class ObsReader:
 
 
 class H5Writer:
-    """An h5ad file of known size, written from the first row to the last; used as `PartWriter` is."""
+    """Writes an h5ad file of known size from the first row to the last. It is used like `PartWriter`."""
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class H5Writer:
         self._columns: dict[str, Any] = {}
 
     def append(self, obs: pd.DataFrame, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-        """Add rows given as CSR with their obs."""
+        """Add rows in CSR form with their obs."""
         if not self._columns:
             self._open_columns(obs)
         start, stop = self._rows, self._rows + len(obs)
@@ -272,7 +272,7 @@ class H5Writer:
         self._rows, self._values = stop, end
 
     def close(self, var: pd.DataFrame, uns: Mapping[str, Any]) -> None:
-        """Write what is left: var, uns and what an AnnData has beside them."""
+        """Finish the file: write var, uns and the empty groups of an AnnData."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)
             anndata.io.write_elem(self._file, "var", var)
@@ -282,7 +282,7 @@ class H5Writer:
         h5_output.finish(self._file)
 
     def release(self) -> None:
-        """Close the file, finished or not."""
+        """Close the file, whether it is finished or not."""
         h5_output.abandon(self._file)
 
     def _open_columns(self, obs: pd.DataFrame) -> None:
@@ -293,16 +293,16 @@ class H5Writer:
         self._columns["_index"] = self._texts(group, "_index")
         for name, column in obs.items():
             if isinstance(column.dtype, pd.CategoricalDtype):
-                own = group.create_group(str(name))
-                own.attrs.update(
+                of_column = group.create_group(str(name))
+                of_column.attrs.update(
                     {
                         "encoding-type": "categorical",
                         "encoding-version": "0.2.0",
                         "ordered": bool(column.cat.ordered),
                     }
                 )
-                anndata.io.write_elem(own, "categories", column.cat.categories.to_numpy())
-                array = own.create_dataset("codes", (self._cells,), column.cat.codes.dtype)
+                anndata.io.write_elem(of_column, "categories", column.cat.categories.to_numpy())
+                array = of_column.create_dataset("codes", (self._cells,), column.cat.codes.dtype)
             elif column.dtype.kind in "biuf":
                 array = group.create_dataset(str(name), (self._cells,), column.dtype)
             else:

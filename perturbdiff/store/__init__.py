@@ -1,7 +1,7 @@
 """The store: counts of any number of cells in chunked Zarr, read by rows in constant memory.
 
-``Store`` reads; ``store_writer`` writes; ``views`` shows a store as AnnData or dask arrays; ``checksums`` and
-``store_check`` look after it; ``row_reader`` and ``pseudobulk`` stream it.
+``Store`` reads and ``store_writer`` writes. ``views`` shows a store as AnnData or dask arrays. ``checksums`` and
+``store_check`` find damage. ``row_reader`` and ``pseudobulk`` stream the rows.
 """
 
 from typing import TYPE_CHECKING

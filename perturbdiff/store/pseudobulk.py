@@ -1,4 +1,4 @@
-"""Mean expression of groups of conditions, streamed from a store; how close two means are."""
+"""Mean expression of groups of conditions, streamed from a store, and the similarity of two means."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def group_means(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean log1p profile of each group of conditions, and its number of cells.
 
-    Memory is n_groups × G × 8 bytes; rows of conditions outside all groups are not read.
+    Memory is n_groups × G × 8 bytes. Rows of conditions that are in no group are not read.
 
     Parameters
     ----------
     store
         `Store` or `MemoryStore`.
     groups
-        int [n_conditions]: group of each condition, -1 for none.
+        int [n_conditions]: group of each condition, or -1 for none.
     n_groups
         Number of groups.
     label
-        What the progress line calls this.
+        Name of this work in the progress line.
 
     Returns
     -------
     means
-        float64 [n_groups, G], log1p; zeros for a group without cells.
+        float64 [n_groups, G], log1p. Zeros for a group without cells.
     cells
         int64 [n_groups].
     """
@@ -91,27 +91,27 @@ def _blocks(store: Store, used: np.ndarray) -> Iterator[tuple[np.ndarray, sparse
 def r2(truth: np.ndarray, prediction: np.ndarray) -> float:
     """Return R² of a predicted mean profile [G] over the genes: 1 - residual / total sum of squares of the truth.
 
-    0 for a truth that is the same in all genes.
+    It is 0 if the truth is equal in all genes.
     """
     spread = float(np.square(truth - truth.mean()).sum())
     return 1 - float(np.square(truth - prediction).sum()) / spread if spread else 0.0
 
 
 def correlation_of_changes(truth: np.ndarray, prediction: np.ndarray, control: np.ndarray) -> float:
-    """Return Pearson's correlation over the genes of two mean profiles' changes [G] against the control's.
+    """Return Pearson's correlation over the genes between the changes of two mean profiles [G] from the control's.
 
-    0 if one of them changes nothing, or all genes alike.
+    It is 0 if one of the changes is equal in all genes.
     """
     one, other = truth - control, prediction - control
     one, other = one - one.mean(), other - other.mean()
-    scale = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return float(one @ other) / scale if scale else 0.0
+    norms = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / norms if norms else 0.0
 
 
 def row_ranges(
     start: np.ndarray, stop: np.ndarray, use: np.ndarray, rows: int = ROWS_PER_READ
 ) -> Iterator[tuple[int, int]]:
-    """Yield row ranges of at most ``rows`` that cover the used conditions and no others, in order."""
+    """Yield ranges of at most ``rows`` rows that cover the used conditions and no others, in order."""
     begin, end = 0, 0
     for a, b in zip(start[use], stop[use], strict=True):
         if a != end:

@@ -1,4 +1,4 @@
-"""Compiled loops over stored rows: they take rows out of column numbers and values, and put rows in order."""
+"""Compiled loops over stored rows, which extract rows from column numbers and values, and reorder rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from perturbdiff.runtime.compiled import kernel
 
 SMALL = 64
-"""Counts below this have their logarithm taken once per row: nearly all counts of a cell are among few small ones."""
+"""The logarithms of counts below this are computed once per row. Nearly all counts of a cell are small."""
 
 
 @kernel
@@ -22,9 +22,9 @@ def dense_log1p(
     place: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """Write log1p(count * factor of the row) densely into rows ``place`` of ``out``, which are zeroed here.
+    """Write log1p(count * factor of the row) to the rows ``place`` of the dense ``out``, whose other values become 0.
 
-    ``columns`` maps stored columns to those of ``out`` (-1: left out); empty: they are the same.
+    ``columns`` maps stored columns to those of ``out``, and -1 leaves a column out. If it is empty, they are equal.
     """
     known = np.empty(SMALL, np.float32)
     mapped, before, factor = len(columns) > 0, -1, np.float32(0)
@@ -62,7 +62,7 @@ def dense_values(
     place: np.ndarray,
     out: np.ndarray,
 ) -> None:
-    """`dense_log1p` with the values as they are."""
+    """Do the same as `dense_log1p`, but without changing the values."""
     mapped, before = len(columns) > 0, -1
     for i in range(len(begin)):
         target = out[place[row[i]]]
@@ -90,7 +90,7 @@ def take_log1p(
     out_indices: np.ndarray,
     out_data: np.ndarray,
 ) -> None:
-    """Write rows as CSR, each from its ``offset`` on, with log1p(count * factor of the row), in float32."""
+    """Write rows as CSR with float32 values log1p(count * factor of the row). Row i starts at ``offset[i]``."""
     known = np.empty(SMALL, np.float32)
     before, factor, end = -1, np.float32(0), np.int64(0)
     for i in range(len(begin)):
@@ -122,7 +122,7 @@ def take_values(
     out_indices: np.ndarray,
     out_data: np.ndarray,
 ) -> None:
-    """Write rows as CSR, each from its ``offset`` on, with the values as they are."""
+    """Write rows as CSR with unchanged values. Row i starts at ``offset[i]``."""
     before, end = -1, np.int64(0)
     for i in range(len(begin)):
         if row[i] != before:
@@ -137,10 +137,10 @@ def take_values(
 def drop_columns(
     offset: np.ndarray, columns: np.ndarray, indices: np.ndarray, data: np.ndarray, starts: np.ndarray
 ) -> int:
-    """Rename the columns of CSR rows in place, leave out those that ``columns`` maps to -1, and close the gaps.
+    """Renumber the columns of CSR rows in place, and remove the columns that ``columns`` maps to -1.
 
-    ``offset`` says where rows start and the last one ends; ``starts`` gets the same of what is left, and the number
-    of values left is returned.
+    ``offset`` holds the starts of the rows and the end of the last one. The new starts and end are written to
+    ``starts``. Returns the number of values that remain.
     """
     end = 0
     for i in range(len(offset) - 1):
@@ -166,27 +166,28 @@ def plan_chunks(
     numbers: np.ndarray,
     cuts: np.ndarray,
 ) -> int:
-    """Write the chunks that ascending rows lie in, in batches of at most ``limit``; return how many batches.
+    """Find the chunks that hold ascending rows, in groups of at most ``limit`` chunks. Return the number of groups.
 
-    Row i holds the values ``starts[i]`` to ``stops[i]`` of its part, whose chunks have ``chunk`` values and are
-    numbered from ``base`` on. ``cuts`` gets where each batch ends: among the rows, among ``numbers``.
+    Row i holds the values ``starts[i]`` to ``stops[i]`` of its partition. The chunks of a partition have ``chunk``
+    values and are numbered from ``base`` on. The chunks are written to ``numbers``. ``cuts`` receives the end of each
+    group, as a position among the rows and one in ``numbers``.
     """
-    count, begin, last, batches = 0, 0, -1, 0
+    count, begin, last, groups = 0, 0, -1, 0
     for i in range(len(starts)):
         if stops[i] == starts[i]:
             continue
         p = part[i]
         a, b = base[p] + starts[i] // chunk[p], base[p] + (stops[i] - 1) // chunk[p]
         if count > begin and count - begin + b - max(a, last + 1) + 1 > limit:
-            cuts[batches, 0], cuts[batches, 1] = i, count
-            batches += 1
+            cuts[groups, 0], cuts[groups, 1] = i, count
+            groups += 1
             begin, last = count, -1
         for number in range(max(a, last + 1), b + 1):
             numbers[count] = number
             count += 1
         last = max(last, b)
-    cuts[batches, 0], cuts[batches, 1] = len(starts), count
-    return batches + 1
+    cuts[groups, 0], cuts[groups, 1] = len(starts), count
+    return groups + 1
 
 
 @kernel
@@ -203,7 +204,7 @@ def cut_into_pieces(
     size: np.ndarray,
     row: np.ndarray,
 ) -> int:
-    """Write the pieces of rows whose chunks lie in slots of ``length`` values; return their number."""
+    """Cut rows at the borders of their chunks, which lie in slots of ``length`` values. Return the number of pieces."""
     n = 0
     for i in range(len(starts)):
         a, b, p = starts[i], stops[i], part[i]
@@ -231,10 +232,11 @@ def take_slots(
     hand: int,
     missing: np.ndarray,
 ) -> tuple[int, int]:
-    """Pin the slots of chunks and give those that have none the slots of chunks not used for long.
+    """Pin the slots of chunks, after giving a slot to each chunk that has none.
 
-    The replaced slots are found by a hand that goes round (second chance). Returns the hand and how many chunks are
-    ``missing``, i.e. got a slot now; -1 if too few slots are free, and then nothing is changed.
+    Slots of chunks that have not been used for long are reused, by the second-chance algorithm with a clock hand.
+    Returns the hand and the number of chunks that got a slot now, which are listed in ``missing``. If too few slots
+    are free, it returns -1 for the number and changes nothing.
     """
     free, wanted = 0, 0
     for s in range(len(pins)):
@@ -278,10 +280,10 @@ def select_columns(
     out_data: np.ndarray,
     lengths: np.ndarray,
 ) -> int:
-    """Copy the positive values of kept rows in mapped columns, ascending by column; return how many.
+    """Copy the positive values of kept rows in mapped columns, ascending by column. Return their number.
 
-    Every value is written and the next one over it unless it counts: no branch to mispredict. So ``out_*`` need room
-    for one value more than there are.
+    Every value is written. If it is not wanted, the next one overwrites it, which saves a branch that the processor
+    would mispredict. ``out_*`` therefore need room for one value more.
     """
     end = 0
     for i in range(len(indptr) - 1):
@@ -314,7 +316,7 @@ def place_rows(
     out_indices: np.ndarray,
     out_data: np.ndarray,
 ) -> None:
-    """Copy the rows that begin at ``starts`` to where they belong: row i to ``places[i]`` on."""
+    """Copy row i from its ``starts[i]`` in ``indices`` and ``data`` to ``places[i]`` in the output."""
     for i in range(len(starts)):
         a, b, n = starts[i], places[i], lengths[i]
         out_indices[b : b + n] = indices[a : a + n]
@@ -325,7 +327,7 @@ def place_rows(
 def column_maximum(
     indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, factors: np.ndarray, out: np.ndarray
 ) -> None:
-    """Raise ``out`` to the largest value * factor of its row seen in each column, in float32."""
+    """Update ``out``, the maximum over rows of value * factor of the row in each column, in float32."""
     for i in range(len(indptr) - 1):
         factor = np.float32(factors[i])
         for k in range(indptr[i], indptr[i + 1]):
@@ -334,10 +336,10 @@ def column_maximum(
 
 @kernel
 def shuffle_keys(seed: int, first: int, out: np.ndarray) -> None:
-    """Write a 64-bit key for each of the rows from ``first``: SplitMix64 of seed and row.
+    """Write a 64-bit key for each row from ``first`` on: SplitMix64 of the seed and the row's number.
 
-    Sorting by these keys is a random order that depends on the seed and the row's number alone, not on how
-    the rows were cut into blocks or buckets.
+    Sorting by these keys gives a random order that depends only on the seed and the row numbers. It does not depend
+    on how the rows were divided into blocks or buckets.
     """
     for i in range(len(out)):
         z = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(first + i + 1) * np.uint64(

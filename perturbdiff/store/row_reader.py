@@ -1,7 +1,7 @@
-"""Reading a few rows, or a stretch of rows, of a store of any size in constant memory.
+"""Reads a few rows, or consecutive rows, of a store of any size in constant memory.
 
-`Store` keeps the place and the depth of every cell, 12 bytes each, since the loader asks for random rows all the
-time. What goes through a store once, or takes a small sample, reads these per window of rows instead.
+`Store` keeps the position and the depth of every cell, 12 bytes for each, because the loader reads random rows all the
+time. Code that goes through a store once, or takes a small sample, reads them in windows of rows instead.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from perturbdiff.store.store import Store, reading, value_factors
 from perturbdiff.store.zarr_shards import ShardedReader
 
 _WINDOW = 65_536
-"""Rows whose places and depths are kept together: a chunk of these arrays in a store."""
+"""Number of rows whose positions and depths are kept: one chunk of these arrays in a store."""
 
-_GAP_ROWS = 64
+_GAP_ROWS = 64  # rows further apart than this are read separately
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where rows lie.
+    """Positions of rows in a store.
 
     Attributes
     ----------
     part, start, length
-        Part of the store, place of the row's first value in it, and number of values, int64 [n].
+        Partition of the store, position of the row's first value in it, and number of values, int64 [n].
     depth
         float32 [n].
     """
@@ -47,12 +47,12 @@ class Located:
 
 
 class RowReader:
-    """Rows of a store as log1p values; holds the places of at most 65,536 rows beside those it is asked for.
+    """Reads rows of a store as log1p values. It keeps the positions of at most 65,536 rows.
 
     Parameters
     ----------
     store
-        A store that was opened; none of its whole columns are read.
+        An open store. No complete column of it is read.
     """
 
     def __init__(self, store: Store) -> None:
@@ -67,10 +67,10 @@ class RowReader:
         pieces = [np.empty(0, np.float32)]
         for part, (low, high) in enumerate(zip(self.edges[:-1], self.edges[1:], strict=True)):
             if start < high and stop > low:
-                own = self._column(
+                depth = self._column(
                     part, "obs/n_counts", int(max(start, low) - low), int(min(stop, high) - low)
                 )
-                pieces.append(own.astype(np.float32, copy=False))
+                pieces.append(depth.astype(np.float32, copy=False))
         return np.concatenate(pieces)
 
     def stretch(self, start: int, stop: int) -> sparse.csr_matrix:
@@ -78,7 +78,7 @@ class RowReader:
         return self.expression(np.arange(start, stop, dtype=np.int64))
 
     def expression(self, rows: np.ndarray) -> sparse.csr_matrix:
-        """Return log1p values (natural logarithm, not divided by the scale) of ascending rows.
+        """Return log1p values (natural logarithm, not divided by ``scale``) of ascending rows.
 
         Parameters
         ----------
@@ -93,7 +93,7 @@ class RowReader:
         return self.read(self.locate(rows))
 
     def locate(self, rows: np.ndarray) -> Located:
-        """Return where ascending rows lie; goes through their windows once, so ask for many rows at a time.
+        """Return the positions of ascending rows. It reads each window of rows once, so ask for many rows at a time.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class RowReader:
         return Located(part, start, length, depth)
 
     def read(self, rows: Located) -> sparse.csr_matrix:
-        """Return log1p values of rows in ascending order that were located, float32 CSR [n, G]."""
+        """Return log1p values of located rows in ascending order, float32 CSR [n, G]."""
         indptr = np.concatenate([[0], np.cumsum(rows.length)])
         indices, data = np.empty(int(indptr[-1]), np.int32), np.empty(int(indptr[-1]), np.float32)
         gap = _GAP_ROWS * max(1, self.store.n_values // max(1, self.store.n_cells))
@@ -125,38 +125,38 @@ class RowReader:
         cuts = np.flatnonzero(apart) + 1
         for first, last in zip([0, *cuts], [*cuts, len(rows.start)], strict=True):
             if last > first:
-                own = rows.take(np.arange(first, last))
+                run = rows.take(np.arange(first, last))
                 out = slice(int(indptr[first]), int(indptr[last]))
-                self._read_run(own, indptr[first:last] - indptr[first], indices[out], data[out])
+                self._read_run(run, indptr[first:last] - indptr[first], indices[out], data[out])
         shape = (len(rows.start), self.store.n_genes)
         return sparse.csr_matrix((data, indices, indptr), shape=shape)
 
     def _read_run(
         self, rows: Located, offset: np.ndarray, out_indices: np.ndarray, out_data: np.ndarray
     ) -> None:
-        """Read rows that lie close together in one part."""
+        """Read rows that lie close together in one partition."""
         low, high = int(rows.start[0]), int(rows.start[-1] + rows.length[-1])
         stored_indices, stored_data = self._matrix(int(rows.part[0]))
         indices, data = np.empty(high - low, stored_indices.dtype), np.empty(high - low, stored_data.dtype)
         stored_indices.read(low, high, indices)
         stored_data.read(low, high, data)
-        found = (rows.start - low, rows.length, np.arange(len(rows.start)), indices, data)
+        pieces = (rows.start - low, rows.length, np.arange(len(rows.start)), indices, data)
         scale = self.store.input_scale
         if scale == "log1p":
-            row_kernels.take_values(*found, offset, out_indices, out_data)
+            row_kernels.take_values(*pieces, offset, out_indices, out_data)
         else:
             factors = value_factors(rows.depth, self.store.target_sum, scale)
-            row_kernels.take_log1p(*found, factors, offset, out_indices, out_data)
+            row_kernels.take_log1p(*pieces, factors, offset, out_indices, out_data)
 
     def _open_window(self, part: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the places of the first values of the rows of a window, int64 [n + 1], and depths, float32 [n]."""
+        """Return the positions of the rows' first values in a window, int64 [n + 1], and the depths, float32 [n]."""
         if self._window[:2] != (part, number):
             low = number * _WINDOW
             high = min(low + _WINDOW, int(self.edges[part + 1] - self.edges[part]))
             pointers = self._column(part, "X/indptr", low, high + 1).astype(np.int64, copy=False)
             depth = self._column(part, "obs/n_counts", low, high).astype(np.float32, copy=False)
             sizes = np.diff(pointers)
-            # zarr reads a chunk whose file is gone as zeros
+            # zarr reads a chunk whose file is missing as zeros
             if (sizes < 0).any() or (depth[sizes > 0] <= 0).any():
                 raise UserError(f"{self._parts[part]}: is damaged; run preprocess again with --force")
             self._window = part, number, pointers, depth

@@ -1,6 +1,6 @@
-"""Reading a store: any rows as log1p values, from disk or from memory.
+"""Reads any rows of a store as log1p values, from disk or from memory.
 
-A store is a folder of AnnData Zarr parts that need none of this to be opened; see docs/store.md for the layout.
+A store is a folder of partitions, which are AnnData Zarr folders that other tools can open (docs/store.md).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Rows = np.ndarray | slice | Sequence[int]
 
 
 def value_factors(n_counts: np.ndarray, target_sum: float, input_scale: str) -> np.ndarray:
-    """Return what a cell's stored values are multiplied by before log1p, float32: target_sum / n_counts.
+    """Return the factor of a cell's stored values before log1p, float32: target_sum / n_counts.
 
-    0 for cells without counts, 1 where log1p values are stored.
+    It is 0 for cells without counts, and 1 if log1p values are stored.
     """
     if input_scale == "log1p":
         return np.ones(len(n_counts), np.float32)
@@ -51,21 +51,21 @@ def value_factors(n_counts: np.ndarray, target_sum: float, input_scale: str) -> 
 
 
 def dataset_of(store: Path) -> str:
-    """Return the name of the data set that a store holds: its folder's, without the key that the workflow adds.
+    """Return the name of the data set in a store: the name of its folder, without the key that the workflow adds.
 
-    Stores of one data set with other genes have other keys (``pbmc-1a2b3c4d``); a model's input layers are the data
-    set's.
+    Stores of one data set with different genes have different keys (``pbmc-1a2b3c4d``). A model has one input layer
+    for each data set.
     """
     return _KEY.sub("", store.resolve().name)
 
 
 def reading(part: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn what a missing or damaged file of a part raises into a `UserError`."""
+    """Turn the errors that a missing or damaged file of a partition raises into a `UserError`."""
     return explain_damage(part, "run preprocess again with --force")
 
 
 class Store(StoreHead):
-    """A finished store, read from disk. What a `StoreHead` knows, and:
+    """A finished store, read from disk. It has the attributes of `StoreHead`, and these.
 
     Attributes
     ----------
@@ -73,11 +73,11 @@ class Store(StoreHead):
         Names of the columns.
     conditions
         Table of conditions by id: ``cell_type, batch, perturbation, n_cells, start, stop, is_control,
-        control, part``; ``start`` and ``stop`` are rows of the store, ``control`` an id or -1.
+        control, part``. ``start`` and ``stop`` are rows of the store, and ``control`` is an id or -1.
     perturbations
         Table ``perturbation, agent, dose`` (nan without a dose).
     var
-        Gene statistics over the cells that gene selection looked at, indexed by gene.
+        Gene statistics over the cells that were used to select genes, indexed by gene.
 
     Raises
     ------
@@ -112,9 +112,9 @@ class Store(StoreHead):
         Parameters
         ----------
         columns
-            Names among ``cell`` (the input's obs name), ``cell_type, batch, perturbation, n_counts`` (depth
-            over all genes of the input), ``n_genes``, ``source_row, source_file``, ``dose`` and the extra
-            columns kept; None for all.
+            Names among ``cell`` (the cell's name in the input), ``cell_type, batch, perturbation, n_counts`` (depth
+            over all genes of the input), ``n_genes``, ``source_row, source_file``, ``dose`` and the further
+            columns that were kept. None for all.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Store(StoreHead):
         return pd.concat(frames, ignore_index=True)
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
-        """Return the input's obs names of rows ``start`` to ``stop``, object array of str, reading these only."""
+        """Return the names of the cells ``start`` to ``stop``, object array of str. Only these are read."""
         pieces = [np.empty(0, object)]
         for path, low, high in zip(self.parts, self.edges[:-1], self.edges[1:], strict=True):
             if start < high and stop > low:
@@ -147,7 +147,7 @@ class Store(StoreHead):
         if unknown:
             hint = nearest(unknown[0], have) or ";"
             raise UserError(f"{self.path}: no obs column '{unknown[0]}'{hint} columns: {listing(have, 20)}")
-        from anndata.io import read_elem  # here: anndata brings dask.array, and few commands read obs
+        from anndata.io import read_elem  # imported here: it imports dask.array, and few commands read obs
 
         names = have if columns is None else columns
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
@@ -160,7 +160,7 @@ class Store(StoreHead):
         return pd.DataFrame({n: read_elem(group[name]) for n, name in stored.items()})
 
     def require(self, prefix: str) -> None:
-        """Raise `UserError` if a file of the store whose name begins with ``prefix`` is gone."""
+        """Raise `UserError` if a file of the store whose name begins with ``prefix`` is missing."""
         checksums.require(self.path, self._recorded, prefix)
 
     @cached_property
@@ -170,7 +170,7 @@ class Store(StoreHead):
         Raises
         ------
         UserError
-            If a cell has counts but no depth: zarr reads a chunk whose file is gone as zeros.
+            If a cell has counts but no depth. Zarr reads a chunk whose file is missing as zeros.
         """
         depth = np.empty(self.n_cells, np.float32)
         for path, low, high in zip(self.parts, self.edges[:-1], self.edges[1:], strict=True):
@@ -188,7 +188,7 @@ class Store(StoreHead):
         return depth
 
     def factors(self, rows: np.ndarray) -> np.ndarray:
-        """Return what stored values of ``rows`` are multiplied by before log1p, float32 [n]."""
+        """Return the factors of the stored values of ``rows`` before log1p, float32 [n]."""
         return value_factors(self.n_counts[rows], self.target_sum, self.input_scale)
 
     @cached_property
@@ -202,11 +202,11 @@ class Store(StoreHead):
             return RowsOnDisk(self.parts, self._pointers, self.n_genes)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
-        """Yield where the values of ``rows`` (int64 [n]) lie in memory; each is valid until the next one."""
+        """Yield the positions in memory of the values of ``rows`` (int64 [n]). Each is valid until the next one."""
         return self._on_disk.pieces(rows)
 
     def expression(self, rows: Rows) -> sparse.csr_matrix:
-        """Return log1p values of ``rows`` in the order given, repeats allowed.
+        """Return log1p values of ``rows``, in this order. Rows may repeat.
 
         Parameters
         ----------
@@ -216,13 +216,12 @@ class Store(StoreHead):
         Returns
         -------
         scipy.sparse.csr_matrix
-            float32 log1p [n, G]: log1p(count * target_sum / depth), natural logarithm, not divided by
-            ``scale``.
+            float32 [n, G]: log1p(count * target_sum / depth), natural logarithm, not divided by ``scale``.
         """
         return self._matrix(self.row_numbers(rows), as_stored=False)
 
     def counts(self, rows: Rows) -> sparse.csr_matrix:
-        """Return what is stored of ``rows``: uint16 or uint32 counts, or float32 log1p values, [n, G]."""
+        """Return the stored values of ``rows`` [n, G]: uint16 or uint32 counts, or float32 log1p values."""
         return self._matrix(self.row_numbers(rows), as_stored=True)
 
     def dense(
@@ -240,36 +239,36 @@ class Store(StoreHead):
         out
             Array to write to, [at least n, columns].
         place
-            int64 [n]: the row of ``out`` that each row goes to. By default the first n in order.
+            int64 [n]: the row of ``out`` for each row. By default, the first n rows in order.
         columns
-            int32 [G]: the column of ``out`` that each gene goes to, -1 for none (`GeneMap.columns`); needs
-            ``out``. The other columns are zero.
+            int32 [G]: the column of ``out`` for each gene, or -1 for none (`GeneMap.columns`). It needs ``out``. The
+            other columns become zero.
         """
-        wanted = self.row_numbers(rows)
+        numbers = self.row_numbers(rows)
         if out is None:
-            out = np.empty((len(wanted), self.n_genes), np.float32)
-        place = np.arange(len(wanted)) if place is None else place
+            out = np.empty((len(numbers), self.n_genes), np.float32)
+        place = np.arange(len(numbers)) if place is None else place
         columns = np.empty(0, np.int32) if columns is None else columns
         if self.input_scale == "log1p":
-            for found in self.pieces(wanted):
-                row_kernels.dense_values(*found, columns, place, out)
+            for pieces in self.pieces(numbers):
+                row_kernels.dense_values(*pieces, columns, place, out)
             return out
-        factors = self.factors(wanted)
-        for found in self.pieces(wanted):
-            row_kernels.dense_log1p(*found, factors, columns, place, out)
+        factors = self.factors(numbers)
+        for pieces in self.pieces(numbers):
+            row_kernels.dense_log1p(*pieces, factors, columns, place, out)
         return out
 
     def blocks(self, rows_per_block: int = 4096) -> Iterator[tuple[int, sparse.csr_matrix]]:
-        """Yield (first row, log1p CSR [at most rows_per_block, G]) from the first cell to the last."""
+        """Yield blocks of all cells in order: the first row, and log1p CSR [at most rows_per_block, G]."""
         for start in range(0, self.n_cells, rows_per_block):
             yield start, self.expression(slice(start, start + rows_per_block))
 
     def in_memory(self, node: Node | None = None) -> MemoryStore:
-        """Return the same store held in memory (`nbytes_in_memory`), in one copy for all processes of ``node``."""
+        """Return the store in memory (`nbytes_in_memory` bytes). All processes of ``node`` share one copy."""
         return MemoryStore(self, node)
 
     def row_numbers(self, rows: Rows) -> np.ndarray:
-        """Return rows as numbers, int64 [n]; raises IndexError if one is not in the store."""
+        """Return row numbers, int64 [n]. Raises IndexError if a row is not in the store."""
         if isinstance(rows, slice):
             return np.arange(*rows.indices(self.n_cells), dtype=np.int64)
         numbers = np.ascontiguousarray(rows, np.int64)
@@ -280,26 +279,26 @@ class Store(StoreHead):
     def sparse(
         self, rows: np.ndarray, columns: np.ndarray | None = None, *, as_stored: bool = True
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return rows (int64 [n]) as starts [n + 1], column numbers (int32) and values: as stored, or log1p.
+        """Return rows (int64 [n]) as starts [n + 1], column numbers (int32) and values (as stored, or log1p).
 
-        With ``columns`` (int32 [G], -1: left out; `GeneMap.columns`) the columns are renamed, and a row's values
-        need not ascend by column.
+        ``columns`` (int32 [G], `GeneMap.columns`) renumbers the columns, and -1 leaves a column out. The values of a
+        row may then not ascend by column.
         """
         starts = np.concatenate([[0], np.cumsum(self._pointers.flat(rows)[1])])
         as_stored = as_stored or self.input_scale == "log1p"
         indices = np.empty(int(starts[-1]), np.int32)
         data = np.empty(int(starts[-1]), self.dtype if as_stored else np.float32)
         if as_stored:
-            for found in self.pieces(rows):
-                row_kernels.take_values(*found, starts, indices, data)
+            for pieces in self.pieces(rows):
+                row_kernels.take_values(*pieces, starts, indices, data)
         else:
             factors = self.factors(rows)
-            for found in self.pieces(rows):
-                row_kernels.take_log1p(*found, factors, starts, indices, data)
+            for pieces in self.pieces(rows):
+                row_kernels.take_log1p(*pieces, factors, starts, indices, data)
         if columns is not None:
-            left = np.empty_like(starts)
-            end = row_kernels.drop_columns(starts, columns, indices, data, left)
-            return left, indices[:end], data[:end]
+            new_starts = np.empty_like(starts)
+            end = row_kernels.drop_columns(starts, columns, indices, data, new_starts)
+            return new_starts, indices[:end], data[:end]
         return starts, indices, data
 
     def _matrix(self, rows: np.ndarray, *, as_stored: bool) -> sparse.csr_matrix:
@@ -312,14 +311,14 @@ class Store(StoreHead):
 
 
 class MemoryStore(Store):
-    """A store whose column numbers and values are held in memory; see `Store`.
+    """A `Store` whose column numbers and values are in memory.
 
     Parameters
     ----------
     store
         The store on disk.
     node
-        Hold one copy together with the other processes of a node; all of them have to do so.
+        Share one copy with the other processes of a node. All of them must do so.
     """
 
     def __init__(self, store: Store, node: Node | None = None) -> None:
@@ -338,12 +337,12 @@ class MemoryStore(Store):
         return self
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
-        """Yield where the values of ``rows`` (int64 [n]) lie in memory."""
+        """Yield the positions in memory of the values of ``rows`` (int64 [n])."""
         begin, size = self._pointers.flat(rows)
         yield Pieces(begin, size, np.arange(len(rows)), self._indices, self._data)
 
     def _share(self, node: Node, store: Store) -> tuple[RowPointers, np.ndarray]:
-        """Lay all arrays into one block; return the row pointers and depths there."""
+        """Put all arrays into one shared block. Return its row pointers and depths."""
         pointer = RowPointers.dtype_for(self.n_values)
         kinds = [
             (self.n_values, self.index_dtype),
@@ -375,7 +374,7 @@ class MemoryStore(Store):
 
 
 def _fill(reader: ShardedReader, values: np.ndarray) -> None:
-    """Read a whole array into the beginning of ``values``, in pieces that end with chunks."""
+    """Read a complete array into the beginning of ``values``, some whole chunks at a time."""
     step = max(_VALUES_PER_READ // reader.chunk, 1) * reader.chunk
     for start in range(0, reader.length, step):
         stop = min(start + step, reader.length)

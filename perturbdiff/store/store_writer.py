@@ -1,6 +1,6 @@
-"""Writing a store: parts that are complete AnnData Zarr v3 folders, written from the first row to the last.
+"""Writes the partitions of a store, each a complete AnnData Zarr v3 folder, from the first row to the last.
 
-Of what is appended, a part keeps one chunk per array, whatever its size.
+A writer keeps one chunk per array in memory, whatever the size of the partition.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from perturbdiff.runtime.files import sha256
 
-_LEVEL = 2  # as small as level 3, in half the time
-_ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that is not there
+_LEVEL = 2  # output as small as with level 3, in half the time
+_ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that is not stored
 _BUFFER = 1 << 18
 TEXT_ATTRIBUTES = {"encoding-type": "string-array", "encoding-version": "0.2.0"}
 ROWS_PER_CHUNK = 64
 ROWS_PER_SHARD = 524_288
-"""About four files of values and column numbers for a million cells; see `_even`."""
+"""A million cells get about four files of values and column numbers (see `_even`)."""
 _OBS_CHUNK = 65_536
-_WHOLE = 1 << 40  # all of an array in one file
+_WHOLE = 1 << 40  # puts a complete array into one file
 _PLAIN = {"encoding-type": "array", "encoding-version": "0.2.0"}
 _CATEGORICAL = {"encoding-type": "categorical", "encoding-version": "0.2.0", "ordered": False}
 _FRAME = {"encoding-type": "dataframe", "encoding-version": "0.2.0", "_index": "_index"}
@@ -40,7 +40,7 @@ _LEVELS = {"zstd": _LEVEL, "lz4hc": 4}
 
 
 class _ShardFiles:
-    """The files of an array: encoded chunks one after another, each file ended by its index."""
+    """The files of an array. Each file holds encoded chunks, followed by their index."""
 
     def __init__(self, folder: Path, chunks_per_shard: int) -> None:
         self._folder, self._chunks = folder, chunks_per_shard
@@ -62,7 +62,7 @@ class _ShardFiles:
             self.finish()
 
     def finish(self) -> None:
-        """End the file that is open, if there is one, with its index."""
+        """Write the index of the open file, if there is one, and close it."""
         if self._file is None:
             return
         index = self._index.tobytes()
@@ -75,7 +75,7 @@ class _ShardFiles:
         self._number, self._filled, self._end = self._number + 1, 0, 0
 
     def release(self) -> None:
-        """Close the file as it is."""
+        """Close the file without its index."""
         if self._file is not None:
             self._file.close()
 
@@ -92,24 +92,23 @@ class ShardWriter:
     path
         Folder of the array, which must not exist.
     length
-        Elements it will have.
+        Number of elements that it will have.
     dtype
-        Their type, a number or bool.
+        Type of the elements, a number or bool.
     chunk, shard
-        Elements of a chunk and of a file; ``shard`` is a multiple of ``chunk``. An array that is shorter has one
-        file of as many chunks as it needs.
+        Number of elements in a chunk and in a file. ``shard`` is a multiple of ``chunk``. A shorter array has one
+        file with as many chunks as it needs.
     attributes
         Attributes of the array.
     shuffle
         Whether Blosc sorts the bytes of a chunk by their significance.
     codec
-        Blosc's compressor.
+        Compressor that Blosc uses.
 
     Attributes
     ----------
     checksums
-        SHA-256 of every file below ``path`` once it is complete, by its path relative to ``path``; all but
-        ``zarr.json``.
+        SHA-256 of every complete file below ``path`` except ``zarr.json``, by its path relative to ``path``.
     """
 
     def __init__(
@@ -136,12 +135,12 @@ class ShardWriter:
         self._written = 0
 
     def append(self, values: np.ndarray) -> None:
-        """Write ``values`` as far as they fill chunks and keep the rest.
+        """Write the complete chunks, and keep the remaining values.
 
         Raises
         ------
         TypeError
-            If they do not fit into the array's type.
+            If the values do not fit into the array's type.
         """
         values = np.ascontiguousarray(values).astype(self.dtype, casting="safe", copy=False)
         size, start = len(self._chunk), 0
@@ -161,12 +160,12 @@ class ShardWriter:
         self._written += len(values)
 
     def close(self) -> None:
-        """Write what is left; a last chunk that is not full ends in zeros.
+        """Write the remaining values. The last chunk is filled up with zeros.
 
         Raises
         ------
         RuntimeError
-            If fewer or more values came than announced.
+            If the number of values differs from ``length``.
         """
         if self._part:
             self._chunk[self._part :] = 0
@@ -180,12 +179,12 @@ class ShardWriter:
         self._files.release()
 
     def _encode(self, chunk: np.ndarray) -> None:
-        # zarr has switched off Blosc's threads, with which the order of a chunk's blocks would be left to chance
+        # zarr has switched off Blosc's threads, which would put the blocks of a chunk into a random order
         self._files.add(compress(chunk, self._codec, self._level, self._shuffle, 0, self.dtype.itemsize))
 
 
 class TextWriter:
-    """Appends text to an array of known length; see `ShardWriter`. All of it lies in one file."""
+    """Appends texts to an array of known length, as `ShardWriter` does for numbers. The array is one file."""
 
     def __init__(self, path: Path, length: int, chunk: int) -> None:
         self.path, self.length, self._size = path, length, chunk
@@ -198,7 +197,7 @@ class TextWriter:
         self._count = self._written = 0
 
     def append(self, values: Any) -> None:
-        """Write texts, anything that pyarrow makes an array of, as far as they fill chunks; keep the rest."""
+        """Write complete chunks of texts, and keep the remaining texts. ``values`` is anything pyarrow can convert."""
         texts = pa.array(values, pa.large_string())
         if isinstance(texts, pa.ChunkedArray):
             texts = texts.combine_chunks()
@@ -209,7 +208,7 @@ class TextWriter:
             self._encode(self._count // self._size * self._size)
 
     def close(self) -> None:
-        """Write what is left; a last chunk that is not full ends in empty texts."""
+        """Write the remaining texts. The last chunk is filled up with empty texts."""
         if self._count:
             self._waiting.append(pa.array([""] * (-self._count % self._size), pa.large_string()))
             self._count += -self._count % self._size
@@ -225,13 +224,13 @@ class TextWriter:
         texts = pa.concat_arrays(self._waiting)
         for start in range(0, stop, self._size):
             self._files.add(zstd(encode_texts(texts.slice(start, self._size)), _LEVEL))
-        # a copy, since a slice would keep the whole
+        # copied, because a slice would keep all texts in memory
         self._waiting = [pa.concat_arrays([texts.slice(stop), pa.array([], pa.large_string())])]
         self._count -= stop
 
 
 def encode_texts(texts: Any) -> bytes:
-    """Return a pyarrow large_string array as Zarr's ``vlen-utf8``: the count, then each text after its length."""
+    """Encode a pyarrow large_string array as Zarr's ``vlen-utf8``: the count, then each text preceded by its length."""
     count = len(texts)
     if texts.null_count:
         raise ValueError("missing texts")
@@ -254,7 +253,7 @@ def encode_texts(texts: Any) -> bytes:
 def _create(
     path: Path, length: int, dtype: Any, chunk: int, shard: int, codecs: tuple[Any, ...], attributes: Any
 ) -> None:
-    """Let zarr write the metadata of an array."""
+    """Create an array, whose metadata zarr writes."""
     zarr.create_array(
         path,
         shape=(length,),
@@ -291,29 +290,29 @@ class _Column(Protocol):
 
 
 class PartWriter:
-    """One part of a store, written in row order.
+    """Writes one partition of a store in row order.
 
     Parameters
     ----------
     path
-        Folder of the part, which must not exist.
+        Folder of the partition, which must not exist.
     num_cells, num_values
-        Rows and stored values it will have.
+        Number of rows and of stored values that it will have.
     num_genes
-        Columns.
+        Number of columns.
     mean_values
-        Stored values per cell in the whole store, which sets the size of chunks.
+        Mean number of stored values per cell in the complete store, which determines the size of chunks.
     rows_per_shard
-        See `rows_per_shard`; files hold up to half as many rows more or less, so that they are equal.
+        Rows in a file (see `rows_per_shard`). To make files equal, they hold up to half as many rows more or less.
     dtype, index_dtype, pointer_dtype
-        Of the values, the column numbers and the row pointers.
+        Types of the values, the column numbers and the row pointers.
     rows_per_chunk
-        Rows of an average chunk; by default `ROWS_PER_CHUNK`.
+        Rows in an average chunk. By default `ROWS_PER_CHUNK`.
 
     Attributes
     ----------
     checksums
-        After `close`, the SHA-256 of every file by its path below the part.
+        After `close`, the SHA-256 of every file by its path below the partition.
     """
 
     def __init__(
@@ -344,12 +343,12 @@ class PartWriter:
         rows_per_chunk = rows_per_chunk or ROWS_PER_CHUNK
         chunk = max(1, round(mean_values * rows_per_chunk))
         shard = _even(num_values, chunk, chunk * max(1, rows_per_shard // rows_per_chunk))
-        # normalised values repeat as a whole, which shuffling their bytes hides: half the size without
+        # not for normalised values: equal values repeat, and without shuffling they compress to half the size
         shuffle = np.dtype(dtype).kind != "f"
         self._data = self._keep(
             ShardWriter(path / "X" / "data", num_values, dtype, chunk, shard, shuffle=shuffle)
         )
-        # LZ4 makes ascending column numbers as small as zstd does, in the same time, and reads four times faster
+        # for ascending column numbers, LZ4 equals zstd in size and time, and is read four times faster
         self._indices = self._keep(
             ShardWriter(path / "X" / "indices", num_values, index_dtype, chunk, shard, codec="lz4hc")
         )
@@ -357,14 +356,14 @@ class PartWriter:
         self._indptr.append(np.zeros(1, pointer_dtype))
 
     def append(self, obs: pd.DataFrame, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray) -> None:
-        """Add rows given as CSR with their obs, whose columns, types and categories never change.
+        """Add rows in CSR form with their obs. The columns, types and categories of obs must never change.
 
         The index of ``obs`` holds the names of the cells.
 
         Raises
         ------
         ValueError
-            If the obs differ in kind from those before.
+            If obs has other columns or categories than before.
         """
         if not self._columns:
             self._columns = self._open_columns(obs)
@@ -380,7 +379,7 @@ class PartWriter:
         self._values += len(data)
 
     def close(self, var: pd.DataFrame, uns: Mapping[str, Any]) -> None:
-        """Write what is left of the part: the ends of its arrays, var and uns."""
+        """Finish the partition: write the ends of its arrays, var and uns."""
         for writer in (*self._columns.values(), self._data, self._indices, self._indptr):
             writer.close()
         with warnings.catch_warnings():
@@ -403,11 +402,11 @@ class PartWriter:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of the part, by which a reader knows it again: name, cells, stored values."""
+        """The entry of the partition in the manifest, by which a reader finds it: name, cells, stored values."""
         return {"name": self.path.name, "n_cells": self.num_cells, "n_values": self._values}
 
     def release(self) -> None:
-        """Close the files as they are, of a part that is given up."""
+        """Close the files of a partition that will not be finished."""
         for array in self._arrays:
             array.release()
 
@@ -420,16 +419,16 @@ class PartWriter:
             return columns | {str(n): self._open_column(group, str(n), column) for n, column in obs.items()}
 
     def _open_column(self, group: zarr.Group, name: str, values: pd.Series) -> _Column:
-        """Create an array of obs for values like these."""
+        """Create the arrays of an obs column for values of this type."""
         if isinstance(values.dtype, pd.CategoricalDtype):
-            own = group.create_group(name, attributes=_CATEGORICAL)
+            of_column = group.create_group(name, attributes=_CATEGORICAL)
             categories = values.cat.categories
-            anndata.io.write_elem(own, "categories", categories.to_numpy())
+            anndata.io.write_elem(of_column, "categories", categories.to_numpy())
             dtype = values.cat.codes.dtype
             return _Codes(self._numbers(f"obs/{name}/codes", self.num_cells, dtype, _PLAIN), categories)
         if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf":
             return _Numbers(self._numbers(f"obs/{name}", self.num_cells, values.dtype, _PLAIN))
-        if pd.api.types.is_numeric_dtype(values.dtype):  # with pandas' own missing values
+        if pd.api.types.is_numeric_dtype(values.dtype):  # a pandas type that has missing values
             return _Numbers(self._numbers(f"obs/{name}", self.num_cells, np.dtype(np.float64), _PLAIN))
         return self._text(f"obs/{name}")
 
@@ -458,7 +457,7 @@ class _Numbers:
 
 
 class _Codes:
-    """A column of labels: the place of each among the categories, -1 if it is missing."""
+    """A column of labels, written as positions in the categories. -1 stands for a missing label."""
 
     def __init__(self, array: ShardWriter, categories: pd.Index) -> None:
         self._array, self._categories = array, categories
@@ -471,7 +470,7 @@ class _Codes:
 
 
 def _even(length: int, chunk: int, shard: int) -> int:
-    """Return a size of shards near ``shard`` that cuts an array into equal files, without a small one at its end."""
+    """Return a shard size near ``shard`` that divides an array into equal files, without a small last one."""
     files = max(1, round(length / shard))
     return -(-length // (files * chunk)) * chunk if length else shard
 

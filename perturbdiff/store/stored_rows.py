@@ -1,4 +1,4 @@
-"""Where the rows of a store lie: row pointers at four bytes a cell, and rows found in decoded chunks."""
+"""Finds the rows of a store: row pointers of four bytes per cell, and rows in decoded chunks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from perturbdiff.store import row_kernels
 from perturbdiff.store.zarr_shards import ShardedReader
 
 CACHE_BYTES = 256 << 20
-"""Decoded chunks that a store keeps: far more than a step needs, so that small sets share what they read."""
+"""Size of the decoded chunks that a store keeps. It is far more than a step needs, so that small sets share chunks."""
 _POINTERS_PER_READ = 1 << 20
-_BATCHES = 4  # a reader holds at most this fraction of the cache, so that several can go on
+_READERS = 4  # one reader uses at most 1/4 of the cache, so that several can work at once
 
-_AWAITED, _READY, _FAILED = 0, 1, 2
+_AWAITED, _READY, _FAILED = 0, 1, 2  # states of a slot
 
 Decode = Callable[[Sequence[int], Sequence[int]], None]
 """Decodes chunks (numbers, ascending) into slots of the cache."""
@@ -32,22 +32,22 @@ class ChunkCache:
     Parameters
     ----------
     chunks
-        Chunks there are.
+        Number of chunks.
     length
-        Values in the largest chunk.
+        Number of values in the largest chunk.
     index_dtype, dtype
-        Of column numbers and values.
+        Types of column numbers and values.
     budget
-        Bytes that the slots may take together.
+        Bytes that all slots may take together.
     fewest
-        Slots that there are whatever the budget.
+        Minimum number of slots, whatever the budget.
 
     Attributes
     ----------
     indices, data
         [slots, length].
     slot_of
-        int32 [chunks]: the slot of each chunk, -1 if it has none.
+        int32 [chunks]: the slot of each chunk, or -1 if it has none.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ChunkCache:
     def lent(self, numbers: np.ndarray, decode: Decode) -> Iterator[None]:
         """Keep these chunks (ascending, at most a quarter of the slots) in their slots while the block runs.
 
-        A chunk that another thread is decoding is waited for.
+        If another thread is decoding a chunk, this thread waits for it.
         """
         absent = np.empty(len(numbers), np.int64)
         with self._changed:
@@ -91,7 +91,7 @@ class ChunkCache:
             with self._changed:
                 self._changed.wait_for(lambda: not (self._state[slots] == _AWAITED).any())
                 failed = numbers[self._state[slots] == _FAILED]
-            self._fill(failed, decode)  # the thread that was to do it could not: find out why
+            self._fill(failed, decode)  # another thread failed: decode again, to raise the error here too
             yield
         finally:
             with self._changed:
@@ -105,7 +105,7 @@ class ChunkCache:
         return count
 
     def _fill(self, numbers: np.ndarray, decode: Decode) -> None:
-        """Decode chunks into their slots and tell who waits for them."""
+        """Decode chunks into their slots, and wake the threads that wait for them."""
         if not len(numbers):
             return
         slots, state = self.slot_of[numbers], _FAILED
@@ -119,14 +119,14 @@ class ChunkCache:
 
 
 class Pieces(NamedTuple):
-    """Rows of a request as stretches of flat arrays; see `row_kernels`.
+    """Requested rows as pieces of flat arrays (see `row_kernels`).
 
     Attributes
     ----------
     begin, size, row
-        int64 [pieces]: first value, number of values, and the row of the request.
+        int64 [pieces]: position of the first value, number of values, and the row in the request.
     indices, data
-        Column numbers and values, flat.
+        Flat arrays of column numbers and values.
     """
 
     begin: np.ndarray
@@ -137,30 +137,31 @@ class Pieces(NamedTuple):
 
 
 class RowPointers:
-    """Place of each row's values within its part.
+    """Position of each row's values within its partition.
 
     Parameters
     ----------
     parts
-        Folders of the parts.
+        Folders of the partitions.
     edges
-        int64 [parts + 1]: first row of each part, and the number of rows.
+        int64 [parts + 1]: first row of each partition, and the number of rows.
     num_values
-        Values in all parts together, which is checked.
+        Number of values in all partitions together, which is checked.
     places
-        What another one of the same store read; by default it is read here.
+        Positions that another object has read from the same store. By default, they are read from ``parts``.
 
     Attributes
     ----------
     places
-        `dtype_for` [rows + parts]: place of each row's first value within its part, and after a part's rows the end.
+        `dtype_for` [rows + parts]: position of each row's first value in its partition. The rows of a partition are
+        followed by the end of its last row.
     base
-        int64 [parts + 1]: values before each part.
+        int64 [parts + 1]: number of values before each partition.
 
     Raises
     ------
     UserError
-        If the pointers of a part are damaged.
+        If the pointers of a partition are damaged.
     """
 
     def __init__(
@@ -178,16 +179,16 @@ class RowPointers:
 
     @staticmethod
     def dtype_for(num_values: int) -> np.dtype:
-        """Return the type of the places in a store of so many values."""
+        """Return the type of positions in a store with this number of values."""
         return np.dtype(np.uint32 if num_values <= np.iinfo(np.uint32).max else np.uint64)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
+        """Size in memory, in bytes."""
         return self.places.nbytes
 
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return each row's part, and where its values start and stop within the part, int64 [n]."""
+        """Return the partition of each row, and the start and end of its values in the partition, int64 [n]."""
         if len(self._edges) == 2:
             part = np.zeros(len(rows), np.int64)
         else:
@@ -196,12 +197,12 @@ class RowPointers:
         return part, self.places[places].astype(np.int64), self.places[places + 1].astype(np.int64)
 
     def flat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where rows start among the values of all parts end to end, and their lengths, int64 [n]."""
+        """Return the starts of rows in the concatenated values of all partitions, and their lengths, int64 [n]."""
         part, starts, stops = self.find(rows)
         return starts + self.base[part], stops - starts
 
     def occupied(self, start: int, stop: int) -> np.ndarray:
-        """Return which of the rows ``start`` to ``stop`` have values."""
+        """Return whether each of the rows ``start`` to ``stop`` has values, bool [n]."""
         _, begin, end = self.find(np.arange(start, stop))
         return end > begin
 
@@ -224,18 +225,18 @@ def _damaged(path: Path) -> UserError:
 
 
 class RowsOnDisk:
-    """Rows of the parts' matrices, found in decoded chunks.
+    """Reads rows of the partitions' matrices by decoding chunks.
 
-    Every chunk that a request touches is read once; successive chunks are one read of the file.
+    Every chunk that holds requested rows is read once. Successive chunks need one read of the file.
 
     Parameters
     ----------
     parts
-        Folders of the parts.
+        Folders of the partitions.
     pointers
-        Of their rows.
+        Positions of their rows.
     num_genes
-        Columns; a larger column number is damage.
+        Number of columns. A larger column number means that the store is damaged.
     """
 
     def __init__(self, parts: Sequence[Path], pointers: RowPointers, num_genes: int) -> None:
@@ -254,12 +255,12 @@ class RowsOnDisk:
         indices, data = self._readers[0]
         self.cache = ChunkCache(
             int(self._base[-1]), int(self._chunk.max()), indices.dtype, data.dtype,
-            budget=CACHE_BYTES, fewest=_BATCHES * longest_row,
+            budget=CACHE_BYTES, fewest=_READERS * longest_row,
         )  # fmt: skip
-        self._limit = max(len(self.cache) // _BATCHES, min(longest_row, len(self.cache)))
+        self._limit = max(len(self.cache) // _READERS, min(longest_row, len(self.cache)))
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
-        """Yield the pieces of ``rows`` in batches; each is valid until the next one is asked for."""
+        """Yield the pieces of ``rows`` in groups. Each group is valid until the next one is requested."""
         request = np.arange(len(rows))
         if len(rows) > 1 and (np.diff(rows) < 0).any():
             request = np.argsort(rows, kind="stable")
@@ -269,15 +270,15 @@ class RowsOnDisk:
         touched = np.where(stops > starts, (stops - 1) // chunk - starts // chunk + 1, 1)
         numbers = np.empty(int(touched.sum()), np.int64)
         cuts = np.empty((len(rows) + 1, 2), np.int64)
-        batches = row_kernels.plan_chunks(
+        groups = row_kernels.plan_chunks(
             starts, stops, part, self._chunk, self._base, self._limit, numbers, cuts
         )
         row, number = 0, 0
-        for last_row, last_number in cuts[:batches].tolist():
-            wanted, here = numbers[number:last_number], slice(row, last_row)
-            # in the order of the request: writing in order pays more than reading in order
+        for last_row, last_number in cuts[:groups].tolist():
+            here = slice(row, last_row)
+            # in the order of the request: writing in order saves more time than reading in order
             turn = row + np.argsort(request[here])
-            with self.cache.lent(wanted, self._decode):
+            with self.cache.lent(numbers[number:last_number], self._decode):
                 yield self._cut(
                     starts[turn], stops[turn], part[turn], request[turn], int(touched[here].sum())
                 )
@@ -304,17 +305,17 @@ class RowsOnDisk:
             while last < len(numbers) and numbers[last] < end:
                 last += 1
             if last > first:
-                own, here, chunk = [n - base for n in numbers[first:last]], slots[first:last], indices.chunk
+                local, here, chunk = [n - base for n in numbers[first:last]], slots[first:last], indices.chunk
                 columns = [self.cache.indices[slot, :chunk] for slot in here]
-                indices.decode(own, columns)
-                data.decode(own, [self.cache.data[slot, :chunk] for slot in here])
-                self._check(columns, own, indices)
+                indices.decode(local, columns)
+                data.decode(local, [self.cache.data[slot, :chunk] for slot in here])
+                self._check(columns, local, indices)
             first = last
 
     def _check(self, columns: Sequence[np.ndarray], numbers: Sequence[int], reader: ShardedReader) -> None:
-        """Refuse column numbers that are none: the compiled loops would write beyond the end."""
-        for number, found in zip(numbers, columns, strict=True):
-            used = found[: max(reader.length - number * reader.chunk, 0)]
+        """Refuse column numbers that are too large, because the compiled loops would write beyond the end of a row."""
+        for number, decoded in zip(numbers, columns, strict=True):
+            used = decoded[: max(reader.length - number * reader.chunk, 0)]
             if len(used) and used.view(f"u{used.itemsize}").max() >= self._genes:
                 raise UserError(
                     f"{reader.path}: is damaged (a column number is too large); run preprocess again with --force"

@@ -1,4 +1,4 @@
-"""A store as other tools see it: AnnData in memory or lazy, and dask arrays whose blocks are read when needed."""
+"""Shows a store to other tools as AnnData, in memory or lazy, and as dask arrays that are read when needed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _ROWS_PER_BLOCK = 65_536
 class CSRRows(sparse.csr_matrix):
     """A CSR matrix with the reductions of a NumPy array.
 
-    dask passes ``keepdims`` and tuples of axes to the blocks of an array, which scipy's matrices refuse.
-    Called as scipy's are, these give what scipy's give.
+    dask passes ``keepdims`` and tuples of axes to the blocks of an array, which scipy's matrices refuse. Without them,
+    the reductions return what scipy's return.
     """
 
     def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, **keepdims: bool) -> Any:
@@ -51,15 +51,15 @@ class CSRRows(sparse.csr_matrix):
         return self._shaped(super().min(axis=_one(axis), out=out), axis, **keepdims)
 
     def __sub__(self, other: Any) -> Any:
-        """Subtract; with a dense array the result is an array, not a matrix."""
+        """Subtract. With a dense array, the result is an array and not a matrix."""
         return self.toarray() - other if isinstance(other, np.ndarray) else super().__sub__(other)
 
-    def _shaped(self, found: Any, axis: Any, *, keepdims: bool | None = None) -> Any:
-        """Return a reduction over ``axis`` as scipy gives it, or as NumPy would with ``keepdims``."""
+    def _shaped(self, reduced: Any, axis: Any, *, keepdims: bool | None = None) -> Any:
+        """Return a reduction over ``axis`` in scipy's shape, or in NumPy's shape if ``keepdims`` is given."""
         if keepdims is None:
-            return found
+            return reduced
         kept = _one(axis)
-        values = found.toarray() if sparse.issparse(found) else np.asarray(found)
+        values = reduced.toarray() if sparse.issparse(reduced) else np.asarray(reduced)
         if keepdims:
             rows, columns = self.get_shape()
             shape = (1, 1) if kept is None else (1, columns) if kept % 2 == 0 else (rows, 1)
@@ -68,7 +68,7 @@ class CSRRows(sparse.csr_matrix):
 
 
 def _one(axis: Any) -> int | None:
-    """Return the axis that a tuple of axes of a matrix means."""
+    """Return the one axis in a tuple of axes, or None if the tuple has both axes."""
     if isinstance(axis, tuple):
         return axis[0] if len(axis) == 1 else None
     return axis
@@ -89,7 +89,7 @@ def _write_blocks(group: Any, key: str, array: da.Array, *, _writer: Any, datase
     _writer.write_elem(group, key, plain, dataset_kwargs=dataset_kwargs or {})
 
 
-# anndata looks up how to write something by its exact type, so a lazy view could not be written without these
+# anndata chooses how to write an object by its exact type, so it could not write a lazy view without these
 for _group in (h5py.Group, zarr.Group):
     _SPEC = IOSpec("csr_matrix", "0.1.0")
     _REGISTRY.register_write(_group, CSRRows, _SPEC)(_write_csr)
@@ -113,7 +113,7 @@ def check_scale(store: Store, scale: str) -> Scale:
     Raises
     ------
     UserError
-        If there is no such unit, or the store was made from log1p values and has no counts.
+        If the unit does not exist, or if the store was made from log1p values and has no counts.
     """
     if scale not in SCALES:
         raise UserError(f"scale '{scale}': choose one of {', '.join(SCALES)}")
@@ -135,13 +135,13 @@ def to_dask(
     Parameters
     ----------
     store
-        The store; workers open it by its path.
+        The store. Workers open it by its path.
     rows
-        Row numbers in the order wanted, or a slice; None for all.
+        Row numbers in the order of the result, or a slice. None for all.
     rows_per_block
-        Cells of a block.
+        Number of cells in a block.
     dense
-        Blocks of NumPy arrays instead of CSR.
+        Return blocks of NumPy arrays instead of CSR.
     scale
         ``log1p`` (float32), ``model`` (log1p / scale) or ``counts``.
 
@@ -152,8 +152,8 @@ def to_dask(
 
     Notes
     -----
-    Sparse blocks are `CSRRows`, so that reductions (sum, mean, var, max) work along any axis. ``var`` makes a block
-    dense while it works on it.
+    Sparse blocks are `CSRRows`, so that reductions (sum, mean, var, max) work along any axis. ``var`` temporarily makes
+    each block dense.
     """
     read = functools.partial(_block, path=store.path, dense=dense, scale=check_scale(store, scale))
     dtype = store.dtype if scale == "counts" else np.dtype(np.float32)
@@ -167,21 +167,21 @@ def to_dask(
     else:
         numbers = da.from_array(store.row_numbers(rows), chunks=chunks)
     sizes = (numbers.chunks[0], (store.n_genes,))
-    # blocks of one column, so that each of them becomes a block of all genes
+    # a column vector, because each of its blocks becomes a block of all genes
     return numbers[:, None].map_blocks(read, chunks=sizes, dtype=dtype, meta=meta, name=None)
 
 
 def _block(rows: np.ndarray, path: Path, *, dense: bool, scale: Scale) -> Any:
-    """Read a block: ``rows`` [n, 1] are numbers of the store."""
-    store, wanted = opened(path), rows[:, 0]
+    """Read the block of the store rows ``rows`` [n, 1]."""
+    store, numbers = opened(path), rows[:, 0]
     if dense and scale == "log1p":
-        return store.dense(wanted)
-    matrix = read_rows(store, wanted, scale)
+        return store.dense(numbers)
+    matrix = read_rows(store, numbers, scale)
     return matrix.toarray() if dense else CSRRows(matrix)
 
 
 def opened(path: Path) -> Store:
-    """Return the store at ``path``, opened once by the process for all its threads."""
+    """Return the store at ``path``. A process opens it once for all its threads."""
     manifest = path / "manifest.json"
     return _opened(path, manifest.stat().st_mtime_ns if manifest.exists() else 0)
 
@@ -207,16 +207,16 @@ def to_anndata(
     store
         The store.
     lazy
-        Leave ``X`` on disk: a dask array of CSR blocks that are read when something is computed. obs and var are
-        in memory either way.
+        Leave ``X`` on disk, as a dask array of CSR blocks that are read when something is computed. obs and var are
+        always in memory.
     rows
-        Row numbers in the order wanted, or a slice; None for all.
+        Row numbers in the order of the result, or a slice. None for all.
     scale
         Units of ``X``: ``log1p`` (float32), ``model`` (log1p / scale) or ``counts``.
     columns
-        Columns of obs; None for all.
+        Columns of obs. None for all.
     rows_per_block
-        Cells of a lazy block.
+        Number of cells in a lazy block.
 
     Raises
     ------
@@ -224,8 +224,8 @@ def to_anndata(
         If the store cannot give ``scale``, or a column does not exist.
     """
     check_scale(store, scale)
-    wanted = None if columns is None else [c for c in columns if c != "cell"]
-    obs = store.obs(None if wanted is None else ["cell", *wanted]).set_index("cell")
+    names = None if columns is None else ["cell", *(c for c in columns if c != "cell")]
+    obs = store.obs(names).set_index("cell")
     obs.index = obs.index.astype(object).rename(None)
     if rows is not None:
         obs = obs.iloc[store.row_numbers(rows)]
@@ -237,10 +237,10 @@ def to_anndata(
 
 
 def facts(store: Store, scale: Scale) -> dict[str, Any]:
-    """Return the uns of an AnnData made from a store; ``log1p`` is what scanpy marks logarithms with."""
+    """Return the uns of an AnnData made from a store. The key ``log1p`` tells scanpy that values are logarithms."""
     names = ("target_sum", "input_scale", "control", "seed")
     values = {name: getattr(store, name) for name in names}
     if np.isnan(store.target_sum):
         values.pop("target_sum")
-    own = {**values, "scale": scale, "divided_by": store.scale if scale == "model" else 1.0}
-    return {"perturbdiff": own, **({"log1p": {}} if scale == "log1p" else {})}
+    ours = {**values, "scale": scale, "divided_by": store.scale if scale == "model" else 1.0}
+    return {"perturbdiff": ours, **({"log1p": {}} if scale == "log1p" else {})}

@@ -1,9 +1,8 @@
-"""Reading chunks of a sharded one-dimensional Zarr array with few system calls.
+"""Reads chunks of a sharded one-dimensional Zarr array with few system calls.
 
-A window of a few rows is one read of the file instead of a run through zarr's whole pipeline, which costs some
-twenty times more for so little. Only the layout that `store_writer` writes is read here (Zarr v3 specification:
-``sharding_indexed`` with its index at the end, inner chunks compressed by Blosc, each with a CRC-32C or none); any
-other array is left to zarr.
+A window of a few rows needs one read of the file. Zarr's own pipeline takes about twenty times longer for it. This
+module reads only the layout that `store_writer` writes (Zarr v3 specification: ``sharding_indexed`` with its index at
+the end, inner chunks compressed by Blosc, each with or without a CRC-32C). Zarr reads all other arrays.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _OPEN_FILES = 128
 _ABSENT = np.iinfo(np.uint64).max  # offset and size of a chunk that holds nothing but zeros
 _CHECKSUM_BYTES = 4
 
-# Blosc's own threads would hold the interpreter lock and share one global state; ours run beside each other.
+# Blosc's own threads would hold the interpreter lock and share one global state. Our threads run in parallel.
 numcodecs.blosc.use_threads = False  # type: ignore[attr-defined]
 
 
 class ShardedReader:
-    """Chunks and slices of one array; several threads may read at once.
+    """Chunks and slices of one array. Several threads may read at once.
 
     Parameters
     ----------
@@ -46,9 +45,9 @@ class ShardedReader:
     Attributes
     ----------
     length, dtype
-        Of the array.
+        Number of values in the array, and their type.
     chunk
-        Values in a chunk.
+        Number of values in a chunk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,9 +76,9 @@ class ShardedReader:
         return -(-self.length // self.chunk)
 
     def decode(self, numbers: Sequence[int], targets: Sequence[np.ndarray]) -> None:
-        """Write whole chunks, by ascending number, each into its own array of ``chunk`` values.
+        """Write each of the chunks ``numbers`` (ascending) into its own array of ``chunk`` values.
 
-        What the last chunk has beyond the end of the array is not defined.
+        The values of the last chunk beyond the end of the array are undefined.
 
         Raises
         ------
@@ -107,10 +106,10 @@ class ShardedReader:
         targets, edges = [], []
         for number in numbers:
             a, b = number * self.chunk - start, (number + 1) * self.chunk - start
-            whole = a >= 0 and b <= stop - start
-            target = out[a:b] if whole else np.empty(self.chunk, self.dtype)
+            inside = a >= 0 and b <= stop - start
+            target = out[a:b] if inside else np.empty(self.chunk, self.dtype)
             targets.append(target)
-            if not whole:
+            if not inside:
                 edges.append((target, a, b))
         self.decode(numbers, targets)
         for values, a, b in edges:
@@ -118,7 +117,7 @@ class ShardedReader:
             out[low:high] = values[low - a : high - a]
 
     def _runs(self, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Yield where runs of successive chunks of one shard begin and end among ``numbers``."""
+        """Yield the positions in ``numbers`` where runs of successive chunks of one shard begin and end."""
         first = 0
         for i in range(1, len(numbers) + 1):
             ends = (
@@ -129,7 +128,7 @@ class ShardedReader:
                 first = i
 
     def _decode_run(self, number: int, targets: Sequence[np.ndarray]) -> None:
-        """Decode chunks from ``number`` on, all of one shard: one read, unless they lie apart in the file."""
+        """Decode successive chunks of one shard from ``number`` on, by one read if they are adjacent in the file."""
         shard, first = divmod(number, self._shard_chunks)
         file, index = self._shard(shard)
         for place, source in enumerate(_packed(file, index[first : first + len(targets)])):
@@ -139,14 +138,14 @@ class ShardedReader:
                 decompress(_checked(source) if self._summed else source, targets[place])
 
     def _shard(self, number: int) -> tuple[FileIO, np.ndarray]:
-        """Return a shard's open file and its index: offset and size of every chunk, uint64 [n, 2]."""
+        """Return the open file of a shard and its index (offset and size of every chunk, uint64 [n, 2])."""
         with self._lock:
             file = self._files.pop(number, None)
             if file is None:
                 file = FileIO(self.path / "c" / str(number))
             self._files[number] = file
             if len(self._files) > _OPEN_FILES:
-                self._files.popitem(last=False)  # closed when no thread holds it any more
+                self._files.popitem(last=False)  # it is closed when the last thread has finished with it
             if number not in self._indices:
                 self._indices[number] = self._read_index(file)
             return file, self._indices[number]
@@ -164,7 +163,7 @@ class ShardedReader:
 
 
 def _packed(file: FileIO, index: np.ndarray) -> list[memoryview | None]:
-    """Return the compressed bytes of consecutive chunks, read at once where they lie one after another."""
+    """Return the compressed bytes of consecutive chunks, by one read if they are adjacent in the file."""
     places: list[tuple[int, int]] = index.tolist()
     present = [place for place in places if place[0] != _ABSENT]
     if present and all(a + n == b for (a, n), (b, _) in pairwise(present)):

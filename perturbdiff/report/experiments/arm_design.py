@@ -36,11 +36,11 @@ class Entry:
     arm
         What the run is in the comparison.
     level
-        A number, the x axis of curves; NaN for none.
+        A number, the x axis of curves. NaN for none.
     seed
         Empty if unknown.
     run
-        What was scored; None if that failed.
+        What was scored. None if that failed.
     """
 
     dataset: str
@@ -67,12 +67,12 @@ def read_design(path: Path, runs: Sequence[Run]) -> list[Entry]:
     """Read ``design.csv`` and match its lines with the runs.
 
     Runs of the table's data sets that have no line of their own (baselines that the workflow adds, ceilings) join
-    as an arm under their own name; runs of other data sets are left out. A line without a run has failed.
+    as an arm under their own name, and runs of other data sets are left out. A line without a run has failed.
 
     Parameters
     ----------
     path
-        CSV with a line for each scored run: dataset, method and part (valid, test); collection (empty: the data
+        CSV with a line for each scored run: dataset, method and part (valid, test), collection (empty: the data
         set), arm (empty: what the method is called without its seed), level (empty or a number), seed (empty: as
         the predictions say) and init may be empty or missing.
     runs
@@ -81,27 +81,29 @@ def read_design(path: Path, runs: Sequence[Run]) -> list[Entry]:
     Raises
     ------
     UserError
-        If the table cannot be read, lacks a column, or a line of it is not as above; if no line has a run.
+        If the table cannot be read, lacks a column, or a line of it is not as above, or if no line has a run.
     """
     table = _table(path)
-    found = [_entry(path, number, row, runs) for number, row in enumerate(table.to_dict("records"), start=2)]
-    _check(path, found)
-    if not any(entry.run for entry in found):
+    entries = [
+        _entry(path, number, row, runs) for number, row in enumerate(table.to_dict("records"), start=2)
+    ]
+    _check(path, entries)
+    if not any(entry.run for entry in entries):
         there = listing(sorted({run.dataset for run in runs}))
         raise UserError(
             f"{path}: no line is one of the runs given (data sets: {there}); is it the design of another experiment?"
         )
-    return _leveled([*found, *_others(found, runs)])
+    return _leveled([*entries, *_others(entries, runs)])
 
 
 def default_design(runs: Sequence[Run]) -> list[Entry]:
     """Return an entry for each run as far as runs tell by themselves: families are arms, the part is not known."""
-    found = []
+    entries = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
-        own = [run for run in runs if run.dataset == dataset]
-        for family in families(own):
-            found += [_own(run, "", dataset, family.name) for run in family.runs]
-    return found
+        of_dataset = [run for run in runs if run.dataset == dataset]
+        for family in families(of_dataset):
+            entries += [_own(run, "", dataset, family.name) for run in family.runs]
+    return entries
 
 
 def _table(path: Path) -> pd.DataFrame:
@@ -153,8 +155,8 @@ def _run(where: str, dataset: str, method: str, runs: Sequence[Run]) -> Run | No
 def _family(method: str, run: Run | None, runs: Sequence[Run]) -> str:
     if run is None:
         return method
-    own = families([r for r in runs if r.dataset == run.dataset])
-    return next((f.name for f in own if run in f.runs), method)
+    seed_groups = families([r for r in runs if r.dataset == run.dataset])
+    return next((f.name for f in seed_groups if run in f.runs), method)
 
 
 def _check(path: Path, entries: Sequence[Entry]) -> None:
@@ -164,11 +166,11 @@ def _check(path: Path, entries: Sequence[Entry]) -> None:
     for entry in entries:
         parts.setdefault(entry.dataset, set()).add(entry.part)
         homes.setdefault(entry.dataset, set()).add(entry.collection)
-    if mixed := [name for name, found in parts.items() if len(found) > 1]:
+    if mixed := [name for name, values in parts.items() if len(values) > 1]:
         raise UserError(
             f"{path}: {mixed[0]} stands for both parts; call the data sets of validation and test differently"
         )
-    if torn := [name for name, found in homes.items() if len(found) > 1]:
+    if torn := [name for name, values in homes.items() if len(values) > 1]:
         raise UserError(
             f"{path}: {torn[0]} belongs to several collections ({listing(sorted(homes[torn[0]]))})"
         )

@@ -9,7 +9,17 @@ import pandas as pd
 
 from perturbdiff.report.experiments.experiment import DRAWS, Estimate, Estimates
 from perturbdiff.report.experiments.run_groups import Line
-from perturbdiff.report.figures.page_tables import Cell, Row, Table, aligned, decimals_for, interval, number
+from perturbdiff.report.figures.page_tables import (
+    Cell,
+    Row,
+    Table,
+    aligned,
+    decimals_for,
+    interval,
+    mark,
+    number,
+    plus_minus,
+)
 from perturbdiff.report.figures.seed_means import markdown_table
 from perturbdiff.report.figures.svg import slug
 from perturbdiff.report.loading.comparison import ranks
@@ -45,14 +55,14 @@ def chosen(metrics: Sequence[Column], names: Sequence[str]) -> list[Column]:
 
 
 def arms(estimates: Estimates, names: Sequence[str], what: str) -> Table | None:
-    """Return lines × metrics of a group; None if no metric of these names was scored.
+    """Return lines × metrics of a group, or None if no metric of these names was scored.
 
     Parameters
     ----------
     names
-        Of the metrics.
+        Names of the metrics.
     what
-        What they are about, for the title.
+        Their common subject, for the title.
     """
     group = estimates.group
     columns = chosen(group.metrics, names)
@@ -85,7 +95,7 @@ def _spreadless(estimates: Estimates) -> bool:
 
 
 def differences(estimates: Estimates, names: Sequence[str]) -> Table | None:
-    """Return differences to the reference, lines × metrics; None without a line that has a reference."""
+    """Return differences to the reference, lines × metrics, or None without a line that has a reference."""
     group = estimates.group
     columns = chosen(group.metrics, names)
     lines = [line for line in group.lines if line.entries and estimates.reference(line) is not None]
@@ -123,21 +133,20 @@ def _digits(estimates: Estimates, columns: Sequence[Column]) -> dict[str, int]:
 def _places(estimates: Estimates, metric: Column) -> dict[str, float]:
     """Return the ranks of what competes: lines on all data sets, no ceilings."""
     every = len(estimates.group.datasets)
-    found = {
+    means = {
         line.label: e.mean
         for line in estimates.group.lines
         if line.kind in ("model", "baseline") and (e := estimates.of(line, metric.name)).datasets
         and len(line.datasets) == every
     }  # fmt: skip
-    if len(found) < 2:
+    if len(means) < 2:
         return {}
-    return {str(k): float(v) for k, v in ranks(pd.Series(found, dtype=float), metric.direction).items()}
+    return {str(k): float(v) for k, v in ranks(pd.Series(means, dtype=float), metric.direction).items()}
 
 
 def _cell(e: Estimate, digits: int, place: float | None, datasets: int) -> Cell:
-    kind = "na" if math.isnan(e.mean) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
-    sd = "" if math.isnan(e.sd) else f"± {number(e.sd, digits)}"
-    note = " ".join(filter(None, (sd, interval(e.low, e.high, digits))))
+    kind = "na" if math.isnan(e.mean) else mark(place)
+    note = _spread(e, digits)
     count = f"{e.datasets} of {datasets} data sets" if 0 < e.datasets < datasets else ""
     text = number(e.mean, digits)
     return Cell(text, f"num {kind}".strip(), note, value=e.mean, low=e.low, high=e.high, count=count)
@@ -156,9 +165,9 @@ def _gap(e: Estimate, metric: Column, digits: int) -> Cell:
 
 def _real(estimates: Estimates) -> str:
     """Return the number of real DE genes, which is the same for all."""
-    found = [estimates.of(line, "n_DE_real").mean for line in estimates.group.lines if line.entries]
-    found = [value for value in found if not math.isnan(value)]
-    return f"real {number(found[0], 1)}" if found else ""
+    means = [estimates.of(line, "n_DE_real").mean for line in estimates.group.lines if line.entries]
+    means = [value for value in means if not math.isnan(value)]
+    return f"real {number(means[0], 1)}" if means else ""
 
 
 def markdown(every: Sequence[Estimates]) -> str:
@@ -185,8 +194,12 @@ def _table(estimates: Estimates, columns: Sequence[Column]) -> str:
 
 
 def _text(e: Estimate, digits: int) -> str:
-    sd = "" if math.isnan(e.sd) else f"± {number(e.sd, digits)}"
-    return " ".join(filter(None, (number(e.mean, digits), sd, interval(e.low, e.high, digits))))
+    return f"{number(e.mean, digits)} {_spread(e, digits)}".strip()
+
+
+def _spread(e: Estimate, digits: int) -> str:
+    """Return the standard deviation over seeds and the interval, as far as they are known."""
+    return f"{plus_minus(e.sd, digits)} {interval(e.low, e.high, digits)}".strip()
 
 
 def _gap_table(estimates: Estimates, columns: Sequence[Column]) -> str:
@@ -211,10 +224,8 @@ def text(every: Sequence[Estimates]) -> str:
             if not line.entries:
                 rows.append([line.label, "failed", *("–" for _ in columns[1:])])
                 continue
-            found = [(estimates.of(line, m.name), digits[m.name]) for m in columns]
-            sds = ["" if math.isnan(e.sd) else f" ± {number(e.sd, n)}" for e, n in found]
-            rows.append(
-                [line.label, *(f"{number(e.mean, n)}{sd}" for (e, n), sd in zip(found, sds, strict=True))]
-            )
+            scores = [(estimates.of(line, m.name), digits[m.name]) for m in columns]
+            fields = (f"{number(e.mean, n)} {plus_minus(e.sd, n)}".strip() for e, n in scores)
+            rows.append([line.label, *fields])
         blocks.append(aligned(rows))
     return "\n\n".join(blocks)

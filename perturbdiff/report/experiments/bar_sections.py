@@ -32,16 +32,16 @@ _MOST_ARMS = 40
 _LEAST = 3  # metrics of a radar
 
 
-def ablation(found: Experiment) -> Section:
+def ablation(experiment: Experiment) -> Section:
     """Return bars of the arms per metric, a figure per group."""
     section = Section("Ablation", "x-ablation", intro=_ABLATION)
-    for i, estimates in enumerate(found.groups):
-        if (plot := _means(found, estimates, f"x-ablation-{i + 1}", bars=True)) is not None:
-            section.figures.append((plot, f"{found.name(estimates)}."))
+    for i, estimates in enumerate(experiment.groups):
+        if (plot := _means(experiment, estimates, f"x-ablation-{i + 1}", bars=True)) is not None:
+            section.figures.append((plot, f"{experiment.name(estimates)}."))
     return section
 
 
-def _means(found: Experiment, estimates: Estimates, name: str, *, bars: bool) -> Plot | None:
+def _means(experiment: Experiment, estimates: Estimates, name: str, *, bars: bool) -> Plot | None:
     """Draw the means of all lines of a group with their intervals, a panel per metric."""
     lines = _shown(estimates)
     panels = [
@@ -50,8 +50,8 @@ def _means(found: Experiment, estimates: Estimates, name: str, *, bars: bool) ->
     ]
     if not panels or not lines:
         return None
-    look = {line.label: found.look[line.arm] for line in lines}
-    return forest(name, f"Arms on {found.name(estimates)}", panels, look, bars=bars, most=_MOST_ARMS)
+    look = {line.label: experiment.look[line.arm] for line in lines}
+    return forest(name, f"Arms on {experiment.name(estimates)}", panels, look, bars=bars, most=_MOST_ARMS)
 
 
 _ABLATION = (
@@ -61,29 +61,29 @@ _ABLATION = (
 )
 
 
-def dots(found: Experiment, name: str, title: str, intro: str) -> Section:
-    """Return dots with intervals of all arms: a figure per metric, groups side by side; and curves over levels."""
+def dots(experiment: Experiment, name: str, title: str, intro: str) -> Section:
+    """Return dots with intervals of all arms: a figure per metric, groups side by side, and curves over levels."""
     section = Section(title, f"x-{name}", intro=intro)
     rest = Section("Further metrics", f"x-{name}-further", folded=True)
     for names, home in ((_DOTS, section), (_DOTS_FURTHER, rest)):
-        for metric in chosen(found.metrics, names):
-            if (plot := _dots(found, name, metric)) is not None:
+        for metric in chosen(experiment.metrics, names):
+            if (plot := _dots(experiment, name, metric)) is not None:
                 home.figures.append((plot, caption(metric)))
     section.parts = [rest] if rest.figures else []
-    over = curve_sections.levels(found, name)
+    over = curve_sections.levels(experiment, name)
     if over.filled:
         section.parts.insert(0, over)
     return section
 
 
-def variants(found: Experiment) -> Section:
+def variants(experiment: Experiment) -> Section:
     """Return all variants, see `dots`."""
-    return dots(found, "variants", "Variants", _VARIANTS)
+    return dots(experiment, "variants", "Variants", _VARIANTS)
 
 
-def guidance(found: Experiment) -> Section:
+def guidance(experiment: Experiment) -> Section:
     """Return all ways of sampling, see `dots`."""
-    return dots(found, "guidance", "Guidance and sampling", _GUIDANCE)
+    return dots(experiment, "guidance", "Guidance and sampling", _GUIDANCE)
 
 
 _VARIANTS = (
@@ -98,15 +98,15 @@ _GUIDANCE = (
 )
 
 
-def _dots(found: Experiment, name: str, metric: Column) -> Plot | None:
+def _dots(experiment: Experiment, name: str, metric: Column) -> Plot | None:
     panels, look = [], {}
-    for estimates in found.groups:
+    for estimates in experiment.groups:
         lines = _shown(estimates)
         rows = _rows(estimates, lines, metric)
         if np.isfinite(rows["value"].to_numpy(np.float64)).any():
-            look |= {line.label: found.look[line.arm] for line in lines}
+            look |= {line.label: experiment.look[line.arm] for line in lines}
             panels.append(
-                Forest(metric, rows, ceiling=_ceiling(estimates, metric), title=found.name(estimates))
+                Forest(metric, rows, ceiling=_ceiling(estimates, metric), title=experiment.name(estimates))
             )
     if not panels:
         return None
@@ -119,8 +119,8 @@ def _shown(estimates: Estimates) -> list[Line]:
 
 
 def _rows(estimates: Estimates, lines: Sequence[Line], metric: Column) -> pd.DataFrame:
-    found = [(line.label, estimates.of(line, metric.name)) for line in lines]
-    rows = [(label, e.mean, e.low, e.high) for label, e in found]
+    scores = [(line.label, estimates.of(line, metric.name)) for line in lines]
+    rows = [(label, e.mean, e.low, e.high) for label, e in scores]
     return pd.DataFrame(rows, columns=pd.Index(["method", "value", "low", "high"]))
 
 
@@ -129,10 +129,10 @@ def _ceiling(estimates: Estimates, metric: Column) -> float:
     return estimates.of(lines[0], metric.name).mean if lines else float("nan")
 
 
-def fewshot(found: Experiment) -> Section:
+def fewshot(experiment: Experiment) -> Section:
     """Return a radar for each share of the cells, and curves over shares."""
     section = Section("Few cells to learn from", "x-fewshot", intro=_FEWSHOT)
-    for i, estimates in enumerate(found.groups):
+    for i, estimates in enumerate(experiment.groups):
         levels = dict.fromkeys(line.level for line in estimates.group.lines if line.leveled and line.entries)
         for level in sorted(levels):
             lines = [
@@ -140,11 +140,11 @@ def fewshot(found: Experiment) -> Section:
                 for line in estimates.group.lines
                 if line.leveled and line.level == level and line.entries
             ]
-            title = f"{found.name(estimates)}, {level:g} % of the cells"
-            plot = _radar(found, estimates, lines, f"x-fewshot-{i + 1}-{slug(f'{level:g}')}", title)
+            title = f"{experiment.name(estimates)}, {level:g} % of the cells"
+            plot = _radar(experiment, estimates, lines, f"x-fewshot-{i + 1}-{slug(f'{level:g}')}", title)
             if plot is not None:
                 section.figures.append((plot, f"{title}."))
-    if (over := curve_sections.shares(found)).filled:
+    if (over := curve_sections.shares(experiment)).filled:
         section.parts.append(over)
     return section
 
@@ -156,20 +156,20 @@ _FEWSHOT = (
 )
 
 
-def main(found: Experiment) -> Section:
-    """Return radars of the arms' means where there is more than one run to average; the rest stands below."""
+def main(experiment: Experiment) -> Section:
+    """Return radars of the arms' means where there is more than one run to average. The rest stands below."""
     section = Section("Main comparison", "x-main", intro=_MAIN)
-    for i, estimates in enumerate(found.groups):
+    for i, estimates in enumerate(experiment.groups):
         lines = [line for line in _shown(estimates) if not line.leveled]
         several = any(len(line.entries) > 1 for line in lines if line.kind == "model")
         if not several:
             continue  # the data set's own chapter draws the same
-        title = f"Means on {found.name(estimates)}"
-        if (plot := _radar(found, estimates, lines, f"x-main-{i + 1}", title)) is not None:
+        title = f"Means on {experiment.name(estimates)}"
+        if (plot := _radar(experiment, estimates, lines, f"x-main-{i + 1}", title)) is not None:
             section.figures.append((plot, f"{title}: over data sets and seeds."))
-        if (plot := _means(found, estimates, f"x-main-means-{i + 1}", bars=False)) is not None:
+        if (plot := _means(experiment, estimates, f"x-main-means-{i + 1}", bars=False)) is not None:
             section.figures.append((plot, f"{title}, with 95 % intervals over data sets and conditions."))
-    for name, there in found.chapters.items():
+    for name, there in experiment.chapters.items():
         section.links += [(f"{name}: {words}", anchor) for words, anchor in there]
     return section
 
@@ -182,7 +182,7 @@ _MAIN = (
 
 
 def _radar(
-    found: Experiment, estimates: Estimates, lines: Sequence[Line], name: str, title: str
+    experiment: Experiment, estimates: Estimates, lines: Sequence[Line], name: str, title: str
 ) -> Plot | None:
     columns = radar_columns(estimates.group.metrics)
     names = pd.Index([c.name for c in columns])
@@ -197,4 +197,4 @@ def _radar(
     tops = {"ceiling": [_ceiling(estimates, c) for c in columns]}
     known = np.isfinite(tops["ceiling"]).any()
     thin = pd.DataFrame.from_dict(tops, orient="index", columns=names) if known else None
-    return radar(name, title, scores, columns, found.look, lines=thin)
+    return radar(name, title, scores, columns, experiment.look, lines=thin)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from perturbdiff.report.experiments.experiment import CONVENTION, Estimate, Estimates, Experiment, Work
 from perturbdiff.report.experiments.run_groups import Line
@@ -26,6 +26,7 @@ from perturbdiff.report.figures.svg import (
     canvas,
     draw,
     legend_text,
+    logarithmic,
     looks,
     slug,
     spread,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 MOST_CURVES = 14
-"""Curves with a line of their own; the numbers beside the figure hold all."""
+"""Curves with a line of their own. The numbers beside the figure hold all."""
 _TITLE = 26  # letters in a line of a panel's title
 _FAR = -2.0  # scores of at most 1 below this squeeze all others on a plain axis
 _TICKS = (-1000.0, -300.0, -100.0, -30.0, -10.0, -3.0, -1.0, 0.0, 0.5, 1.0)
@@ -104,7 +105,7 @@ class Panel:
     Attributes
     ----------
     rows
-        curve, x, mean, lowest and highest (over seeds), further columns for the CSV; a row per point.
+        curve, x, mean, lowest and highest (over seeds), further columns for the CSV. A row per point.
     flat
         What is drawn as a line from side to side: RANDOM, BEST or CEILING, and its height.
     """
@@ -127,7 +128,7 @@ def curves(
     Parameters
     ----------
     look
-        Of the curves, by name.
+        Colours and markers of the curves, by name.
     across
         What x is, with its unit.
     """
@@ -185,17 +186,13 @@ def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
         axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_major_locator(FixedLocator([t for t in _TICKS if low <= t <= high]))
     elif wide:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=6))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        logarithmic(axes, "y", most=6)
     else:
         axes.yaxis.set_major_locator(MaxNLocator(4))
     left, right, wide = spread(xs)
     axes.set_xlim(left, right)
     if wide:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=5))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        logarithmic(axes, "x", subs=(1.0,), most=5)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(4))
     plain = FuncFormatter(lambda value, _: f"{value:,.4g}".replace("-", "−"))
@@ -214,54 +211,56 @@ def _data(panels: Sequence[Panel], metric: Column) -> pd.DataFrame:
 _OPEN = (ENERGY, "PDCorr", "DEOver", "AUPRC")
 
 
-def zeroshot(found: Experiment) -> Section:
+def zeroshot(experiment: Experiment) -> Section:
     """Return R² and further metrics over the steps of pretraining, beside the untrained network (level 0)."""
     section = Section("Zero-shot over pretraining steps", "x-zeroshot", intro=_ZEROSHOT, small=True)
-    return _filled(section, found, "zeroshot", "pretraining steps", ("R2", *_OPEN), _step_panels)
+    return _filled(section, experiment, "zeroshot", "pretraining steps", ("R2", *_OPEN), _step_panels)
 
 
-def steps(found: Experiment) -> Section:
+def steps(experiment: Experiment) -> Section:
     """Return metrics over training steps."""
     section = Section("Over training steps", "x-steps", intro=_STEPS, small=True)
-    return _filled(section, found, "steps", "training steps", _OPEN, _level_panels)
+    return _filled(section, experiment, "steps", "training steps", _OPEN, _level_panels)
 
 
-def levels(found: Experiment, name: str) -> Section:
+def levels(experiment: Experiment, name: str) -> Section:
     """Return metrics over levels, for the arms that have several."""
     section = Section("Over levels", f"x-{name}-levels", intro=_LEVELS, small=True)
-    return _filled(section, found, f"{name}-levels", "level", _OPEN, _level_panels)
+    return _filled(section, experiment, f"{name}-levels", "level", _OPEN, _level_panels)
 
 
-def shares(found: Experiment) -> Section:
+def shares(experiment: Experiment) -> Section:
     """Return metrics over the share of training cells."""
     section = Section("Over shares of the training cells", "x-fewshot-shares", intro=_SHARES, small=True)
-    return _filled(section, found, "fewshot-shares", "share of the training cells, %", _OPEN, _level_panels)
+    return _filled(
+        section, experiment, "fewshot-shares", "share of the training cells, %", _OPEN, _level_panels
+    )
 
 
-def scaling(found: Experiment) -> Section:
+def scaling(experiment: Experiment) -> Section:
     """Return metrics against the work of training and against the size of the network."""
     section = Section("Scaling", "x-scaling", intro=_SCALING)
-    known = [(line, work) for _, line in found.lines if (work := _work(found, line)) is not None]
+    known = [(line, work) for _, line in experiment.lines if (work := _work(experiment, line)) is not None]
     if not known:
         section.note = _NO_WORK
         return section
     work = Section("Training compute", "x-scaling-compute", intro=_WORK, note=CONVENTION, small=True)
     factor, unit = _unit(max(w.flops for _, w in known))
     section.parts.append(
-        _filled(work, found, "scaling-compute", f"training compute, {unit}", _OPEN, _work_panels(factor))
+        _filled(work, experiment, "scaling-compute", f"training compute, {unit}", _OPEN, _work_panels(factor))
     )
     size = Section("Model size", "x-scaling-size", intro=_SIZE, small=True)
     section.parts.append(
-        _filled(size, found, "scaling-size", "learned parameters, million", _OPEN, _size_panels)
+        _filled(size, experiment, "scaling-size", "learned parameters, million", _OPEN, _size_panels)
     )
-    lost = sum(line.kind == "model" and _work(found, line) is None for _, line in found.lines)
+    lost = sum(line.kind == "model" and _work(experiment, line) is None for _, line in experiment.lines)
     if lost:
         section.note = f"{lost} lines are not drawn, as their bundles were not given (--bundle, --records)."
     return section
 
 
-def _work(found: Experiment, line: Line) -> Work | None:
-    works = (found.works.get(e.run) for e in line.entries if e.run is not None)
+def _work(experiment: Experiment, line: Line) -> Work | None:
+    works = (experiment.works.get(e.run) for e in line.entries if e.run is not None)
     return next((work for work in works if work is not None), None)
 
 
@@ -275,13 +274,13 @@ Panels = Callable[[Experiment, Column], tuple[list[Panel], dict[str, Look]]]
 
 
 def _filled(
-    section: Section, found: Experiment, name: str, across: str, first: Sequence[str], panels: Panels
+    section: Section, experiment: Experiment, name: str, across: str, first: Sequence[str], panels: Panels
 ) -> Section:
     """Draw the metrics of ``first`` into a section and the others into a folded part of it."""
     rest = Section("Further metrics", f"{section.anchor}-further", folded=True, small=True)
     for names, home in ((first, section), ([n for n in _FURTHER if n not in first], rest)):
-        for metric in (m for n in names if (m := named(found.metrics, n)) is not None):
-            if (plot := _plot(found, metric, name, across, panels)) is not None:
+        for metric in (m for n in names if (m := named(experiment.metrics, n)) is not None):
+            if (plot := _plot(experiment, metric, name, across, panels)) is not None:
                 home.figures.append((plot, caption(metric)))
     if rest.figures:
         section.parts.append(rest)
@@ -290,60 +289,64 @@ def _filled(
     return section
 
 
-def _plot(found: Experiment, metric: Column, name: str, across: str, panels: Panels) -> Plot | None:
-    drawn, look = panels(found, metric)
+def _plot(experiment: Experiment, metric: Column, name: str, across: str, panels: Panels) -> Plot | None:
+    drawn, look = panels(experiment, metric)
     if not drawn:
         return None
     title = f"{metric.label} over {across.split(',')[0]}"
     return curves(f"x-{name}-{slug(metric.name)}", title, metric, drawn, look, across)
 
 
-def _level_panels(found: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
+def _level_panels(experiment: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
     """Return a panel per group: arms over their levels, lines without a level from side to side."""
-    return [p for x in found.groups if (p := _panel(found, x, metric, x.group.lines, {})) is not None], dict(
-        found.look
-    )
+    return [
+        p for x in experiment.groups if (p := _panel(experiment, x, metric, x.group.lines, {})) is not None
+    ], dict(experiment.look)
 
 
-def _step_panels(found: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
+def _step_panels(experiment: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
     """Return the same where level 0 is a network without any training: it goes from side to side."""
     panels = []
-    for estimates in found.groups:
+    for estimates in experiment.groups:
         lines = estimates.group.lines
         means = [estimates.of(x, metric.name).mean for x in lines if x.leveled and x.level == 0]
         means = [m for m in means if not math.isnan(m)]
         marks = {RANDOM: means[0]} if means else {}
         trained = [x for x in lines if not x.leveled or x.level > 0]
-        panels.append(_panel(found, estimates, metric, trained, marks))
-    return [panel for panel in panels if panel is not None], dict(found.look)
+        panels.append(_panel(experiment, estimates, metric, trained, marks))
+    return [panel for panel in panels if panel is not None], dict(experiment.look)
 
 
 def _panel(
-    found: Experiment, estimates: Estimates, metric: Column, lines: Sequence[Line], marks: dict[str, float]
+    experiment: Experiment,
+    estimates: Estimates,
+    metric: Column,
+    lines: Sequence[Line],
+    marks: dict[str, float],
 ) -> Panel | None:
     rows = [_row(x.arm, x.level, x, estimates.of(x, metric.name)) for x in lines if x.leveled and x.entries]
     table = _table(rows)
     if table["x"].nunique() < 2:
         return None
-    return Panel(found.name(estimates), table, {**marks, **_marks(estimates, metric)})
+    return Panel(experiment.name(estimates), table, {**marks, **_marks(estimates, metric)})
 
 
 def _marks(estimates: Estimates, metric: Column) -> dict[str, float]:
     """Return the best of the baselines without a level, and the ceiling."""
-    found = {}
+    marks = {}
     lines = [line for line in estimates.group.lines if not line.leveled and line.entries]
     means = [
         m for x in lines if x.kind == "baseline" and not math.isnan(m := estimates.of(x, metric.name).mean)
     ]
     if means and metric.direction != "none":
         away = {"higher": lambda v: -v, "lower": lambda v: v, "one": lambda v: abs(v - 1)}
-        found[BEST] = min(means, key=away[metric.direction])
+        marks[BEST] = min(means, key=away[metric.direction])
     tops = [
         m for x in lines if x.kind == "ceiling" and not math.isnan(m := estimates.of(x, metric.name).mean)
     ]
     if tops:
-        found[CEILING] = tops[0]
-    return found
+        marks[CEILING] = tops[0]
+    return marks
 
 
 def _row(curve: str, x: float, line: Line, e: Estimate) -> dict[str, object]:
@@ -357,39 +360,39 @@ def _table(rows: Sequence[dict[str, object]]) -> pd.DataFrame:
     return table.loc[np.isfinite(table["mean"].to_numpy(np.float64))]
 
 
-def _worked(found: Experiment, estimates: Estimates) -> Iterator[tuple[Line, Work]]:
+def _worked(experiment: Experiment, estimates: Estimates) -> Iterator[tuple[Line, Work]]:
     for line in estimates.group.lines:
-        if line.kind == "model" and (work := _work(found, line)) is not None:
+        if line.kind == "model" and (work := _work(experiment, line)) is not None:
             yield line, work
 
 
 def _work_panels(factor: float) -> Panels:
-    def panels(found: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
+    def panels(experiment: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
         drawn = []
-        for estimates in found.groups:
+        for estimates in experiment.groups:
             rows = [
                 {
                     **_row(line.arm, work.flops / factor, line, estimates.of(line, metric.name)),
                     "flops": work.flops,
                 }
-                for line, work in _worked(found, estimates)
+                for line, work in _worked(experiment, estimates)
             ]
             if len(table := _table(rows)) > 1:
-                drawn.append(Panel(found.name(estimates), table, _marks(estimates, metric)))
-        return drawn, dict(found.look)
+                drawn.append(Panel(experiment.name(estimates), table, _marks(estimates, metric)))
+        return drawn, dict(experiment.look)
 
     return panels
 
 
-def _size_panels(found: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
+def _size_panels(experiment: Experiment, metric: Column) -> tuple[list[Panel], dict[str, Look]]:
     drawn, words = [], {}
-    for estimates in found.groups:
+    for estimates in experiment.groups:
         rows = []
-        for line, work in _worked(found, estimates):
+        for line, work in _worked(experiment, estimates):
             curve = f"{work.steps:,} steps"
             words[curve] = work.steps
             row = _row(curve, work.parameters / 1e6, line, estimates.of(line, metric.name))
             rows.append({**row, "parameters": work.parameters, "steps": work.steps})
         if len(table := _table(rows)) and table["x"].nunique() > 1:
-            drawn.append(Panel(found.name(estimates), table, _marks(estimates, metric)))
+            drawn.append(Panel(experiment.name(estimates), table, _marks(estimates, metric)))
     return drawn, looks(sorted(words, key=lambda word: words[word]))

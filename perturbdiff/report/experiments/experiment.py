@@ -80,7 +80,7 @@ def works(bundles: Mapping[Run, Path]) -> dict[Run, Work]:
         If a bundle is damaged.
     """
     built: dict[str, tuple[int, float]] = {}
-    found = {}
+    by_run = {}
     for run, path in bundles.items():
         record = read_json(path / "config.json")
         facts, config = record.get("training") or {}, record.get("config") or {}
@@ -89,8 +89,8 @@ def works(bundles: Mapping[Run, Path]) -> dict[Run, Work]:
         if key not in built:
             built[key] = _counted(path)
         steps = int(facts.get("chosen_step") or facts.get("steps") or 0)
-        found[run] = Work(built[key][0], steps, built[key][1] * steps)
-    return found
+        by_run[run] = Work(built[key][0], steps, built[key][1] * steps)
+    return by_run
 
 
 def _counted(path: Path) -> tuple[int, float]:
@@ -104,7 +104,7 @@ def _counted(path: Path) -> tuple[int, float]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of an arm minus its reference, on what both are scored on, with its 95 % interval; NaN if unknown."""
+    """Mean of an arm minus its reference, on what both are scored on, with its 95 % interval, or NaN if unknown."""
 
     value: float = math.nan
     low: float = math.nan
@@ -125,9 +125,9 @@ class Estimate:
     mean
         Over data sets of their means over perturbations or conditions, seeds averaged within each of these.
     sd
-        Sample standard deviation over seeds of a seed's mean over the data sets (n − 1); NaN for fewer than two.
+        Sample standard deviation over seeds of a seed's mean over the data sets (n − 1), or NaN for fewer than two.
     lowest, highest
-        Of the seeds' means.
+        Lowest and highest mean of a seed.
     low, high
         95 % bootstrap interval of ``mean`` over data sets and their perturbations or conditions.
     datasets, conditions
@@ -167,7 +167,7 @@ class Estimates:
     against: str | None = None
 
     def of(self, line: Line, metric: str) -> Estimate:
-        """Return a metric of a line; all unknown if no run of it holds the metric."""
+        """Return a metric of a line. All unknown if no run of it holds the metric."""
         return self._found.get((line.label, metric), _UNKNOWN)
 
     def reference(self, line: Line) -> Line | None:
@@ -176,24 +176,24 @@ class Estimates:
 
     @cached_property
     def _found(self) -> dict[tuple[str, str], Estimate]:
-        found = {}
+        estimates = {}
         for line in self.group.lines:
             if line.entries:
                 other = self.reference(line)
                 for metric, estimate in _estimates(line, other).items():
-                    found[line.label, metric] = estimate
-        return found
+                    estimates[line.label, metric] = estimate
+        return estimates
 
 
 def _estimates(line: Line, reference: Line | None) -> dict[str, Estimate]:
     over = _over_units(line.averaged)
     gap = {} if reference is None else _over_units(_gaps(line.averaged, reference.averaged))
     by_seed = _by_seed(line)
-    found = {}
+    estimates = {}
     for metric, (mean, low, high, datasets, conditions) in over.items():
         values = by_seed[metric].dropna().to_numpy(np.float64) if metric in by_seed else np.empty(0)
         several = len(values) > 1
-        found[metric] = Estimate(
+        estimates[metric] = Estimate(
             mean,
             float(values.std(ddof=1)) if several else math.nan,
             float(values.min()) if values.size else mean,
@@ -205,7 +205,7 @@ def _estimates(line: Line, reference: Line | None) -> dict[str, Estimate]:
             len({seed for _, seed in line.tables}),
             Difference(*gap[metric][:3]) if metric in gap else Difference(),
         )
-    return found
+    return estimates
 
 
 def _by_seed(line: Line) -> pd.DataFrame:
@@ -222,8 +222,8 @@ def _by_seed(line: Line) -> pd.DataFrame:
 
 
 def _gaps(ours: Mapping[str, Units], theirs: Mapping[str, Units]) -> dict[str, Units]:
-    """Return differences on the units that both have, NaN where one is not defined; data sets that both have."""
-    found = {}
+    """Return differences on the units that both have, NaN where one is not defined, and data sets that both have."""
+    gaps = {}
     for name in ours:
         if name not in theirs:
             continue
@@ -236,32 +236,32 @@ def _gaps(ours: Mapping[str, Units], theirs: Mapping[str, Units]) -> dict[str, U
                     table.columns.intersection(other.columns),
                 )
                 tables[kind] = (table.loc[rows, columns] - other.loc[rows, columns]).sort_index()
-        found[name] = Units(tables)
-    return found
+        gaps[name] = Units(tables)
+    return gaps
 
 
 def _over_units(tables: Mapping[str, Units]) -> dict[str, tuple[float, float, float, int, int]]:
     """Return of each metric its mean over data sets, interval, and numbers of data sets and of units."""
-    found = {}
+    means = {}
     for kind in dict.fromkeys(kind for units in tables.values() for kind in units.tables):
-        own = [tables[name].tables[kind] for name in sorted(tables) if kind in tables[name].tables]
-        metrics = sorted({str(m) for table in own for m in table.columns})
-        values = [table.reindex(columns=metrics).to_numpy(np.float64) for table in own]
+        of_kind = [tables[name].tables[kind] for name in sorted(tables) if kind in tables[name].tables]
+        metrics = sorted({str(m) for table in of_kind for m in table.columns})
+        values = [table.reindex(columns=metrics).to_numpy(np.float64) for table in of_kind]
         low, high = bootstrap_nested(values, draws=DRAWS, seed=_SEED)
         counts = np.stack([(~np.isnan(v)).sum(axis=0) for v in values])
         for i, metric in enumerate(metrics):
             known = [
                 v[:, i][~np.isnan(v[:, i])].mean() for v, n in zip(values, counts[:, i], strict=True) if n
             ]
-            if metric not in found or known:
+            if metric not in means or known:
                 mean = float(np.mean(known)) if known else math.nan
                 ends = float(low[i]), float(high[i])
-                found[metric] = (mean, *ends, len(known), int(counts[:, i].sum()))
-    return found
+                means[metric] = (mean, *ends, len(known), int(counts[:, i].sum()))
+    return means
 
 
 def frame(every: Sequence[Estimates]) -> pd.DataFrame:
-    """Return a row per line and metric of all groups, with the columns `COLUMNS`; a failed line has one row."""
+    """Return a row per line and metric of all groups, with the columns `COLUMNS`. A failed line has one row."""
     rows = []
     for estimates in every:
         group = estimates.group
@@ -331,7 +331,7 @@ def experiment(
     entries
         See `read_design`.
     against
-        The arm that differences are to; default: the first one of each group.
+        The arm that differences are to. Default: the first one of each group.
     works, chapters
         See `Experiment`.
 

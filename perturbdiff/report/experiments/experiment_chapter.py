@@ -65,9 +65,9 @@ def figure_names(text: str) -> list[str]:
 
 
 def chapter(
-    found: Experiment, names: Sequence[str], papers: pd.DataFrame | None, *, arms: bool
+    experiment: Experiment, names: Sequence[str], papers: pd.DataFrame | None, *, arms: bool
 ) -> ExperimentChapter | None:
-    """Return the chapter; None if there is nothing to show.
+    """Return the chapter, or None if there is nothing to show.
 
     Parameters
     ----------
@@ -80,21 +80,21 @@ def chapter(
     arms
         Whether tables of arms are shown: an experiment without a design has none of its own.
     """
-    made = [FIGURES[name](found) for name in names]
+    made = [FIGURES[name](experiment) for name in names]
     if arms:
-        made += _tables(found)
-    if papers is not None and (tables := published_numbers.beside(papers, found.groups)):
+        made += _tables(experiment)
+    if papers is not None and (tables := published_numbers.beside(papers, experiment.groups)):
         made.append(
             Section("Beside the published numbers", "x-published", tables=tables, note=published_numbers.NOTE)
         )
     made = [section for section in made if section.filled or section.note or section.links]
-    return ExperimentChapter(_facts(found), found, made) if made else None
+    return ExperimentChapter(_facts(experiment), experiment, made) if made else None
 
 
-def _tables(found: Experiment) -> list[Section]:
+def _tables(experiment: Experiment) -> list[Section]:
     means = Section("Arms", "x-arms", note=arm_tables.ABOUT)
     gaps = Section("Differences between arms", "x-differences", note=arm_tables.GAPS, folded=True)
-    for estimates in found.groups:
+    for estimates in experiment.groups:
         for names, what in ((arm_tables.SCORES, "scores"), (arm_tables.REALISM, "are the cells real?")):
             if (table := arm_tables.arms(estimates, names, what)) is not None:
                 means.tables.append(table)
@@ -105,16 +105,16 @@ def _tables(found: Experiment) -> list[Section]:
     return [section for section in (means, gaps) if section.tables]
 
 
-def _facts(found: Experiment) -> str:
+def _facts(experiment: Experiment) -> str:
     """Say on what the chapter rests."""
-    lines = [line for _, line in found.lines]
+    lines = [line for _, line in experiment.lines]
     arms = {line.arm for line in lines if line.kind != "ceiling"}
-    datasets = {name for x in found.groups for name in x.group.datasets}
+    datasets = {name for x in experiment.groups for name in x.group.datasets}
     runs = sum(len(line.entries) for line in lines)
     lost = sum(line.missing for line in lines)
     seeds = {e.seed for line in lines if line.kind == "model" for e in line.entries}
-    said = [(len(arms), "arm"), (len(datasets), "data set"), (len(seeds), "seed"), (runs, "run")]
-    words = [f"{n:,} {what}{'s' * (n != 1)}" for n, what in said]
+    counts = [(len(arms), "arm"), (len(datasets), "data set"), (len(seeds), "seed"), (runs, "run")]
+    words = [f"{n:,} {what}{'s' * (n != 1)}" for n, what in counts]
     return " · ".join([*words, *([f"{lost} failed"] if lost else [])])
 
 
@@ -125,7 +125,7 @@ class ExperimentRequest:
     Attributes
     ----------
     entries
-        Of the design; empty without one.
+        Entries of the design. Empty if there is no design.
     figures
         Names of the figures to draw.
     papers
@@ -166,9 +166,9 @@ class ExperimentRequest:
         against
             Reference of differences, if it is an arm.
         records, bundles
-            Records of predictions and bundles, for parameters and work; read only if a figure shows them.
+            Records of predictions and bundles, for parameters and work, read only if a figure shows them.
         chapters
-            Of the data sets, to lead to.
+            Chapters of the data sets, for links.
         """
         entries = self.entries or (default_design(runs) if self.papers is not None else ())
         if not entries:
@@ -177,8 +177,8 @@ class ExperimentRequest:
         there = {
             c.name: [(s.title, s.anchor) for s in c.sections if s.anchor.endswith(_LINKED)] for c in chapters
         }
-        found = experiment(entries, against if against in self.arms else None, works(drawn), there)
-        return chapter(found, self.figures, self.papers, arms=bool(self.entries))
+        result = experiment(entries, against if against in self.arms else None, works(drawn), there)
+        return chapter(result, self.figures, self.papers, arms=bool(self.entries))
 
 
 def ask(runs: Sequence[Run], design: Path | None, figures: str, published: Path | None) -> ExperimentRequest:

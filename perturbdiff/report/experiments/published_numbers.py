@@ -11,7 +11,7 @@ import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.report.experiments.experiment import Estimates
-from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number
+from perturbdiff.report.figures.page_tables import Cell, Row, Table, decimals_for, number, plus_minus
 from perturbdiff.report.figures.svg import slug
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.text_tables import read_texts
@@ -67,18 +67,18 @@ def beside(published: pd.DataFrame, every: Sequence[Estimates]) -> list[Table]:
     Groups of the validation part are left out: papers publish results of tests.
     """
     names = {str(name).casefold(): str(name) for name in published["dataset"]}
-    found = []
+    tables = []
     for estimates in every:
         group = estimates.group
         called = [group.collection, *(group.datasets if len(group.datasets) == 1 else [])]
         name = next((names[c.casefold()] for c in called if c.casefold() in names), None)
         if name is not None and group.part != "valid":
-            found.append(_table(name, pd.DataFrame(published[published["dataset"] == name]), estimates))
-    if not found:
+            tables.append(_table(name, pd.DataFrame(published[published["dataset"] == name]), estimates))
+    if not tables:
         logger.info(
             "no published result is on a data set of this report (published: %s)", listing(names.values())
         )
-    return found
+    return tables
 
 
 def _table(name: str, published: pd.DataFrame, estimates: Estimates) -> Table:
@@ -127,7 +127,7 @@ def _cell(value: float, digits: int, sd: float, metric: Column) -> Cell:
     else:
         text = number(value, digits)
     kind = "num na" if math.isnan(value) else "num"
-    note = "" if math.isnan(sd) else f"± {number(sd, digits)}"
+    note = plus_minus(sd, digits)
     return Cell(text, kind, note, hint=metric.label, value=value)
 
 

@@ -27,7 +27,7 @@ class Line:
     level
         NaN for none.
     kind
-        model, baseline, ceiling; failed if nothing of it was scored.
+        model, baseline, ceiling, or failed if nothing of it was scored.
     missing
         Runs of it that failed.
     """
@@ -50,7 +50,7 @@ class Line:
 
     @property
     def seeds(self) -> list[str]:
-        """Return the seeds, each once; a single empty one where they are not known."""
+        """Return the seeds, each once, or a single empty one where they are not known."""
         return list(dict.fromkeys(e.seed for e in self.entries))
 
     @property
@@ -80,7 +80,7 @@ class Group:
     part
         valid, test, or empty where it is not known.
     lines
-        Models in the order of the design, baselines, ceilings; each by its levels.
+        Models in the order of the design, baselines, ceilings, each by its levels.
     """
 
     collection: str
@@ -103,20 +103,20 @@ class Group:
         return metric_columns([e.run for line in self.lines for e in line.entries if e.run is not None])
 
     def reference(self, line: Line, against: str | None) -> Line | None:
-        """Return whom a line is compared with: the arm asked for, else the first one, at the same level.
+        """Return the line that a line is compared with: that of the arm ``against``, or of the first arm.
 
-        Where that arm does not have the level, its line without one, else its first level. None for that line, and
-        for a line without a level where the arm has several.
+        It has the same level. If that arm does not have the level, it is its line without a level, or else its first
+        level. None for this line itself, and for a line without a level if the arm has several levels.
         """
         arms = list(dict.fromkeys(one.arm for one in self.lines if one.kind in _ORDER))
         arm = against if against in arms else arms[0] if arms else None
-        own = [one for one in self.lines if one.arm == arm and one.kind in _ORDER]
-        flat = [one for one in own if not one.leveled]
+        candidates = [one for one in self.lines if one.arm == arm and one.kind in _ORDER]
+        flat = [one for one in candidates if not one.leveled]
         if arm != line.arm and line.leveled:
-            own = [*(one for one in own if one.level == line.level), *flat, *own]
-        elif arm != line.arm and len(own) > 1:
-            own = flat
-        return None if not own or own[0] is line else own[0]
+            candidates = [*(one for one in candidates if one.level == line.level), *flat, *candidates]
+        elif arm != line.arm and len(candidates) > 1:
+            candidates = flat
+        return None if not candidates or candidates[0] is line else candidates[0]
 
 
 _PARTS = {"valid": "validation part", "test": "test part"}
@@ -124,57 +124,57 @@ _PARTS = {"valid": "validation part", "test": "test part"}
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A run's values where they are averaged: metrics of profiles and genes per perturbation, of cells per condition.
+    """The values of a run that are averaged: metrics of profiles and genes by perturbation, of cells by condition.
 
     Attributes
     ----------
     tables
-        Of each kind of unit (pooled, condition, and one number for all) a table [units × metrics], float64.
+        A table [units × metrics], float64, for each kind of unit (pooled, condition, and one number for all).
     """
 
     tables: dict[str, pd.DataFrame]
 
     def mean(self) -> pd.Series:
         """Return every metric's mean over its units where it is defined."""
-        found = {str(m): _mean(v) for table in self.tables.values() for m, v in table.items()}
-        return pd.Series(found, dtype=np.float64)
+        means = {str(m): _mean(v) for table in self.tables.values() for m, v in table.items()}
+        return pd.Series(means, dtype=np.float64)
 
 
 def _mean(values: pd.Series) -> float:
-    found = values.to_numpy(np.float64)
-    found = found[~np.isnan(found)]
-    return float(found.mean()) if found.size else math.nan
+    numbers = values.to_numpy(np.float64)
+    numbers = numbers[~np.isnan(numbers)]
+    return float(numbers.mean()) if numbers.size else math.nan
 
 
 def groups(entries: Sequence[Entry]) -> list[Group]:
     """Return the groups of an experiment, in the order of its design."""
-    found = []
+    result = []
     for part, collection in dict.fromkeys((e.part, e.collection) for e in entries):
-        own = [e for e in entries if (e.part, e.collection) == (part, collection)]
-        found.append(Group(collection, part, tuple(_lines(own))))
-    return found
+        members = [e for e in entries if (e.part, e.collection) == (part, collection)]
+        result.append(Group(collection, part, tuple(_lines(members))))
+    return result
 
 
 def _lines(entries: Sequence[Entry]) -> list[Line]:
-    found = []
+    lines = []
     for arm, level in dict.fromkeys(e.key for e in entries):
-        own = [e for e in entries if e.key == (arm, level)]
-        scored = tuple(e for e in own if e.run is not None)
+        members = [e for e in entries if e.key == (arm, level)]
+        scored = tuple(e for e in members if e.run is not None)
         kind = scored[0].kind if scored else "failed"
-        found.append(
-            Line(arm, math.nan if level is None else level, kind, scored, missing=len(own) - len(scored))
+        lines.append(
+            Line(arm, math.nan if level is None else level, kind, scored, missing=len(members) - len(scored))
         )
-    arms = list(dict.fromkeys(line.arm for line in found))
-    kinds = {arm: min(_ORDER.get(line.kind, 0) for line in found if line.arm == arm) for arm in arms}
+    arms = list(dict.fromkeys(line.arm for line in lines))
+    kinds = {arm: min(_ORDER.get(line.kind, 0) for line in lines if line.arm == arm) for arm in arms}
     return sorted(
-        found, key=lambda x: (kinds[x.arm], arms.index(x.arm), x.leveled, x.level if x.leveled else 0.0)
+        lines, key=lambda x: (kinds[x.arm], arms.index(x.arm), x.leveled, x.level if x.leveled else 0.0)
     )
 
 
 def units(run: Run) -> Units:
     """Return the values of a run where its means are over.
 
-    A metric is averaged over perturbations of the whole pool where it has values there, else over conditions; a
+    A metric is averaged over perturbations of the whole pool where it has values there, else over conditions. A
     number for all perturbations (ES) is a unit by itself.
     """
     table = run.metrics
@@ -183,29 +183,29 @@ def units(run: Run) -> Units:
         kinds.to_numpy(bool), ["scope_kind", "scope", "perturbation", "metric", "value"]
     ].astype({"scope_kind": str, "scope": str, "perturbation": str, "metric": str})
     pooled, single = table["scope_kind"] == POOLED[0], table["perturbation"] == _ALL
-    found: dict[str, pd.DataFrame] = {}
+    tables: dict[str, pd.DataFrame] = {}
     seen: set[str] = set()
     for name, rows in (
         (POOLED[0], pooled & ~single),
         ("condition", ~pooled & ~single),
         (_ALL, pooled & single),
     ):
-        own = table.loc[(rows & ~table["metric"].isin(seen)).to_numpy(bool)]
-        if len(own):
+        of_kind = table.loc[(rows & ~table["metric"].isin(seen)).to_numpy(bool)]
+        if len(of_kind):
             index = ["scope", "perturbation"]
-            found[name] = (
-                own.pivot(index=index, columns="metric", values="value").astype(np.float64).sort_index()
+            tables[name] = (
+                of_kind.pivot(index=index, columns="metric", values="value").astype(np.float64).sort_index()
             )
-            seen |= set(own["metric"])
-    return Units(found)
+            seen |= set(of_kind["metric"])
+    return Units(tables)
 
 
 def _averaged(tables: Sequence[Units]) -> Units:
     """Return means over seeds within each unit, over the seeds where it is defined."""
     if len(tables) == 1:
         return tables[0]
-    found = {}
+    averaged = {}
     for name in dict.fromkeys(n for t in tables for n in t.tables):
         stacked = pd.concat([t.tables[name] for t in tables if name in t.tables])
-        found[name] = stacked.groupby(level=[0, 1], sort=True).mean()
-    return Units(found)
+        averaged[name] = stacked.groupby(level=[0, 1], sort=True).mean()
+    return Units(averaged)

@@ -1,4 +1,4 @@
-"""The report's figures. Each takes tables and returns a `Plot`; narrow panels, so that a phone can show them."""
+"""The report's figures. Each takes tables and returns a `Plot` in narrow panels, so that a phone can show them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from perturbdiff.report.figures.svg import (
     canvas,
     draw,
     logarithmic,
+    named_rows,
     points,
     shorten,
     spread,
@@ -81,11 +82,8 @@ def strips(
             points(axes, x, y, style.color, size=7, alpha=0.35, most=min(1000, 6000 // len(order)))
             if len(x) > 1:
                 _box(axes, x, row, style.color)
-        axes.set_yticks(range(len(order)), [shorten(m, 24) for m in order])
-        axes.set(xlim=(low, high), ylim=(len(order) - 0.4, -0.6), xlabel=metric.heading)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
+        named_rows(axes, [shorten(m, 24) for m in order])
+        axes.set(xlim=(low, high), xlabel=metric.heading)
         data = pd.concat(
             [s.rename("value").reset_index().assign(method=m) for m, s in filled.items()], ignore_index=True
         )

@@ -27,6 +27,8 @@ from perturbdiff.report.figures.svg import (
     draw,
     legend_text,
     logarithmic,
+    named_rows,
+    panels,
     points,
     shorten,
     slug,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 
 MOST_PANELS = 6
-"""Methods with a panel of their own; the numbers beside a figure hold all."""
+"""Methods with a panel of their own. The numbers beside a figure hold all."""
 _BINS = 60
 _TICKS = (0.0, 0.3, 1.3, 3.0, 10.0, 30.0)
 
@@ -49,13 +51,13 @@ _TRUE, _OTHER = PALETTE[0], PALETTE[1]
 def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float) -> Plot:
     """Draw −log10 of the adjusted p for true DE genes (above each line) and for the others (below it).
 
-    One panel per method on a root scale, each side scaled to its own peak; ticks are medians, the number is the
+    One panel per method on a root scale, each side scaled to its own peak. Ticks are medians, the number is the
     probability that a true DE gene has the smaller q.
 
     Parameters
     ----------
     groups
-        By the label of their row, e.g. the real test first, then the methods.
+        Distributions by the label of their row: the real test first, then the methods.
     alpha
         A dashed line marks where a gene counts as DE.
     """
@@ -75,8 +77,8 @@ def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float
                 middle = middle if middle < edges[-1] else beyond.mean()
                 axes.plot([middle, middle], [row, row + sign * 0.46], color=INK, lw=1.6)
             axes.axhline(row, color=INK, lw=0.5)
-            told = groups[label].separation
-            text = "n/a" if np.isnan(told) else f"{told:.2f}"
+            separation = groups[label].separation
+            text = "n/a" if np.isnan(separation) else f"{separation:.2f}"
             axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontweight="bold")
         axes.axvline(np.sqrt(-np.log10(alpha)), color=INK, lw=0.9, ls=(0, (4, 3)))
         _separation_axes(axes, shown, top, beyond)
@@ -91,13 +93,10 @@ def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float
 
 
 def _separation_axes(axes: Axes, shown: Sequence[str], top: float, beyond: np.ndarray) -> None:
-    axes.set_yticks(range(len(shown)), [shorten(label, 24) for label in shown])
-    axes.set(xlim=(0, beyond[-1]), ylim=(len(shown) - 0.4, -0.6), xlabel="−log₁₀ adjusted p (root scale)")
+    named_rows(axes, [shorten(label, 24) for label in shown])
+    axes.set(xlim=(0, beyond[-1]), xlabel="−log₁₀ adjusted p (root scale)")
     ticks = [t for t in _TICKS if t <= 0.75 * top]
     axes.set_xticks([*np.sqrt(ticks), beyond.mean()], [*(f"{t:g}" for t in ticks), f"> {top:.0f}"])
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
 
 
 def _high(split: Split) -> float:
@@ -141,9 +140,9 @@ def paired_dots(
     Parameters
     ----------
     genes
-        Of one perturbation, see `effects.top_genes`: gene, real and a column per method and its q.
+        Genes of one perturbation (see `de_tables.top_genes`): gene, real, and a column for each method and its q.
     methods
-        At most two; an open symbol says that the method does not call the gene DE.
+        At most two. An open symbol says that the method does not call the gene DE.
     """
     perturbation, count = str(genes["perturbation"].iloc[0]), int(genes["de_genes"].iloc[0])
     rows = np.arange(len(genes))
@@ -170,12 +169,9 @@ def paired_dots(
         axes.plot(real, rows, "|", color=INK, ms=10, mew=2.2, ls="")
         ends = genes[["real", *methods]].to_numpy(np.float64)
         reach = 1.08 * max(0.5, float(np.nanmax(np.abs(ends[np.isfinite(ends)]), initial=0.5)))
-        axes.set(xlim=(-reach, reach), ylim=(len(genes) - 0.4, -0.6), xlabel="log₂ fold change")
-        axes.set_yticks(rows, [shorten(g, 18) for g in genes["gene"]])
+        axes.set(xlim=(-reach, reach), xlabel="log₂ fold change")
+        named_rows(axes, [shorten(g, 18) for g in genes["gene"]])
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
         axes.set_title(f"{shorten(perturbation, 22)} · {count:,} DE genes", loc="left", fontweight="bold")
         handles = [Line2D([], [], color=INK, marker="|", ms=8, mew=2.2, ls="")]
         handles += [Line2D([], [], color=look[m].color, marker=look[m].marker, ms=5, ls="") for m in methods]
@@ -190,14 +186,14 @@ def paired_dots(
 def rank_histograms(
     name: str, title: str, ranks: Mapping[str, np.ndarray], total: int, look: Mapping[str, Look]
 ) -> Plot:
-    """Draw at which rank the right perturbation stands among the real changes; the dashed line is chance.
+    """Draw at which rank the right perturbation stands among the real changes. The dashed line is chance.
 
     Parameters
     ----------
     ranks
-        Of each method: 0 for the most similar, at most ``total`` − 1.
+        Ranks for each method, from 0 for the most similar to at most ``total`` − 1.
     total
-        Perturbations among which is ranked; more than 20 are put into 20 bins.
+        Perturbations among which is ranked. More than 20 are put into 20 bins.
     """
     bins = min(total, 20)
     edges = np.linspace(0, total, bins + 1) if total > bins else np.arange(total + 1)
@@ -205,11 +201,9 @@ def rank_histograms(
     shares = {m: np.histogram(r, edges)[0] / max(1, len(r)) for m, r in ranks.items()}
     top = max([0.05, *(float(shares[m].max(initial=0)) for m in shown)])
     lines = -(-len(shown) // 2)
-    with canvas(WIDTH, 0.5 + 1.12 * lines) as (figure, flat):
-        flat.remove()
-        grid = figure.subplots(lines, 2, sharey=True, sharex=True, squeeze=False).ravel()
+    with panels(len(shown), 2, WIDTH, 0.5 + 1.12 * lines, sharey=True, sharex=True) as (figure, grid):
         chance = np.diff(edges) / total
-        for axes, method in zip(grid, shown, strict=False):
+        for axes, method in zip(grid, shown, strict=True):
             axes.stairs(100 * shares[method], edges, fill=True, color=look[method].color, alpha=0.75, lw=0)
             axes.stairs(100 * chance, edges, color=INK, lw=1.0, ls=(0, (4, 3)), baseline=None)
             right = 100 * float((ranks[method] == 0).mean()) if len(ranks[method]) else 0.0
@@ -227,8 +221,6 @@ def rank_histograms(
             axes.grid(visible=False, axis="x")
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(3))
-        for axes in grid[len(shown) :]:
-            axes.set_visible(False)
         figure.supxlabel(f"rank of the right perturbation, 0 is first, of {total:,}", fontsize=9)
         figure.supylabel("% of perturbations", fontsize=9)
         data = pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "chance": chance})
@@ -249,22 +241,20 @@ def sizes(
     Parameters
     ----------
     tables
-        Of each method a row per perturbation, see `effects.Effects`.
+        For each method a table with a row per perturbation (see `de_tables.Effects`).
     columns
-        Of the real and of the predicted size; numbers of genes if their names start with ``de``.
+        Columns of the real and of the predicted size. They are numbers of genes if their names start with ``de``.
     labels
-        Of the axes.
+        Labels of the axes.
     """
     counts = columns[0].startswith("de")
     shown = list(tables)[:MOST_PANELS]
     every = np.concatenate([tables[m][list(columns)].to_numpy(np.float64).ravel() for m in shown])
     low, high, wide = spread(every[every > 0])
     across = 3 if len(shown) > 2 else 2
-    lines = -(-len(shown) // across)
-    with canvas(WIDTH, 0.5 + (1.45 if across == 3 else 2.05) * lines) as (figure, flat):
-        flat.remove()
-        grid = figure.subplots(lines, across, sharey=True, sharex=True, squeeze=False).ravel()
-        for axes, method in zip(grid, shown, strict=False):
+    height = 0.5 + (1.45 if across == 3 else 2.05) * -(-len(shown) // across)
+    with panels(len(shown), across, WIDTH, height, sharey=True, sharex=True) as (figure, grid):
+        for axes, method in zip(grid, shown, strict=True):
             x, y = (tables[method][c].to_numpy(np.float64) for c in columns)
             if counts:
                 counting(axes, float(every.max(initial=1)), "x", "y")
@@ -289,8 +279,6 @@ def sizes(
             )
             axes.set_box_aspect(1)
             axes.set_title(shorten(method, 20), loc="left", fontsize=8.5)
-        for axes in grid[len(shown) :]:
-            axes.set_visible(False)
         figure.supxlabel(labels[0], fontsize=9)
         figure.supylabel(labels[1], fontsize=9)
         frames = [t[["perturbation", *columns]].assign(method=m) for m, t in tables.items()]
@@ -313,9 +301,9 @@ def gene_table(genes: pd.DataFrame, method: str, alpha: float, prefix: str) -> T
     Parameters
     ----------
     genes
-        See `effects.top_genes`.
+        See `de_tables.top_genes`.
     method
-        Whose predictions are shown; its columns are in ``genes``.
+        Whose predictions are shown. Its columns are in ``genes``.
     alpha
         Below this q a gene is called DE.
     prefix

@@ -35,7 +35,7 @@ class Scale:
 class Cell:
     """One field: its text, CSS classes, a small note below, a longer text on hover, a bar in [-1, 1].
 
-    ``value`` is what the column is sorted by and what a download holds; without it, the text. ``low`` and ``high``
+    ``value`` is what the column is sorted by and what a download holds, or without it, the text. ``low`` and ``high``
     are the ends of its interval, ``count`` on how many of how many it is defined, ``scale`` a place between chance
     and ceiling.
     """
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table with its column heads; the first names the rows.
+    """A table with its column heads. The first names the rows.
 
     ``name`` is that of its download, ``below`` what stands in small print under each head.
     """
@@ -116,8 +116,8 @@ def scores(
 ) -> Table:
     """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
 
-    Below stand methods that failed, then ceilings; neither are ranked. A mean is over the perturbations where the
-    metric is defined; if these are not all, their number is noted; if there is none, the field says n/a.
+    Below stand methods that failed, then ceilings, and neither are ranked. A mean is over the perturbations where the
+    metric is defined. If these are not all, their number is noted. If there is none, the field says n/a.
     """
     ranked = [r for r in runs if r.kind != "ceiling"]
     every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
@@ -149,7 +149,7 @@ def failed(one: FailedRun, width: int) -> Row:
 
 
 def _defined(run: Run, metric: Column, scope: Scope) -> str:
-    """Return on how many perturbations a metric is defined; empty for a single number for all."""
+    """Return on how many perturbations a metric is defined. Empty for a single number for all."""
     _, defined, total = run.score(metric.name, scope)
     return f"{defined} of {total}" if total > 1 else ""
 
@@ -166,21 +166,31 @@ def _score_cell(
     run: Run, metric: Column, scope: Scope, place: float | None, decimals: int, count: str
 ) -> Cell:
     value = run.score(metric.name, scope)[0]
-    kind = "na" if math.isnan(value) else {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
+    kind = "na" if math.isnan(value) else mark(place)
     low, high = run.interval(metric.name, scope)
     note = interval(low, high, decimals)
     return Cell(number(value, decimals), f"num {kind}".strip(), note, "", None, value, low, high, count)
 
 
+def mark(place: float | None) -> str:
+    """Return the CSS class of a score by its rank: the best and the second best are marked."""
+    return {1.0: "best", 2.0: "second"}.get(place or 0.0, "")
+
+
+def plus_minus(sd: float, decimals: int) -> str:
+    """Return a standard deviation for reading. Empty if it is unknown."""
+    return "" if math.isnan(sd) else f"± {number(sd, decimals)}"
+
+
 def interval(low: float, high: float, decimals: int) -> str:
-    """Return an interval for reading; empty if it is unknown."""
+    """Return an interval for reading. Empty if it is unknown."""
     if math.isnan(low) or math.isnan(high):
         return ""
     return f"[{number(low, decimals)}, {number(high, decimals)}]"
 
 
 def ran(runs: Sequence[Run], look: Mapping[str, Look], absent: Sequence[FailedRun] = ()) -> Table:
-    """Return what was run: method, data set, what was scored, seeds, versions, definitions; and what failed."""
+    """Return what was run: method, data set, what was scored, seeds, versions, definitions, and what failed."""
     rows = []
     for run in runs:
         cells = (
@@ -293,7 +303,7 @@ def memory(mib: Any) -> str:
 
 
 def text_scores(runs: Sequence[Run], absent: Sequence[FailedRun] = ()) -> str:
-    """Return the main metrics as a text table per data set; metrics in rows while the methods are few.
+    """Return the main metrics as a text table per data set. Metrics in rows while the methods are few.
 
     Methods that failed stand in it as such, and below it with the reason.
     """
@@ -328,7 +338,7 @@ def terminal_columns(columns: Sequence[Column]) -> list[Column]:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return rows of fields as text, the first row ruled off; the first column to the left, the others to the right."""
+    """Return rows of fields as text, the first row ruled off, the first column to the left, the others to the right."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     padded = [
         "  ".join(

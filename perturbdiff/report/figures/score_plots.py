@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from perturbdiff.report.figures.svg import (
     GREY,
@@ -23,9 +23,12 @@ from perturbdiff.report.figures.svg import (
     WIDTH,
     Look,
     Plot,
+    bare_rows,
     canvas,
     draw,
     legend_text,
+    logarithmic,
+    panels,
     shorten,
     spread,
 )
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_METHODS = 16
-"""Methods with a row in a figure; the numbers beside it hold all."""
+"""Methods with a row in a figure. The numbers beside it hold all."""
 
 _COLORED = 6
 _TITLE = 14  # letters in a line of a panel's title
@@ -44,7 +47,7 @@ _DASHES = (0, (4, 3))
 
 @dataclass(frozen=True)
 class Forest:
-    """One metric of all methods: rows method, value, low, high; chance and ceiling NaN where unknown.
+    """One metric of all methods: rows method, value, low, high. Chance and ceiling NaN where unknown.
 
     ``title`` stands above the panel instead of the metric's name.
     """
@@ -65,12 +68,12 @@ def radar(
     *,
     lines: pd.DataFrame | None = None,
 ) -> Plot:
-    """Draw scores in [0, 1] as polygons, the strongest methods in colour; values outside are drawn at the ends.
+    """Draw scores in [0, 1] as polygons, the strongest methods in colour. Values outside are drawn at the ends.
 
     Parameters
     ----------
     scores
-        Methods × metric names; a metric on which nothing is defined is left out, an undefined score is at 0.
+        Methods × metric names. A metric on which nothing is defined is left out, an undefined score is at 0.
     lines
         Same columns: what is drawn as a thin line for reference, solid, then dashed (a ceiling, chance).
     """
@@ -81,14 +84,14 @@ def radar(
     strong = order[:_COLORED]
     angles = np.linspace(0, 2 * np.pi, len(labels), endpoint=False)
     around = np.append(angles, angles[:1])
-    given = pd.DataFrame(columns=scores.columns) if lines is None else lines[scores.columns]
-    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + len(given) + 1) // 2)) as (figure, flat):
+    references = pd.DataFrame(columns=scores.columns) if lines is None else lines[scores.columns]
+    with canvas(WIDTH, 4.4 + 0.2 * ((len(strong) + len(references) + 1) // 2)) as (figure, flat):
         flat.remove()
         axes = figure.add_subplot(projection="polar")
         axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
         axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
         handles = [Line2D([], [], color=look[m].color, lw=2.0, ls=look[m].dash) for m in strong]
-        for i, (_, row) in enumerate(given.iterrows()):
+        for i, (_, row) in enumerate(references.iterrows()):
             style = {"color": (INK, GREY)[i % 2], "lw": 1.1, "ls": ("-", _DASHES)[i % 2]}
             axes.plot(around, _ring(row), **style)
             handles.append(Line2D([], [], **style))
@@ -103,9 +106,13 @@ def radar(
         axes.set_ylim(0, 1.02)
         axes.set_yticks((0.25, 0.5, 0.75, 1.0), ("", "", "", ""))
         axes.spines["polar"].set_visible(False)
-        words = [legend_text(m) for m in (*strong, *map(str, given.index))]
+        words = [legend_text(m) for m in (*strong, *map(str, references.index))]
         figure.legend(handles, words, loc="outside lower center", ncols=2, handlelength=1.4)
-        data = (scores if given.empty else pd.concat([scores, given])).rename_axis("method").reset_index()
+        data = (
+            (scores if references.empty else pd.concat([scores, references]))
+            .rename_axis("method")
+            .reset_index()
+        )
         return draw(figure, name, title, data)
 
 
@@ -117,7 +124,7 @@ def _ring(row: pd.Series) -> np.ndarray:
 def forest(
     name: str,
     title: str,
-    panels: Sequence[Forest],
+    metrics: Sequence[Forest],
     look: Mapping[str, Look],
     *,
     bars: bool = False,
@@ -132,30 +139,27 @@ def forest(
     bars
         Draw bars from 0 instead of dots.
     most
-        Methods with a row; the numbers beside the figure hold all.
+        Methods with a row. The numbers beside the figure hold all.
     """
-    methods = list(dict.fromkeys(m for panel in panels for m in panel.rows["method"]))[:most]
-    across = min(3 if len(panels) > 4 else 2, len(panels))
-    lines = -(-len(panels) // across)
-    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods)) + 0.25) as (figure, flat):
-        flat.remove()
-        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
-        for axes, panel in zip(grid, panels, strict=False):
+    methods = list(dict.fromkeys(m for panel in metrics for m in panel.rows["method"]))[:most]
+    across = min(3 if len(metrics) > 4 else 2, len(metrics))
+    lines = -(-len(metrics) // across)
+    height = lines * (0.6 + 0.19 * len(methods)) + 0.25
+    with panels(len(metrics), across, WIDTH, height, sharey=True) as (figure, grid):
+        for axes, panel in zip(grid, metrics, strict=True):
             _forest_panel(axes, panel, methods, look, bars=bars)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
         grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
         grid[0].set_ylim(len(methods) - 0.4, -0.6)
         handles = [
             Line2D([], [], color=INK, lw=1.0, ls=_DASHES),
             Line2D([], [], color=INK, lw=1.0),
         ]
-        known = [any(np.isfinite(getattr(p, what)) for p in panels) for what in ("chance", "ceiling")]
+        known = [any(np.isfinite(getattr(p, what)) for p in metrics) for what in ("chance", "ceiling")]
         words = [w for w, k in zip(("chance", "ceiling"), known, strict=True) if k]
         shown = [h for h, k in zip(handles, known, strict=True) if k]
         if shown:
             figure.legend(shown, words, loc="outside lower center", ncols=2)
-        return draw(figure, name, title, _forest_data(panels))
+        return draw(figure, name, title, _forest_data(metrics))
 
 
 def _forest_panel(
@@ -181,23 +185,14 @@ def _forest_panel(
             ends.append(value)
     low, high, wide = spread(np.array(ends))
     if wide:
-        _plain_log(axes)
+        logarithmic(axes, "x", subs=(1.0,), most=5)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.4g}".replace("-", "−")))
     axes.set_xlim(low, high)
     heading = textwrap.fill(panel.title or panel.metric.heading, _TITLE)
     axes.set_title(heading, loc="left", fontsize=8.5, fontweight="bold")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
-
-
-def _plain_log(axes: Axes) -> None:
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    bare_rows(axes)
 
 
 def _forest_data(panels: Sequence[Forest]) -> pd.DataFrame:
@@ -214,28 +209,24 @@ def _forest_data(panels: Sequence[Forest]) -> pd.DataFrame:
 
 
 def realism(
-    name: str, title: str, panels: Sequence[tuple[Column, pd.DataFrame]], look: Mapping[str, Look]
+    name: str, title: str, ratios: Sequence[tuple[Column, pd.DataFrame]], look: Mapping[str, Look]
 ) -> Plot:
     """Draw ratios of predicted over real cells: a panel per ratio, the median and middle half per method.
 
     Parameters
     ----------
-    panels
-        Of each ratio rows method, median, low, high (quartiles over conditions).
+    ratios
+        For each ratio a table with the columns method, median, low, high (quartiles over conditions).
     """
-    methods = list(dict.fromkeys(m for _, rows in panels for m in rows["method"]))[:MOST_METHODS]
-    across = 3 if len(panels) > 2 else 2
-    lines = -(-len(panels) // across)
-    with canvas(WIDTH, lines * (0.6 + 0.19 * len(methods))) as (figure, flat):
-        flat.remove()
-        grid = figure.subplots(lines, across, sharey=True, squeeze=False).ravel()
-        for axes, (metric, rows) in zip(grid, panels, strict=False):
+    methods = list(dict.fromkeys(m for _, rows in ratios for m in rows["method"]))[:MOST_METHODS]
+    across = 3 if len(ratios) > 2 else 2
+    height = -(-len(ratios) // across) * (0.6 + 0.19 * len(methods))
+    with panels(len(ratios), across, WIDTH, height, sharey=True) as (figure, grid):
+        for axes, (metric, rows) in zip(grid, ratios, strict=True):
             _ratio_panel(axes, metric, rows, methods, look)
-        for axes in grid[len(panels) :]:
-            axes.set_visible(False)
         grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
         grid[0].set_ylim(len(methods) - 0.4, -0.6)
-        data = pd.concat([rows.assign(metric=m.name) for m, rows in panels], ignore_index=True)
+        data = pd.concat([rows.assign(metric=m.name) for m, rows in ratios], ignore_index=True)
         return draw(figure, name, title, data)
 
 
@@ -273,9 +264,7 @@ def _ratio_panel(
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlim(low, high)
     axes.set_title(textwrap.fill(metric.label, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
+    bare_rows(axes)
 
 
 def win_matrix(name: str, title: str, rates: pd.DataFrame, data: pd.DataFrame) -> Plot:

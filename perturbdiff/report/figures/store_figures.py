@@ -56,26 +56,26 @@ def read_splits(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     UserError
         If a file is not a split.
     """
-    found = {}
+    splits = {}
     for name, path in zip(unique_names(paths), paths, strict=True):
         table = tabular.read_parquet(path, "give a split, as 'perturbdiff split' writes it")
         if "part" not in table:
             raise UserError(f"{path}: no column 'part'; give a file written by 'perturbdiff split'")
-        found[name.removesuffix(".parquet")] = table
-    return found
+        splits[name.removesuffix(".parquet")] = table
+    return splits
 
 
 def data_tables(statistics: Sequence[Path], splits: Mapping[str, pd.DataFrame]) -> list[Table]:
     """Return the facts of each data set side by side, and conditions and cells per part of each split."""
-    found = []
+    tables = []
     facts = {n: _facts(p) for n, p in zip(unique_names(statistics), statistics, strict=True)}
     if facts:
         keys = list(dict.fromkeys(k for record in facts.values() for k in record))
         rows = [Row(_words(k), tuple(Cell(_shown(k, r.get(k)), "num") for r in facts.values())) for k in keys]
-        found.append(Table(("", *facts), tuple(rows), "Cells, genes, depth"))
+        tables.append(Table(("", *facts), tuple(rows), "Cells, genes, depth"))
     if (counts := page_tables.parts(splits)) is not None:
-        found.append(Table(counts.columns, counts.rows, "Parts of the split"))
-    return found
+        tables.append(Table(counts.columns, counts.rows, "Parts of the split"))
+    return tables
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -88,14 +88,14 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers and words, and of each distribution its median with the middle half."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and {"median", "quartile_1", "quartile_3"} <= set(value):
             middle, low, high = (page_tables.amount(value[k]) for k in ("median", "quartile_1", "quartile_3"))
-            found[f"{_words(key)}: median (middle half)"] = f"{middle} ({low} to {high})"
+            facts[f"{_words(key)}: median (middle half)"] = f"{middle} ({low} to {high})"
         elif isinstance(value, str | int | float):
-            found[key] = value
-    return found
+            facts[key] = value
+    return facts
 
 
 def _words(key: str) -> str:
@@ -123,7 +123,7 @@ class DataPictures:
 
 
 def pictures(statistics: Sequence[Path]) -> list[DataPictures]:
-    """Return the figures of each folder of `stats`; those whose tables a folder lacks are left out.
+    """Return the figures of each folder of `stats`. Those whose tables a folder lacks are left out.
 
     Folders with the same tables, such as those of one store with several splits, are shown once under all their
     names.
@@ -137,8 +137,10 @@ def pictures(statistics: Sequence[Path]) -> list[DataPictures]:
     for name, folder in zip(unique_names(statistics), statistics, strict=True):
         same.setdefault(_fingerprint(Path(folder)), []).append((name, Path(folder)))
     stores = {", ".join(name for name, _ in shown): shown[0][1] for shown in same.values()}
-    found = [_pictures(f"data-{i}", name, folder) for i, (name, folder) in enumerate(stores.items(), start=1)]
-    return [*_side_by_side(stores), *found]
+    by_store = [
+        _pictures(f"data-{i}", name, folder) for i, (name, folder) in enumerate(stores.items(), start=1)
+    ]
+    return [*_side_by_side(stores), *by_store]
 
 
 def _side_by_side(stores: Mapping[str, Path]) -> list[DataPictures]:
@@ -164,26 +166,26 @@ def _fingerprint(folder: Path) -> bytes:
 
 def write_figures(folder: Path) -> None:
     """Write the figures of a folder of finished tables into ``plots/`` there, as SVG."""
-    found = _pictures("", "", Path(folder))
+    drawn = _pictures("", "", Path(folder))
     place = Path(folder) / "plots"
     place.mkdir(exist_ok=True)
-    for plot in found.plots:
+    for plot in drawn.plots:
         (place / f"{plot.name}.svg").write_text(plot.file, encoding="utf-8")
 
 
 def _pictures(prefix: str, name: str, folder: Path) -> DataPictures:
     reader = _Tables(folder)
-    found = DataPictures(name)
+    of_store = DataPictures(name)
     start = f"{prefix}-" if prefix else ""
-    found.figures += _sparsity(start, reader)
-    found.figures += _group_sizes(start, reader)
-    found.figures += _distances(start, reader)
-    found.distances = _distance_table(reader.get("distance_summary"))
-    return found
+    of_store.figures += _sparsity(start, reader)
+    of_store.figures += _group_sizes(start, reader)
+    of_store.figures += _distances(start, reader)
+    of_store.distances = _distance_table(reader.get("distance_summary"))
+    return of_store
 
 
 class _Tables:
-    """Tables and summary of one folder; a table that is not there is None."""
+    """Tables and summary of one folder. A table that is not there is None."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -202,13 +204,13 @@ class _Tables:
             keep_default_na=False,
             na_values=[""],
         )
-        given = [c for c in labels if c in table]
-        table[given] = table[given].astype(object).fillna("")
+        columns = [column for column in labels if column in table]
+        table[columns] = table[columns].astype(object).fillna("")
         return table if len(table) else None
 
 
 def _sparsity(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
-    found = []
+    figures = []
     by_type = reader.get("nonzero_by_cell_type")
     for gene_set, name, title in (
         ("store", "genes_per_cell", "Non-zero genes per cell"),
@@ -217,23 +219,25 @@ def _sparsity(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         table = reader.get(name)
         if table is None or by_type is None:
             continue
-        own = _where(by_type, gene_set=gene_set)
-        whole = _where(own, scope="all cells").iloc[0]
+        rows = _where(by_type, gene_set=gene_set)
+        total = _where(rows, scope="all cells").iloc[0]
         text = (
-            f"of {page_tables.amount(int(whole['n_genes']))} genes",
-            f"mean {page_tables.amount(round(float(whole['mean']), 1))}",
-            f"{100 * float(whole['share_nonzero']):.1f} % non-zero",
+            f"of {page_tables.amount(int(total['n_genes']))} genes",
+            f"mean {page_tables.amount(round(float(total['mean']), 1))}",
+            f"{100 * float(total['share_nonzero']):.1f} % non-zero",
         )
         label = f"{start}sparsity" if gene_set == "store" else f"{start}sparsity-list"
         plot = store_plots.histogram(label, title, table, "n_cells", ("non-zero genes", "cells"), text)
-        found.append((plot, f"{title}, over {page_tables.amount(int(whole['n_cells']))} cells."))
+        figures.append((plot, f"{title}, over {page_tables.amount(int(total['n_cells']))} cells."))
     if by_type is not None:
-        own = _where(by_type, gene_set="store", scope="cell type")
-        if len(own) > 1:
-            shown = _largest(own)
+        rows = _where(by_type, gene_set="store", scope="cell type")
+        if len(rows) > 1:
+            shown = _largest(rows)
             plot = store_plots.ranges(f"{start}sparsity-by-cell-type", "Non-zero genes by cell type", shown)
-            found.append((plot, f"Middle half and median of the non-zero genes per cell.{_left(own, shown)}"))
-    return found
+            figures.append(
+                (plot, f"Middle half and median of the non-zero genes per cell.{_left(rows, shown)}")
+            )
+    return figures
 
 
 def _where(table: pd.DataFrame, **values: str) -> pd.DataFrame:
@@ -253,7 +257,7 @@ def _left(table: pd.DataFrame, shown: pd.DataFrame) -> str:
 
 
 def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
-    found = []
+    figures = []
     for name, key, what, title in (
         ("cells_per_perturbation", "n_perturbations", "perturbations", "Cells per perturbation"),
         (
@@ -273,43 +277,43 @@ def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
             f"mean {page_tables.amount(round(float(described['mean']), 1))} cells",
         )
         label = f"{start}{name.replace('_', '-')}"
-        plot = store_plots.histogram(label, title, table, key, ("cells", what), text, logarithmic=True)
-        found.append((plot, f"{title}; controls are left out."))
+        plot = store_plots.histogram(label, title, table, key, ("cells", what), text, log_axis=True)
+        figures.append((plot, f"{title}; controls are left out."))
     composition = reader.get("cell_types")
     if composition is not None and len(composition) > 1:
         shown = _largest(composition)
         plot = store_plots.bars(f"{start}composition", "Cell-type composition", shown)
-        found.append((plot, f"Cells of each cell type, controls too.{_left(composition, shown)}"))
-    return found
+        figures.append((plot, f"Cells of each cell type, controls too.{_left(composition, shown)}"))
+    return figures
 
 
 def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
     table, summary = reader.get("distances"), reader.get("distance_summary")
     if table is None or summary is None:
         return []
-    found = []
+    figures = []
     settings = (reader.summary.get("distances") or {}).get("settings", {})
     cells = settings.get("cells_per_group", "?")
     for level, title in _LEVELS.items():
-        own = _where(table, level=level)
-        if own["kind"].value_counts().max() > 2:  # else the table says it all
+        rows = _where(table, level=level)
+        if rows["kind"].value_counts().max() > 2:  # else the table says it all
             means = _where(summary, level=level)
-            plot = store_plots.violins(f"{start}distances-{level}", title, own, means)
+            plot = store_plots.violins(f"{start}distances-{level}", title, rows, means)
             caption = (
                 f"{title}: energy distance between samples of at most {cells} cells, log1p units. Tick: mean with its "
                 "95 % interval. Two samples of equal populations lie around 0."
             )
-            found.append((plot, caption))
+            figures.append((plot, caption))
     by_type, composition = _where(summary, level="cell type"), reader.get("cell_types")
     kind = "between" if (by_type["kind"] == "between").any() else "control"
-    own = _where(by_type, kind=kind)
-    if composition is not None and len(own) > 1:
-        joined = own.merge(composition[["cell_type", "n_cells"]], on="cell_type")
+    rows = _where(by_type, kind=kind)
+    if composition is not None and len(rows) > 1:
+        joined = rows.merge(composition[["cell_type", "n_cells"]], on="cell_type")
         shown = _largest(joined)
         values = _where(table, level="cell type", kind=kind)
         plot = store_plots.beside(f"{start}distances-by-cell-type", _KINDS[kind], shown, values)
         rho = (reader.summary.get("distances") or {}).get("cells_and_distance", {}).get("spearman")
-        said = (
+        correlation = (
             ""
             if rho is None or kind != "between"
             else f" Their rank correlation is {page_tables.number(rho, 2)}."
@@ -317,8 +321,8 @@ def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         caption = (
             f"Number of cells and energy distance ({_KINDS[kind]}) by cell type; mean and 95 % interval."
         )
-        found.append((plot, f"{caption}{said}{_left(joined, shown)}"))
-    return found
+        figures.append((plot, f"{caption}{correlation}{_left(joined, shown)}"))
+    return figures
 
 
 def _distance_table(summary: pd.DataFrame | None) -> Table | None:

@@ -1,4 +1,4 @@
-"""How the figures of a store's statistics are drawn; see `store_figures` for which there are."""
+"""How the figures of a store's statistics are drawn. See `store_figures` for which there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from scipy import stats
 
 from perturbdiff.report.figures.svg import (
@@ -19,9 +19,12 @@ from perturbdiff.report.figures.svg import (
     PALETTE,
     WIDTH,
     Plot,
+    bare_rows,
     canvas,
     draw,
-    shorten,
+    legend_text,
+    logarithmic,
+    named_rows,
 )
 
 if TYPE_CHECKING:
@@ -41,38 +44,35 @@ def histogram(
     labels: tuple[str, str],
     text: Sequence[str],
     *,
-    logarithmic: bool = False,
+    log_axis: bool = False,
 ) -> Plot:
     """Draw a table of bins (``lower, upper`` and the column ``key``) with a few numbers in its corner.
 
     Parameters
     ----------
     labels
-        Of the x and the y axis.
+        Labels of the x and the y axis.
     text
         Lines of the inset.
-    logarithmic
-        Whether the x axis is.
+    log_axis
+        Whether the x axis is logarithmic.
     """
     lower, upper = table["lower"].to_numpy(np.float64), table["upper"].to_numpy(np.float64)
     counts = table[key].to_numpy(np.float64)
     with canvas(NARROW, 2.4) as (figure, axes):
         axes.bar(lower, counts, width=upper - lower, align="edge", color=_BLUE, alpha=0.8, lw=0)
-        if logarithmic:
-            axes.set_xscale("log")
-            _plain(axes.xaxis)
+        if log_axis:
+            logarithmic(axes, "x", most=9, label=_amount)
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-            axes.xaxis.set_major_formatter(FuncFormatter(_amount))
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.yaxis.set_major_formatter(FuncFormatter(_amount))
+            _counts(axes.xaxis, 6)
+        _counts(axes.yaxis, 5)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         left = counts[: len(counts) // 2].sum() > counts[len(counts) // 2 :].sum()
         place = (0.98, "right") if left else (0.02, "left")
         axes.text(
             place[0], 0.97, "\n".join(text), ha=place[1], va="top", transform=axes.transAxes, linespacing=1.4
         )
-        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
+        _title(axes, title)
         axes.set_ylim(0, 1.28 * max(1.0, float(counts.max(initial=0))))
         axes.grid(visible=False, axis="x")
         return draw(figure, name, title, table)
@@ -87,24 +87,26 @@ def outlines(name: str, title: str, histograms: Mapping[str, pd.DataFrame]) -> P
             density = table["n_cells"].to_numpy(np.float64) / max(1, table["n_cells"].sum()) / (upper - lower)
             color, dashes = PALETTE[i % len(PALETTE)], ("-", "--", ":")[i // len(PALETTE) % 3]
             edges = np.append(lower, upper[-1])
-            axes.stairs(density, edges, color=color, ls=dashes, lw=1.5, label=f"\u200b{shorten(label, 28)}")
+            axes.stairs(density, edges, color=color, ls=dashes, lw=1.5, label=legend_text(label))
             frames.append(table.assign(data=label, density=density))
         axes.set_yticks([])
         axes.set_ylim(bottom=0)
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        axes.xaxis.set_major_formatter(FuncFormatter(_amount))
+        _counts(axes.xaxis, 6)
         axes.set(xlabel="non-zero genes", ylabel="density of cells")
-        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
+        _title(axes, title)
         figure.legend(loc="outside lower center", ncols=2, handlelength=1.4)
         return draw(figure, name, title, pd.concat(frames, ignore_index=True))
 
 
-def _plain(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 3.0), numticks=9))
+def _counts(axis: Axis, most: int) -> None:
+    """Label an axis with at most ``most`` whole numbers."""
+    axis.set_major_locator(MaxNLocator(most, integer=True))
     axis.set_major_formatter(FuncFormatter(_amount))
-    axis.set_minor_formatter(NullFormatter())
+
+
+def _title(axes: Axes, title: str) -> None:
+    axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
 
 
 def _amount(value: float, _: object = None) -> str:
@@ -127,7 +129,7 @@ def ranges(name: str, title: str, table: pd.DataFrame) -> Plot:
         _rows(axes, table)
         axes.set_xlim(0, 1.05 * max(1.0, float(high.max())))
         axes.set_xlabel("non-zero genes per cell")
-        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
+        _title(axes, title)
         return draw(figure, name, title, table)
 
 
@@ -135,7 +137,7 @@ def bars(name: str, title: str, table: pd.DataFrame) -> Plot:
     """Draw the cells of each cell type (column ``n_cells``) with their share, largest on top."""
     with canvas(NARROW, 0.9 + 0.2 * len(table)) as (figure, axes):
         _cell_bars(axes, table)
-        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
+        _title(axes, title)
         return draw(figure, name, title, table)
 
 
@@ -149,18 +151,13 @@ def _cell_bars(axes: Axes, table: pd.DataFrame, *, share: bool = True) -> None:
             )
     _rows(axes, table)
     axes.set_xlim(0, (1.16 if share else 1.05) * max(1.0, float(counts.max(initial=0))))
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(_amount))
+    _counts(axes.xaxis, 4)
     axes.set_xlabel("cells")
 
 
 def _rows(axes: Axes, table: pd.DataFrame) -> None:
-    """Name the rows after the cell types, first on top."""
-    axes.set_yticks(range(len(table)), [f"\u200b{shorten(str(n), 24)}" for n in table["cell_type"]])
-    axes.set_ylim(len(table) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
+    """Name the rows after the cell types, the first on top."""
+    named_rows(axes, [legend_text(str(name), 24) for name in table["cell_type"]])
 
 
 def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> Plot:
@@ -173,10 +170,10 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
             _violin(axes, row, values, _COLORS[kind])
             x = row + rng.uniform(-0.08, 0.08, len(values))
             axes.scatter(x, values, s=4, color=_COLORS[kind], alpha=0.5, lw=0, rasterized=len(table) > DENSE)
-            own = pd.DataFrame(means[means["kind"] == kind])
-            if len(own):
+            interval = pd.DataFrame(means[means["kind"] == kind])
+            if len(interval):
                 mean, low, high = (
-                    float(_root(own[c].to_numpy(np.float64))[0]) for c in ("mean", "low", "high")
+                    float(_root(interval[c].to_numpy(np.float64))[0]) for c in ("mean", "low", "high")
                 )
                 axes.plot([row - 0.17, row + 0.17], [mean, mean], color=INK, lw=1.8)
                 if np.isfinite(low):
@@ -190,7 +187,7 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
         axes.set_ylabel("energy distance (root scale)")
         axes.grid(visible=False, axis="x")
         axes.tick_params(axis="x", length=0)
-        axes.set_title(textwrap.fill(title, 34), loc="left", fontweight="bold")
+        _title(axes, title)
         return draw(figure, name, f"Energy distances: {title}", table)
 
 
@@ -242,15 +239,13 @@ def beside(name: str, kind: str, table: pd.DataFrame, values: pd.DataFrame) -> P
         rng = np.random.default_rng(0)
         color = _COLORS["between"]
         for row, line in enumerate(table.to_dict("records")):
-            own = values.loc[values["cell_type"] == line["cell_type"], "ed"].to_numpy(np.float64)
-            y = row + rng.uniform(-0.2, 0.2, len(own))
-            right.scatter(own, y, s=4, color=color, alpha=0.4, lw=0, rasterized=len(values) > DENSE)
+            distances = values.loc[values["cell_type"] == line["cell_type"], "ed"].to_numpy(np.float64)
+            y = row + rng.uniform(-0.2, 0.2, len(distances))
+            right.scatter(distances, y, s=4, color=color, alpha=0.4, lw=0, rasterized=len(values) > DENSE)
             if np.isfinite(line["low"]):
                 right.plot([line["low"], line["high"]], [row, row], color=color, lw=4, alpha=0.45)
             right.plot([line["mean"]] * 2, [row - 0.3, row + 0.3], color=INK, lw=1.6)
-        right.tick_params(axis="y", length=0)
-        right.grid(visible=False, axis="y")
-        right.spines["left"].set_visible(False)
+        bare_rows(right)
         right.xaxis.set_major_locator(MaxNLocator(5))
         right.set_xlabel(f"energy distance,\n{kind}")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9.5)

@@ -8,7 +8,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -38,12 +38,12 @@ WIDTH = 4.6
 NARROW = 3.5  # of figures in narrow columns: their text keeps its size on the page
 PNG_DPI = 160
 DOTS = "dots"  # group of points that becomes one path, named DOTS-diameter-
-_BATCHES = 6  # overlapping points of one path do not add up; those of different paths do
+_BATCHES = 6  # overlapping points of one path do not add up, but those of different paths do
 MOST_POINTS = 3000
-"""Points of one kind drawn in a panel; of more, an even draw is shown."""
+"""Points of one kind drawn in a panel. Of more, an even draw is shown."""
 _MARKERS = 200  # up to here points keep their marker and are single elements of the SVG
 
-# Stand-ins that become CSS colours on the page; in an exported SVG they are what they say.
+# Stand-ins that become CSS colours on the page, and in an exported SVG they are what they say.
 INK, RULE, PAPER = "#22272E", "#D5D9DF", "#FDFDFC"
 # Colours too dark for a dark page become variables that the style sheet sets for either.
 _PAGE_COLORS = {
@@ -124,28 +124,30 @@ def looks(
 ) -> dict[str, Look]:
     """Return a look for each method: a colour first, then another marker once the colours are used up.
 
-    Methods of one family (by name; without one a method is its own) have a colour in common and differ in marker.
+    Methods of one family (by name, without one a method is its own) have a colour in common and differ in marker.
     """
     names = list(dict.fromkeys(models))
     family = {name: (families or {}).get(name, name) for name in names}
     order = list(dict.fromkeys(family.values()))
     turns = math.ceil(len(order) / len(PALETTE))
     seen: Counter[str] = Counter()
-    found = {}
+    by_method = {}
     for name in names:
         turn, place = divmod(order.index(family[name]), len(PALETTE))
         color = PALETTE[(place + 2 * turn) % len(PALETTE)]
         shape = turn + turns * seen[family[name]]
         seen[family[name]] += 1
-        found[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
-    return {**found, **{name: Look(GREY, "D") for name in ceilings}}
+        by_method[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
+    return {**by_method, **{name: Look(GREY, "D") for name in ceilings}}
 
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Set matplotlib's parameters to the house style, whatever the machine's own are."""
     with mpl.rc_context():
-        dict.update(mpl.rcParams, _parameters())  # checked once; a checked update for each figure is slow
+        dict.update(
+            mpl.rcParams, _parameters()
+        )  # checked once, because a checked update for each figure is slow
         yield
 
 
@@ -159,19 +161,32 @@ def _parameters() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def canvas(width: float = WIDTH, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
-    """Yield a styled figure and its axes; sizes in inches."""
+    """Yield a styled figure and its axes, with sizes in inches."""
     with style():
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure, figure.add_subplot()
 
 
+@contextlib.contextmanager
+def panels(
+    number: int, columns: int, width: float, height: float, **shared: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yield a styled figure and the axes of its panels, in lines of ``columns``. Sizes are in inches."""
+    with canvas(width, height) as (figure, single):
+        single.remove()
+        grid = figure.subplots(-(-number // columns), columns, squeeze=False, **shared).ravel()
+        for axes in grid[number:]:
+            axes.set_visible(False)
+        yield figure, list(grid[:number])
+
+
 def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
-    """Turn a figure into a `Plot`; call it inside its `canvas` block."""
+    """Turn a figure into a `Plot`. Call it inside its `canvas` block."""
     buffer = io.StringIO()
     blank = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    # print_svg draws once; savefig would draw twice for the layout, which is kept here for the image. Both are made
-    # now: figures of many runs, kept until the end, took gigabytes.
+    # print_svg draws once, while savefig would draw twice for the layout, which the image uses too. Both are made now,
+    # because the figures of many runs would take gigabytes if they were kept until the end.
     FigureCanvasSVG(figure).print_svg(buffer, metadata=blank)
     figure.set_layout_engine("none")
     text = buffer.getvalue()
@@ -267,14 +282,34 @@ def spread(values: np.ndarray, *, plain: bool = False) -> tuple[float, float, bo
     return low - pad, high + pad, False
 
 
-def logarithmic(axes: Axes, *directions: str) -> None:
-    """Make axes logarithmic with plain numbers: labels are never read as formulas here."""
+def logarithmic(
+    axes: Axes,
+    *directions: str,
+    subs: tuple[float, ...] = (1.0, 3.0),
+    most: int | None = None,
+    label: Callable[[float, Any], str] = lambda value, _: f"{value:g}",
+) -> None:
+    """Make axes logarithmic with plain numbers, at most ``most`` of them, because labels are never read as formulas."""
     for direction in directions:
         axes.set(**{f"{direction}scale": "log"})
         axis = axes.xaxis if direction == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_major_locator(LogLocator(subs=subs, numticks=most))
+        axis.set_major_formatter(FuncFormatter(label))
         axis.set_minor_formatter(NullFormatter())
+
+
+def bare_rows(axes: Axes) -> None:
+    """Draw no ticks, grid lines and spine along the y axis, whose places are rows."""
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+
+
+def named_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Give each row a label on the y axis, the first on top."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    bare_rows(axes)
 
 
 def counting(axes: Axes, top: float, *directions: str) -> None:
@@ -309,16 +344,16 @@ def points(
     marker: str = "o",
     most: int = MOST_POINTS,
 ) -> None:
-    """Draw points; many become small round dots that cost few bytes.
+    """Draw points. Many become small round dots that cost few bytes.
 
     Parameters
     ----------
     x, y
-        Coordinates [points]; those not finite are left out.
+        Coordinates [points]. Those not finite are left out.
     size
         Area in square points.
     most
-        Points drawn; of more, an even draw.
+        Points drawn. Of more, an even draw.
     """
     keep = np.isfinite(x) & np.isfinite(y)
     x, y = x[keep], y[keep]

@@ -21,7 +21,7 @@ _MOST_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took; NaN where it is unknown.
+    """What a run took, NaN where it is unknown.
 
     Attributes
     ----------
@@ -48,15 +48,15 @@ def record_files(folders: Sequence[Path]) -> list[Path]:
     UserError
         If a folder is missing or holds none.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     for folder in folders:
         here = sorted(files.existing(folder, "folder of records").glob(f"*{_RECORD}"))
         if not here:
             raise UserError(
                 f"{folder}: no record of predictions (NAME.h5ad{_RECORD}); give the folder that they lie in"
             )
-        found += [p for run in here for p in (run, _manifest_of(run)) if p.is_file()]
-    return found
+        paths += [p for run in here for p in (run, _manifest_of(run)) if p.is_file()]
+    return paths
 
 
 def costs(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path]) -> dict[Run, Cost]:
@@ -65,11 +65,11 @@ def costs(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path])
     A run's predictions are known by the name in the manifest of their evaluation, a model's bundle by its content.
     """
     by_content = {files.sha256(path): read_json(path / "run.json") for path in bundles}
-    found = {}
+    by_run = {}
     for run, record in _predictions(runs, records).items():
         made = read_json(_manifest_of(record))
-        found[run] = _cost(read_json(record), by_content.get(_digest(made, "bundle"), {}))
-    return found
+        by_run[run] = _cost(read_json(record), by_content.get(_digest(made, "bundle"), {}))
+    return by_run
 
 
 def bundles_of(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[Path]) -> dict[Run, Path]:
@@ -86,8 +86,8 @@ def bundles_of(runs: Sequence[Run], records: Sequence[Path], bundles: Sequence[P
 def _predictions(runs: Sequence[Run], records: Sequence[Path]) -> dict[Run, Path]:
     """Return the record of each run's predictions, known by the name in the manifest of the evaluation."""
     by_name = {p.name.removesuffix(_RECORD): p for p in records if p.name.endswith(_RECORD)}
-    found = {run: by_name.get(_name_of(run.manifest, "predictions")) for run in runs}
-    return {run: record for run, record in found.items() if record is not None}
+    by_run = {run: by_name.get(_name_of(run.manifest, "predictions")) for run in runs}
+    return {run: record for run, record in by_run.items() if record is not None}
 
 
 def pretrained(bundles: Sequence[Path], records: Sequence[Path]) -> dict[str, tuple[Path, Cost]]:
@@ -105,8 +105,8 @@ def _manifest_of(record: Path) -> Path:
 
 
 def _input(manifest: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    found = (manifest.get("inputs") or {}).get(role)
-    return found if isinstance(found, dict) else {}
+    entry = (manifest.get("inputs") or {}).get(role)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _name_of(manifest: Mapping[str, Any], role: str) -> str:
@@ -126,18 +126,18 @@ def _number(record: Mapping[str, Any], *path: str) -> float:
 
 def _cost(record: Mapping[str, Any], bundle: Mapping[str, Any]) -> Cost:
     """Return what a prediction took: of a baseline by its own record, of a model by its bundle's and its own."""
-    if isinstance(own := record.get("method_run"), dict):
+    if isinstance(reported := record.get("method_run"), dict):
         return Cost(
-            _number(own, "cpu_seconds", "train"),
-            _number(own, "seconds", "train"),
-            _number(own, "seconds", "predict"),
-            _number(own, "peak_memory_mib"),
+            _number(reported, "cpu_seconds", "train"),
+            _number(reported, "seconds", "train"),
+            _number(reported, "seconds", "predict"),
+            _number(reported, "peak_memory_mib"),
         )
-    found = _of_bundle(bundle)
+    training = _of_bundle(bundle)
     drawn = (
         math.nan if record.get("parts") else _number(record, "wall_seconds")
     )  # joining parts draws nothing
-    return Cost(found.train_cpu, found.train_wall, drawn, found.memory, found.attempts)
+    return Cost(training.train_cpu, training.train_wall, drawn, training.memory, training.attempts)
 
 
 def _of_bundle(record: Mapping[str, Any]) -> Cost:
@@ -166,7 +166,7 @@ _HEADS = (
 def trained(
     runs: Sequence[Run],
     absent: Sequence[FailedRun],
-    found: Mapping[Run, Cost],
+    cost_of: Mapping[Run, Cost],
     prior: Mapping[str, tuple[Path, Cost]],
     look: Mapping[str, Look],
 ) -> Table | None:
@@ -175,18 +175,18 @@ def trained(
     Parameters
     ----------
     runs, absent
-        What was scored, and what failed.
-    found
-        See `costs`.
+        Scored runs and failed runs.
+    cost_of
+        Costs of the runs (see `costs`).
     prior
-        See `pretrained`.
+        Pretrained bundles (see `pretrained`).
     look
-        Of the methods.
+        Colours and markers of the methods.
     """
     rows = [
-        _row(run, found.get(run, Cost()), look[run.method].color) for run in runs if run.kind != "ceiling"
+        _row(run, cost_of.get(run, Cost()), look[run.method].color) for run in runs if run.kind != "ceiling"
     ]
-    if not any(found.values()) and not any(r.external for r in runs):
+    if not any(cost_of.values()) and not any(r.external for r in runs):
         return None
     rows += [
         Row(one.method, (Cell(one.dataset), Cell("failed", "failed"), *_blank(8)), "absent", note=one.short)

@@ -17,7 +17,7 @@ _DRAWS = 2000
 class Paired:
     """How method a fares against method b on the conditions where both are scored.
 
-    ``rate`` counts a tie as half a win; ``gain`` is the mean advantage of a, positive where a is better.
+    ``rate`` counts a tie as half a win. ``gain`` is the mean advantage of a, positive where a is better.
     Intervals are percentile bootstrap intervals (95 %) over conditions.
     """
 
@@ -45,7 +45,7 @@ def compare(pairs: pd.DataFrame, *, higher: bool, seed: int = 0) -> Paired:
     higher
         Whether larger values are better.
     seed
-        Of the bootstrap over conditions (2,000 draws).
+        Seed of the bootstrap over conditions (2,000 draws).
     """
     advantage = (pairs["a"] - pairs["b"]).to_numpy() * (1.0 if higher else -1.0)
     won = (advantage > 0) + 0.5 * (advantage == 0)
@@ -111,7 +111,7 @@ def scaled(scores: pd.DataFrame, higher: dict[str, bool]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Same shape; a metric on which all methods are equal is 1 throughout, undefined scores stay NaN.
+        Same shape. A metric on which all methods are equal is 1 throughout, undefined scores stay NaN.
     """
     columns = {}
     for name in scores.columns:
@@ -124,7 +124,7 @@ def scaled(scores: pd.DataFrame, higher: dict[str, bool]) -> pd.DataFrame:
 
 
 def ranks(scores: pd.Series, direction: str) -> pd.Series:
-    """Return 1 for the best, 2 for the second, ...; equal scores share a rank, undefined ones have NaN.
+    """Return 1 for the best, 2 for the second, .... Equal scores share a rank, undefined ones have NaN.
 
     ``direction`` is higher, lower, one (closest to 1 is best) or none (no ranks).
     """
@@ -149,7 +149,7 @@ def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
     Parameters
     ----------
     real, predicted
-        Changes [perturbations × genes], see `perturbdiff.evaluation.metrics.collapse.changes`; what both have is used.
+        Changes [perturbations × genes], see `perturbdiff.evaluation.metrics.collapse.changes`. What both have is used.
 
     Returns
     -------
@@ -157,9 +157,9 @@ def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
         None with fewer than two perturbations or genes.
     """
     x, y = shared(real, predicted)
-    found = collapse(x.to_numpy(np.float64), y.to_numpy(np.float64))
-    if found is None:
+    result = collapse(x.to_numpy(np.float64), y.to_numpy(np.float64))
+    if result is None:
         return None
-    names, pairs = x.index.to_numpy(), found.pairs
+    names, pairs = x.index.to_numpy(), result.pairs
     columns = {"first": names[pairs.first], "second": names[pairs.second]}
-    return Alike(found, pd.DataFrame({**columns, "real": pairs.real, "predicted": pairs.predicted}))
+    return Alike(result, pd.DataFrame({**columns, "real": pairs.real, "predicted": pairs.predicted}))

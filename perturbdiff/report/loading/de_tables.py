@@ -18,7 +18,7 @@ from perturbdiff.report.loading.results import POOLED, Run
 from perturbdiff.runtime.errors import UserError
 
 STEP = 0.01
-"""Width of the bins of −log10 q; ties within one count as half in `Split.separation`."""
+"""Width of the bins of −log10 q. Ties within one count as half in `Split.separation`."""
 
 _MOST = 46.0  # −log10 q from here on is one bin: the tables hold q in float32
 _COLUMNS = ("q", "log2fc", "mean", "control_mean")
@@ -48,7 +48,7 @@ class Split:
 
     @cached_property
     def separation(self) -> float:
-        """Return the probability that a true DE gene has a smaller q than another gene; 0.5 is a coin's."""
+        """Return the probability that a true DE gene has a smaller q than another gene. 0.5 is a coin's."""
         if not self.true.sum() or not self.other.sum():
             return float("nan")
         below = np.cumsum(self.other) - self.other
@@ -56,7 +56,7 @@ class Split:
         return float(share / self.true.sum() / self.other.sum())
 
     def median(self, *, true: bool) -> float:
-        """Return the median of −log10 q of one of the groups, to the width of a bin; NaN if it is empty."""
+        """Return the median of −log10 q of one of the groups, to the width of a bin, or NaN if it is empty."""
         counts = self.true if true else self.other
         if not counts.sum():
             return float("nan")
@@ -88,7 +88,7 @@ class Effects:
 
 
 def read_side(run: Run, name: str) -> Side | None:
-    """Read ``de_real`` or ``de_pred`` of the whole pool; None if the folder does not hold it.
+    """Read ``de_real`` or ``de_pred`` of the whole pool, or None if the folder does not hold it.
 
     Raises
     ------
@@ -131,10 +131,10 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[np.ndarray, tuple[str, 
     """Return for each row the number of its label, and the labels in the order of their names."""
     if column.null_count:
         raise UserError(f"{path}: a row without perturbation or gene; run evaluate again")
-    whole = column.unify_dictionaries().combine_chunks()
-    whole = whole.chunk(0) if isinstance(whole, pa.ChunkedArray) else whole
-    labels = whole.dictionary.to_pylist()
-    codes = whole.indices.to_numpy(zero_copy_only=False)
+    joined = column.unify_dictionaries().combine_chunks()
+    joined = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
+    labels = joined.dictionary.to_pylist()
+    codes = joined.indices.to_numpy(zero_copy_only=False)
     used = np.flatnonzero(np.bincount(codes, minlength=len(labels)))
     order = sorted(used.tolist(), key=lambda i: labels[i])
     place = np.zeros(len(labels), np.int64)
@@ -143,7 +143,7 @@ def _codes(column: pa.ChunkedArray, path: Path) -> tuple[np.ndarray, tuple[str, 
 
 
 def paired_sides(run: Run) -> tuple[Side, Side] | None:
-    """Return both sides on the perturbations and genes that they share; None if there are none."""
+    """Return both sides on the perturbations and genes that they share, or None if there are none."""
     real, predicted = read_side(run, "de_real"), read_side(run, "de_pred")
     if real is None or predicted is None:
         return None
@@ -164,8 +164,8 @@ def _both(a: Sequence[str], b: Sequence[str]) -> tuple[str, ...]:
 def _kept(side: Side, perturbations: tuple[str, ...], genes: tuple[str, ...]) -> Side:
     rows = pd.Index(side.perturbations).get_indexer(pd.Index(perturbations))
     columns = pd.Index(side.genes).get_indexer(pd.Index(genes))
-    found = (matrix[np.ix_(rows, columns)] for matrix in (side.q, side.fold, side.change))
-    return Side(perturbations, genes, *found)
+    matrices = (matrix[np.ix_(rows, columns)] for matrix in (side.q, side.fold, side.change))
+    return Side(perturbations, genes, *matrices)
 
 
 def effects(real: Side, predicted: Side, alpha: float) -> Effects:
@@ -174,7 +174,7 @@ def effects(real: Side, predicted: Side, alpha: float) -> Effects:
     Parameters
     ----------
     real, predicted
-        Of the same perturbations and genes.
+        Test results for the same perturbations and genes.
     alpha
         A gene is DE where q is below it.
     """
@@ -188,8 +188,10 @@ def effects(real: Side, predicted: Side, alpha: float) -> Effects:
             "size_predicted": _norms(predicted.change),
         }
     )
-    found = collapse(np.nan_to_num(real.change), np.nan_to_num(predicted.change))
-    return Effects(table, _split(real.q, true), _split(predicted.q, true), found, tuple(real.perturbations))
+    collapsed = collapse(np.nan_to_num(real.change), np.nan_to_num(predicted.change))
+    return Effects(
+        table, _split(real.q, true), _split(predicted.q, true), collapsed, tuple(real.perturbations)
+    )
 
 
 def _norms(change: np.ndarray) -> np.ndarray:
@@ -211,7 +213,7 @@ def top_genes(
 ) -> list[pd.DataFrame]:
     """Return the strongest DE genes of the perturbations with most of them, real and predicted.
 
-    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then q, then name; a
+    Genes with real q < ``alpha`` over the whole pool, by descending |log2 fold change|, then q, then name. A
     perturbation without such a gene is left out.
 
     Returns
@@ -223,7 +225,7 @@ def top_genes(
     true = real.q < alpha
     counts = true.sum(axis=1)
     order = [i for i in np.argsort(-counts, kind="stable")[:perturbations] if counts[i]]
-    found = []
+    tables = []
     for i in order:
         size = np.where(true[i], np.abs(np.nan_to_num(real.fold[i])), -1.0)
         chosen = np.lexsort((np.array(real.genes), real.q[i], -size))[: min(genes, counts[i])]
@@ -239,5 +241,5 @@ def top_genes(
             lacks = (place < 0) | (row < 0)
             columns[name] = np.where(lacks, np.nan, side.fold[row, place])
             columns[f"{name} q"] = np.where(lacks, np.nan, side.q[row, place])
-        found.append(pd.DataFrame(columns))
-    return found
+        tables.append(pd.DataFrame(columns))
+    return tables

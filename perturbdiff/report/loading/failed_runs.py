@@ -1,4 +1,4 @@
-"""Methods that were to be run and have no scores: they are shown as failed, with the reason, and take no rank."""
+"""Methods that were expected but have no scores. They are shown as failed, with the reason, and have no rank."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _CLIPPED = 160
 
 
 def reason(logs: Sequence[Path]) -> str:
-    """Return why the first stage that did not end well did not.
+    """Return the reason why the first failed stage failed.
 
     Parameters
     ----------
     logs
-        Files of the stages in their order; those of stages that were never begun are not there. A log of ours ends
-        with an exit code and what was said last; of another, the last line that says something counts.
+        Files of the stages in their order. Those of stages that were never begun are not there. A log of ours ends
+        with an exit code and what was said last. Of another, the last line that says something counts.
 
     Returns
     -------
@@ -44,13 +44,13 @@ def reason(logs: Sequence[Path]) -> str:
         Empty if no log can be read or none tells of a failure.
     """
     for path in logs:
-        if found := _failure(_last_attempt(path)):
-            return found[:_LONGEST]
+        if failure := _failure(_last_attempt(path)):
+            return failure[:_LONGEST]
     return ""
 
 
 def _last_attempt(path: Path) -> list[str]:
-    """Return the lines of the last attempt that a log tells of, its beginning too; none if it cannot be read."""
+    """Return the lines of the last attempt that a log tells of, its beginning too, or none if it cannot be read."""
     try:
         with path.open("rb") as handle:
             handle.seek(max(0, path.stat().st_size - _MOST))
@@ -63,15 +63,15 @@ def _last_attempt(path: Path) -> list[str]:
 
 
 def _failure(lines: Sequence[str]) -> str:
-    """Return what a log says of a failure; empty if it ended well or says nothing."""
+    """Return what a log says of a failure. Empty if it ended well or says nothing."""
     ours = bool(lines) and bool(_ATTEMPT.match(lines[0]))
-    said = [_STAMP.sub("", line) for line in lines[ours:]]
-    ended = next((match for line in reversed(said) if (match := _END.match(line))), None)
+    messages = [_STAMP.sub("", line) for line in lines[ours:]]
+    ended = next((match for line in reversed(messages) if (match := _END.match(line))), None)
     if ended and ended[1] == "0":
         return ""
     if ended and ended[2]:
         return ended[2].removeprefix("error: ").strip()
-    last = _meaningful(said)
+    last = _meaningful(messages)
     if ended:
         return f"{last} (exit code {ended[1]})" if last else f"exit code {ended[1]}"
     if ours:  # whoever ends by itself says so
@@ -80,12 +80,12 @@ def _failure(lines: Sequence[str]) -> str:
 
 
 def _meaningful(lines: Iterable[str]) -> str:
-    """Return the last line that is no progress, frame of a trace or rule; an error rather than what follows it."""
-    found = [
+    """Return the last line that is no progress, frame of a trace or rule. An error rather than what follows it."""
+    candidates = [
         line.strip() for line in lines if line.strip() and not _NOISE.match(line) and not _END.match(line)
     ]
-    errors = [line for line in found if line.startswith("error: ")]
-    return (errors or found or [""])[-1]
+    errors = [line for line in candidates if line.startswith("error: ")]
+    return (errors or candidates or [""])[-1]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FailedRun:
     kind
         'model', or any other word for a baseline.
     reason
-        What its log says of the failure; empty if that is unknown.
+        What its log says of the failure. Empty if that is unknown.
     logs
         Names of its logs.
     files
@@ -134,25 +134,25 @@ class Expected:
     def missing(self, runs: Sequence[Run]) -> list[FailedRun]:
         """Return what was expected and has no run, in the order of the table."""
         there = {(run.dataset, run.base) for run in runs}
-        found: dict[tuple[str, str], FailedRun] = {}
+        failed: dict[tuple[str, str], FailedRun] = {}
         for dataset, method, kind, log in self.table.itertuples(index=False):
             if (dataset, method) not in there:
                 names = _names(log)
                 files = tuple(self.logs[name] for name in names if name in self.logs)
                 shown = tuple(Path(name).name for name in names)
                 one = FailedRun(dataset, method, kind, reason(files), shown, files)
-                found.setdefault((dataset, method), one)
-        return list(found.values())
+                failed.setdefault((dataset, method), one)
+        return list(failed.values())
 
 
 def read_expected(path: Path | None, folders: Sequence[Path] = ()) -> Expected:
-    """Read the table of what was to be run; without one nothing was.
+    """Read the table of what was to be run. Without one nothing was.
 
     Parameters
     ----------
     path
         CSV with the columns dataset, method, kind and log. ``log`` names files, ``;`` between them, in the order
-        of the stages that a method needs; names alone, and a link that leads out of its folder is not followed.
+        of the stages that a method needs. Names alone, and a link that leads out of its folder is not followed.
     folders
         Where the logs are looked for besides the table's own folder.
 

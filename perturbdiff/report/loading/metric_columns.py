@@ -17,7 +17,7 @@ PDCORR, ENERGY = "PDCorr", "energy_distance"
 
 @dataclass(frozen=True)
 class Column:
-    """A metric as a column of the score tables; ``direction`` is higher, lower, one (best at 1) or none."""
+    """A metric as a column of the score tables. ``direction`` is higher, lower, one (best at 1) or none."""
 
     name: str
     label: str
@@ -129,7 +129,7 @@ def named(columns: Sequence[Column], name: str) -> Column | None:
 
 
 def score_table(runs: Sequence[Run], columns: Sequence[Column], scope: Scope = POOLED) -> pd.DataFrame:
-    """Return mean scores [methods × metric names] in a scope; NaN: undefined."""
+    """Return mean scores [methods × metric names] in a scope. NaN: undefined."""
     rows = {r.method: [r.score(m.name, scope)[0] for m in columns] for r in runs}
     names = pd.Index([m.name for m in columns])
     return pd.DataFrame.from_dict(rows, orient="index", columns=names, dtype=np.float64)

@@ -31,6 +31,7 @@ _COLUMNS = (
     "definition",
 )
 _AGAIN = "copy it again or run evaluate again"
+_COLLAPSE = ("real", "predicted", "ratio", "verdict")
 _KEYS = ["scope", "perturbation"]
 _MEANS = ("scope_kind", "scope", "metric", "nanmean", "n_defined", "n", "direction")
 _SEED = re.compile(r"(?:[\s._·#-]+(?:(?:seed|s)[\s._-]*)?\d*|seed[\s._-]*\d*)$", re.IGNORECASE)
@@ -63,7 +64,7 @@ class Run:
 
     @property
     def baseline(self) -> str | None:
-        """Return the name of the baseline that this is, whatever the run is called; None for models and ceilings."""
+        """Return the name of the baseline that this is, whatever the run is called, or None for models and ceilings."""
         return str(self.made_by.baseline or self.base) if self.kind == "baseline" else None
 
     @property
@@ -89,9 +90,9 @@ class Run:
     @cached_property
     def contexts(self) -> list[Scope]:
         """Return the mean of the contexts and the contexts, if more than one was scored."""
-        found = dict.fromkeys(scope for scope, _ in self._scores)
-        contexts = [scope for scope in found if scope[0] == "context"]
-        return [s for s in found if s[0] in ("contexts", "context")] if len(contexts) > 1 else []
+        scopes = dict.fromkeys(scope for scope, _ in self._scores)
+        contexts = [scope for scope in scopes if scope[0] == "context"]
+        return [s for s in scopes if s[0] in ("contexts", "context")] if len(contexts) > 1 else []
 
     @cached_property
     def pooled(self) -> pd.DataFrame:
@@ -113,9 +114,9 @@ class Run:
         """
         table = self.metrics
         wanted = (table["metric"] == metric) & (table["perturbation"] != _ALL) & table["value"].notna()
-        found = _rows(table, wanted)
+        of_metric = _rows(table, wanted)
         for kind in ("condition", "context", POOLED[0]):
-            rows = _rows(found, found["scope_kind"] == kind)
+            rows = _rows(of_metric, of_metric["scope_kind"] == kind)
             if len(rows):
                 break
         index = pd.MultiIndex.from_arrays(
@@ -128,45 +129,46 @@ class Run:
         return self._scores.get((scope, metric), (float("nan"), 0, 0))
 
     def interval(self, metric: str, scope: Scope = POOLED) -> tuple[float, float]:
-        """Return the 95 % bootstrap interval of a metric's mean; NaN where the run holds none."""
+        """Return the 95 % bootstrap interval of a metric's mean, or NaN where the run holds none."""
         low, high, _ = self._further.get((scope, metric), (float("nan"),) * 3)
         return low, high
 
     def chance(self, metric: str, scope: Scope = POOLED) -> float:
-        """Return what the predictions score when they are given to other perturbations; NaN if unknown."""
+        """Return what the predictions score when they are given to other perturbations, or NaN if unknown."""
         return self._further.get((scope, metric), (float("nan"),) * 3)[2]
 
     @cached_property
     def alpha(self) -> float:
         """Return the q below which a gene counts as differentially expressed."""
-        found = self.summary.get("alpha", (self.manifest.get("config") or {}).get("alpha", 0.05))
-        return float(found)
+        value = self.summary.get("alpha", (self.manifest.get("config") or {}).get("alpha", 0.05))
+        return float(value)
 
     @cached_property
     def findings(self) -> list[dict[str, Any]]:
         """Return what evaluation found worth saying: records of kind, text and, mostly, count."""
-        found = self.summary.get("findings")
-        return [f for f in found if isinstance(f, dict) and f.get("text")] if isinstance(found, list) else []
+        entries = self.summary.get("findings")
+        return (
+            [f for f in entries if isinstance(f, dict) and f.get("text")] if isinstance(entries, list) else []
+        )
 
     @cached_property
     def collapse(self) -> pd.DataFrame | None:
         """Return the collapse check per scope (real, predicted, ratio, verdict), or None if it was not made."""
-        path = self.path / "collapse.csv"
-        if not path.is_file():
-            return None
-        texts = dict.fromkeys(("scope_kind", "scope", "verdict"), str)
-        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
-        return table if {"scope_kind", "real", "predicted", "ratio", "verdict"} <= set(table) else None
+        return self._csv("collapse", ("scope_kind", "scope", "verdict"), ("scope_kind", *_COLLAPSE))
 
     @cached_property
     def conditions(self) -> pd.DataFrame | None:
         """Return the table of conditions (cell_type, batch, perturbation, ...), or None if there is none."""
-        path = self.path / "conditions.csv"
+        return self._csv("conditions", LABELS, LABELS)
+
+    def _csv(self, name: str, texts: Sequence[str], needed: Sequence[str]) -> pd.DataFrame | None:
+        """Return ``name``.csv, or None if the folder has none or it lacks a column. Columns ``texts`` are strings."""
+        path = self.path / f"{name}.csv"
         if not path.is_file():
             return None
-        texts = dict.fromkeys(LABELS, str)
-        table = tabular.read_csv(path, _AGAIN, dtype=texts, keep_default_na=False, na_values=[""])
-        return table if set(LABELS) <= set(table) else None
+        types = dict.fromkeys(texts, str)
+        table = tabular.read_csv(path, _AGAIN, dtype=types, keep_default_na=False, na_values=[""])
+        return table if set(needed) <= set(table) else None
 
     @cached_property
     def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:
@@ -265,10 +267,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    found = untrusted.read(path, "JSON")
-    if not isinstance(found, dict):
+    record = untrusted.read(path, "JSON")
+    if not isinstance(record, dict):
         raise UserError(f"{path}: holds no record; copy it again or make it again")
-    return found
+    return record
 
 
 def _kind(method: str, summary: dict[str, Any]) -> Kind:
@@ -285,14 +287,14 @@ def _kind(method: str, summary: dict[str, Any]) -> Kind:
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each path: its last part, with its folder's before it where that is not enough."""
-    found = []
+    names = []
     for path in paths:
         name = path.name
         if sum(p.name == path.name for p in paths) > 1:
             name = f"{path.absolute().parent.name}/{path.name}"
-        again = sum(n == name or n.startswith(f"{name} #") for n in found)
-        found.append(f"{name} #{again + 1}" if again else name)
-    return found
+        again = sum(n == name or n.startswith(f"{name} #") for n in names)
+        names.append(f"{name} #{again + 1}" if again else name)
+    return names
 
 
 @dataclass(frozen=True)
@@ -304,7 +306,7 @@ class SeedGroup:
     name
         What their names have in common, else the recipe's or the baseline's name.
     runs
-        In the order given; of equal seeds the first.
+        In the order given, of equal seeds the first.
     """
 
     name: str
@@ -312,7 +314,7 @@ class SeedGroup:
 
     @property
     def seeds(self) -> str:
-        """Return the seeds for reading; empty where the predictions do not tell them."""
+        """Return the seeds for reading. Empty where the predictions do not tell them."""
         return ", ".join(found) if all(found := [seed_of(r) for r in self.runs]) else ""
 
 
@@ -336,7 +338,7 @@ def families(runs: Sequence[Run]) -> list[SeedGroup]:
 
 
 def seed_of(run: Run) -> str:
-    """Return the seed of a run's predictions, of a model that was trained with another both; empty if unknown."""
+    """Return the seed of a run's predictions, of a model that was trained with another both. Empty if unknown."""
     seed, trained = run.made_by.seed, run.made_by.train_seed
     if trained is None or trained == seed:
         return "" if seed is None else str(seed)
@@ -358,7 +360,7 @@ def _identity(run: Run) -> tuple[Any, ...]:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """Return what a family is called; a single run has its own name."""
+    """Return what a family is called. A single run has its own name."""
     if len(runs) == 1:
         return runs[0].method
     names = {run.base for run in runs}

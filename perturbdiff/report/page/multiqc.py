@@ -79,14 +79,14 @@ def _scores(
     several: bool,
 ) -> dict[str, Any]:
     runs = [run for about, _ in data_sets for run in about.runs]
-    said = [f"{about.name}: {over.focus}: {over.verdict.title}." for about, over in data_sets]
-    said += [f"{one.dataset}: {one.method} failed: {one.short}." for one in absent]
+    verdicts = [f"{about.name}: {over.focus}: {over.verdict.title}." for about, over in data_sets]
+    verdicts += [f"{one.dataset}: {one.method} failed: {one.short}." for one in absent]
     return {
         "id": "perturbdiff_scores",
         **_PARENT,
         "section_name": "Scores",
         "description": " ".join(
-            [*said, "Means over perturbations; of populations of cells over conditions."]
+            [*verdicts, "Means over perturbations; of populations of cells over conditions."]
         ),
         "plot_type": "table",
         "pconfig": {
@@ -153,9 +153,9 @@ def _header(column: Column) -> dict[str, Any]:
 
 
 def _values(runs: Sequence[Run], columns: Sequence[Column], *, several: bool) -> dict[str, dict[str, float]]:
-    """Return what is defined; MultiQC leaves a field empty that is not there."""
-    found = {}
+    """Return what is defined. MultiQC leaves a field empty that is not there."""
+    defined = {}
     for run in runs:
         scores = {c.name: run.score(c.name)[0] for c in columns}
-        found[sample(run, several=several)] = {n: v for n, v in scores.items() if math.isfinite(v)}
-    return found
+        defined[sample(run, several=several)] = {n: v for n, v in scores.items() if math.isfinite(v)}
+    return defined

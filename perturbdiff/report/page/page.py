@@ -42,9 +42,9 @@ def write_tables(
     Parameters
     ----------
     runs, absent
-        Of all data sets: what was scored, and what failed.
+        Scored runs and failed runs of all data sets.
     trained
-        See `trained.trained`.
+        Table of costs (see `trained_models.trained`).
     """
     frames, texts = [], []
     for dataset in dict.fromkeys(run.dataset for run in runs):
@@ -70,7 +70,7 @@ def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
 
 
 def _frame(table: Table) -> pd.DataFrame:
-    """Return a table's numbers as they are (seconds, MiB) and its texts; NaN stays empty."""
+    """Return a table's numbers as they are (seconds, MiB) and its texts. NaN stays empty."""
     rows = [
         [row.head, *(cell.text if cell.value is None else cell.value for cell in row.cells), row.note]
         for row in table.rows
@@ -79,7 +79,7 @@ def _frame(table: Table) -> pd.DataFrame:
 
 
 def _markdown(table: Table) -> str:
-    """Return a table as it is read; notes stand below it."""
+    """Return a table as it is read. Notes stand below it."""
     rows = [[row.head, *(_field(cell.text, cell.value) for cell in row.cells)] for row in table.rows]
     notes = dict.fromkeys(f"- {row.head}: {row.note}\n" for row in table.rows if row.note)
     return seed_means.markdown_table(list(table.columns), rows) + ("\n" if notes else "") + "".join(notes)
@@ -146,21 +146,21 @@ def write_report(
     UserError
         If an input is not what it should be, or ``against`` was run on no data set.
     """
-    found = read_runs(runs)
+    scored = read_runs(runs)
     for path in (*bundles, *statistics, *splits):
         provenance.verify(files.existing(Path(path), "input"))
     for path in record_files(records):
         outputs.check_record(path)
-    asked = ask(found, design, shown, published)
-    _check(found, against, asked.arms)
-    absent = read_expected(expected, logs).missing(found)
+    asked = ask(scored, design, shown, published)
+    _check(scored, against, asked.arms)
+    absent = read_expected(expected, logs).missing(scored)
     figures, folder, multiqc = (out.with_name(f"{out.stem}_{what}") for what in ("figures", "tables", "mqc"))
     roles = {"run": runs, "bundle": bundles, "statistics": statistics, "split": splits}
     roles |= {"record": record_files(records), "expected": [expected] if expected else []}
     roles |= {"design": [design] if design else [], "published": [published] if published else []}
     roles |= {"log": list(dict.fromkeys(file for one in absent for file in one.files))}
-    given = {role: [Path(p) for p in paths] for role, paths in roles.items()}
-    inputs = _inputs(given)
+    by_role = {role: [Path(p) for p in paths] for role, paths in roles.items()}
+    inputs = _inputs(by_role)
     config = {"title": title, "against": against, "figures": asked.figures}
     companions = {"figures": figures, "tables": folder, "mqc": multiqc}
     with provenance.stage(
@@ -168,17 +168,17 @@ def write_report(
     ) as stage:
         if stage.skip:
             return out
-        page, drawn = _page(found, absent, config, given, asked)
+        page, drawn = _page(scored, absent, config, by_role, asked)
         page["figures"] = figures.name
         stage.path.write_text(_render(page), encoding="utf-8")
         for path in stage.companions.values():
             path.mkdir()
         export(drawn, stage.companions["figures"])
-        write_tables(stage.companions["tables"], found, absent, page["trained"])
+        write_tables(stage.companions["tables"], scored, absent, page["trained"])
         if asked.entries:
             write_arms(stage.companions["tables"], page["experiment"].found.groups)
         write_multiqc([(c.about, o) for c, o in page["chapters"]], stage.companions["mqc"], absent)
-        stage.results.update(runs=len(found), failed=len(absent), figures=len(drawn))
+        stage.results.update(runs=len(scored), failed=len(absent), figures=len(drawn))
     return out
 
 
@@ -186,21 +186,21 @@ def headline(
     runs: Sequence[Path], expected: Path | None = None, logs: Sequence[Path] = (), design: Path | None = None
 ) -> str:
     """Return the main metrics as text: arms of a design, each data set with means over seeds, verdicts."""
-    found = read_runs(runs)
-    absent = read_expected(expected, logs).missing(found)
-    entries = ask(found, design, "", None).entries
+    scored = read_runs(runs)
+    absent = read_expected(expected, logs).missing(scored)
+    entries = ask(scored, design, "", None).entries
     arms = [text_arms(experiment(entries).groups), ""] if entries else []
     verdicts, spreads = [], []
-    for name in dict.fromkeys(r.dataset for r in found):
-        own = [r for r in found if r.dataset == name]
-        lines = seed_means.lines(own, lost := [one for one in absent if one.dataset == name])
+    for name in dict.fromkeys(r.dataset for r in scored):
+        of_dataset = [r for r in scored if r.dataset == name]
+        lines = seed_means.lines(of_dataset, lost := [one for one in absent if one.dataset == name])
         if seed_means.repeated(lines):
-            spreads += [seed_means.text(lines, page_tables.terminal_columns(metric_columns(own))), ""]
-        about = subject("d", own, _looks(found), None, lost)
-        said = overview(about).verdict
-        verdicts.append(f"{name}: {about.focus.method}: {said.title}. {said.sentence}".rstrip())
+            spreads += [seed_means.text(lines, page_tables.terminal_columns(metric_columns(of_dataset))), ""]
+        about = subject("d", of_dataset, _looks(scored), None, lost)
+        verdict = overview(about).verdict
+        verdicts.append(f"{name}: {about.focus.method}: {verdict.title}. {verdict.sentence}".rstrip())
     spreads = ["Mean ± standard deviation over seeds (n − 1)", "", *spreads] if spreads else []
-    return "\n".join([*arms, page_tables.text_scores(found, absent), "", *spreads, *verdicts])
+    return "\n".join([*arms, page_tables.text_scores(scored, absent), "", *spreads, *verdicts])
 
 
 def _check(runs: Sequence[Run], against: str | None, arms: Collection[str]) -> None:
@@ -212,10 +212,10 @@ def _check(runs: Sequence[Run], against: str | None, arms: Collection[str]) -> N
         raise UserError(f"no run of '{against}' to compare with; methods: {listing(methods)}{also}")
 
 
-def _inputs(given: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
-    """Name every input; the run records count too, for the page shows times and memory."""
+def _inputs(by_role: Mapping[str, Sequence[Path]]) -> dict[str, Path]:
+    """Name every input. The run records count too, for the page shows times and memory."""
     inputs = {}
-    for role, paths in given.items():
+    for role, paths in by_role.items():
         for i, path in enumerate(paths, start=1):
             inputs[f"{role} {i}"] = files.existing(Path(path), f"input '{role}'")
             if (record := provenance.beside(Path(path), "run")).is_file():
@@ -227,7 +227,7 @@ def _page(
     runs: list[Run],
     absent: list[FailedRun],
     config: Mapping[str, Any],
-    given: Mapping[str, Sequence[Path]],
+    by_role: Mapping[str, Sequence[Path]],
     asked: ExperimentRequest,
 ) -> tuple[dict[str, Any], list[Plot]]:
     look = _looks(runs)
@@ -242,25 +242,25 @@ def _page(
         )
         for i, n in enumerate(names, 1)
     ]
-    told = asked.chapter(runs, config["against"], given["record"], given["bundle"], chapters)
+    comparison = asked.chapter(runs, config["against"], by_role["record"], by_role["bundle"], chapters)
     overviews = [overview(c.about, c.warnings) for c in chapters]
-    called = dict(zip(unique_names(given["bundle"]), given["bundle"], strict=True))
+    called = dict(zip(unique_names(by_role["bundle"]), by_role["bundle"], strict=True))
     training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
-    records = list(_records(runs, given))
-    stores = pictures(given["statistics"])
-    cost = costs(runs, given["record"], given["bundle"])
+    records = list(_records(runs, by_role))
+    stores = pictures(by_role["statistics"])
+    cost = costs(runs, by_role["record"], by_role["bundle"])
     page = {
         "title": config["title"],
         "facts": _facts(runs, absent),
         "lost": [one for one in absent if one.dataset not in names],
-        "experiment": told,
+        "experiment": comparison,
         "chapters": list(zip(chapters, overviews, strict=True)),
         "glossary": list(dict.fromkeys(line for o in overviews for line in o.glossary)),
         "training": training,
-        "data": data_tables(given["statistics"], read_splits(given["split"])),
+        "data": data_tables(by_role["statistics"], read_splits(by_role["split"])),
         "stores": stores,
         "ran": page_tables.ran(runs, look, absent),
-        "trained": trained(runs, absent, cost, pretrained(given["bundle"], given["record"]), look),
+        "trained": trained(runs, absent, cost, pretrained(by_role["bundle"], by_role["record"]), look),
         "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": page_tables.provenance_rows(records),
         "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
@@ -268,16 +268,16 @@ def _page(
     }
     curves = [p for _, shown in training for p in shown]
     return page, [
-        *(told.plots if told else []),
+        *(comparison.plots if comparison else []),
         *_drawn(chapters),
         *curves,
-        *(p for found in stores for p in found.plots),
+        *(p for store in stores for p in store.plots),
     ]
 
 
 def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
-    for found in chapters:
-        yield from found.plots
+    for one in chapters:
+        yield from one.plots
 
 
 def _looks(runs: Sequence[Run]) -> dict[str, Look]:
@@ -330,12 +330,12 @@ def _config(bundle: Path) -> str:
 
 
 def _records(
-    runs: Sequence[Run], given: Mapping[str, Sequence[Path]]
+    runs: Sequence[Run], by_role: Mapping[str, Sequence[Path]]
 ) -> Iterator[tuple[str, str, Mapping[str, Any], Mapping[str, Any]]]:
     for run in runs:
         yield "metrics", f"{run.method} on {run.dataset}", run.manifest, run.record
     for what in ("bundle", "statistics", "split"):
-        paths = given[what]
+        paths = by_role[what]
         for name, path in zip(unique_names(paths), paths, strict=True):
             run_record = read_json(provenance.beside(path, "run"))
             yield what, name, provenance.read_manifest(path) or {}, run_record

@@ -17,11 +17,11 @@ _CHANCE = "chance"
 
 def cells(subject: ChapterData) -> Section:
     """Return the section on predicted cells as populations."""
-    found = Section("Populations of cells", f"{subject.anchor}-populations")
+    section = Section("Populations of cells", f"{subject.anchor}-populations")
     if (plot := _energy(subject)) is not None:
-        found.figures.append((plot, _ENERGY))
+        section.figures.append((plot, _ENERGY))
     if (plot := _realism(subject)) is not None:
-        found.figures.append((plot, _REALISM))
+        section.figures.append((plot, _REALISM))
     for i, run in enumerate(r for r in (subject.focus, subject.other) if r is not None):
         drawn = _embedded(subject, run, i)
         if not drawn:
@@ -34,8 +34,8 @@ def cells(subject: ChapterData) -> Section:
         part = Section(title, f"{subject.anchor}-cells-{i}", folded=i > 0, small=True)
         part.figures = [(plot, "") for plot in drawn]
         part.note = _CELLS if i == 0 else ""
-        found.parts.append(part)
-    return found
+        section.parts.append(part)
+    return section
 
 
 _ENERGY = (

@@ -37,7 +37,7 @@ class Section:
     Attributes
     ----------
     title, anchor
-        Heading and the id that links lead to; the anchor starts with the chapter's.
+        Heading and the id that links lead to. The anchor starts with the chapter's.
     intro, note
         Sentences above and below.
     links
@@ -47,7 +47,7 @@ class Section:
     figures
         Figures with their captions.
     tables
-        Tables; a title of theirs stands above each.
+        Tables, a title of theirs stands above each.
     folded
         Whether the section is closed until the reader opens it.
     small
@@ -83,7 +83,7 @@ def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
 
 @dataclass
 class ChapterData:
-    """The runs on one data set: models, methods of others, built-in baselines, ceilings; and what failed.
+    """The runs on one data set: models, methods of others, built-in baselines, ceilings, and what failed.
 
     Attributes
     ----------
@@ -156,7 +156,7 @@ class ChapterData:
 
     @property
     def genes(self) -> list[pd.DataFrame]:
-        """Return the strongest DE genes, see `top_genes`; columns for the focus and its opponent."""
+        """Return the strongest DE genes, see `top_genes`. Columns for the focus and its opponent."""
         return self._read[1]
 
     @cached_property
@@ -207,16 +207,16 @@ def opponent(ranked: Sequence[Run], against: str | None) -> Run | None:
     focus = ranked[0]
     others = {r.method: r for r in ranked if r is not focus}
     if against is not None:
-        if (found := next((r for r in others.values() if against in r.names), None)) is not None:
-            return found
+        if (named_run := next((r for r in others.values() if against in r.names), None)) is not None:
+            return named_run
         if against not in focus.names:
             hint = nearest(against, others)
             raise UserError(f"no run of '{against}' on {focus.dataset}{hint} methods: {listing(others)}")
     usual = next((r for r in others.values() if r.baseline == "nearest-context"), None)
     if not others or usual is not None:
         return usual
-    own = next(f.runs for f in families(ranked) if focus in f.runs)
-    others = {m: r for m, r in others.items() if r not in own} or others  # rather than another seed
+    same_method = next(f.runs for f in families(ranked) if focus in f.runs)
+    others = {m: r for m, r in others.items() if r not in same_method} or others  # rather than another seed
     columns = metric_columns(ranked)
     metric = named(columns, PDCORR) or columns[0]
     table = pd.Series(score_table(list(others.values()), [metric])[metric.name])

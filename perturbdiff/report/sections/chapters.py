@@ -48,20 +48,20 @@ def chapter(
     """
     about = subject(f"d{number_}", runs, look, against, absent)
     focus, other = about.focus, about.other
-    found = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
-    found.warnings = _warnings(runs)
+    result = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
+    result.warnings = _warnings(runs)
     made = (overview(about), duels(about), genes(about), distinct(about), cells(about))
-    found.sections = [section for section in made if section.filled or section.intro]
-    return found
+    result.sections = [section for section in made if section.filled or section.intro]
+    return result
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
     """Say what makes the runs of one data set less than comparable."""
-    found = []
+    warnings = []
     name = runs[0].dataset
     definitions = sorted({r.definition for r in runs})
     if len(definitions) > 1:
-        found.append(
+        warnings.append(
             f"{name}: the metrics were computed by different definitions ({', '.join(definitions)})."
         )
     truths = {
@@ -70,17 +70,17 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
         if isinstance(entry := (r.manifest.get("inputs") or {}).get("truth"), dict)
     }
     if len(truths) > 1:
-        found.append(f"{name}: the runs were scored against different truths.")
+        warnings.append(f"{name}: the runs were scored against different truths.")
     ways = {r.made_by.controls for r in runs} - {None}
     if len(ways) > 1:
         balanced = [r.method for r in runs if r.made_by.controls == "balanced"]
-        found.append(
+        warnings.append(
             f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not; their energy "
             "distances are too low beside the others' (docs/metrics.md)."
         )
-    told = {r.method for r in runs if any(f.get("kind") == "controls" for f in r.findings)}
-    replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs if r.method not in told}
-    found += [
+    reported = {r.method for r in runs if any(f.get("kind") == "controls" for f in r.findings)}
+    replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs if r.method not in reported}
+    warnings += [
         f"{name}: {method} came with other control cells in {groups} groups; the real ones were used."
         for method, groups in replaced.items()
         if groups
@@ -88,10 +88,10 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     sets = {r.method: frozenset(_perturbations(r)) for r in runs if r.kind != "ceiling"}
     if len(set(sets.values())) > 1:
         sizes = ", ".join(f"{m} {len(s)}" for m, s in sets.items())
-        found.append(
+        warnings.append(
             f"{name}: the methods were scored on different perturbations ({sizes}); compare with care."
         )
-    return found
+    return warnings
 
 
 def _perturbations(run: Run) -> list[str]:

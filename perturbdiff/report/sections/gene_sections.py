@@ -60,11 +60,11 @@ _TOP = (
 
 def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
-    found = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO)
+    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO)
     if (table := alike_table(subject)) is not None:
-        found.tables.append(table)
+        section.tables.append(table)
     if (plot := _ranks(subject)) is not None:
-        found.figures.append((plot, _RANKS))
+        section.figures.append((plot, _RANKS))
     methods = [r.method for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
     if methods:
         plot = gene_plots.sizes(
@@ -76,20 +76,20 @@ def distinct(subject: ChapterData) -> Section:
             subject.look,
         )
         more = f" {MOST_PANELS} of {len(methods)} methods." if len(methods) > MOST_PANELS else ""
-        found.figures.append((plot, _SIZES + more))
+        section.figures.append((plot, _SIZES + more))
     pictures = _pictures(subject)
     if pictures:
         anchor = f"{subject.anchor}-alike"
         figures = [(plot, "") for plot in pictures]
-        found.parts.append(
+        section.parts.append(
             Section("How alike two perturbations are", anchor, figures=figures, note=_PAIRS, small=True)
         )
-    found.note = _NOTE if found.tables else ""
-    return found
+    section.note = _NOTE if section.tables else ""
+    return section
 
 
 def alike_table(subject: ChapterData) -> Table | None:
-    """Return the collapse check, a line per method; None if no run holds what it needs."""
+    """Return the collapse check, a line per method, or None if no run holds what it needs."""
     rows = []
     for run in subject.runs:
         record = _record(subject, run)
@@ -108,26 +108,26 @@ def _record(subject: ChapterData, run: Run) -> dict[str, Any] | None:
         pooled = run.collapse[(run.collapse["scope_kind"] == POOLED[0]).to_numpy()]
         if len(pooled):
             return {str(k): v for k, v in pooled.iloc[0].to_dict().items()}
-    found = subject.effects.get(run.method)
-    if found is None or found.collapse is None:
+    effects = subject.effects.get(run.method)
+    if effects is None or effects.collapse is None:
         return None
-    check = found.collapse
+    check = effects.collapse
     return {"predicted": check.predicted, "real": check.real, "ratio": check.ratio, "verdict": check.verdict}
 
 
 def _ranks(subject: ChapterData) -> Plot | None:
-    found: dict[str, np.ndarray] = {}
+    ranks: dict[str, np.ndarray] = {}
     total = 0
     for run in subject.panels(len(subject.runs)):
         scores = _pooled_scores(run)
         if not total:
             total = len(scores)
         if len(scores) == total and total >= _LEAST:
-            found[run.method] = np.round((1.0 - scores) * total).astype(np.int64)
-    if not found:
+            ranks[run.method] = np.round((1.0 - scores) * total).astype(np.int64)
+    if not ranks:
         return None
     title = f"Ranks of the right perturbation on {subject.name}"
-    return gene_plots.rank_histograms(f"{subject.anchor}-ranks", title, found, total, subject.look)
+    return gene_plots.rank_histograms(f"{subject.anchor}-ranks", title, ranks, total, subject.look)
 
 
 def _pooled_scores(run: Run) -> np.ndarray:
@@ -138,7 +138,7 @@ def _pooled_scores(run: Run) -> np.ndarray:
 
 def _pictures(subject: ChapterData) -> list[Plot]:
     """Return pictures of pairs for the first few methods whose predictions change anything."""
-    found = []
+    figures = []
     for run in subject.panels(len(subject.runs)):
         known = subject.effects.get(run.method)
         if known is None or known.collapse is None or not np.isfinite(known.collapse.predicted):
@@ -152,31 +152,31 @@ def _pictures(subject: ChapterData) -> list[Plot]:
                 "predicted": pairs.predicted,
             }
         )
-        name = f"{subject.anchor}-alike-{len(found)}"
-        found.append(condition_plots.alike(name, run.method, table, subject.look))
-        if len(found) == _PICTURES:
+        name = f"{subject.anchor}-alike-{len(figures)}"
+        figures.append(condition_plots.alike(name, run.method, table, subject.look))
+        if len(figures) == _PICTURES:
             break
-    return found
+    return figures
 
 
 def genes(subject: ChapterData) -> Section:
     """Return the section on differentially expressed genes."""
-    found = Section("Differentially expressed genes", f"{subject.anchor}-genes")
+    section = Section("Differentially expressed genes", f"{subject.anchor}-genes")
     shown = [r for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
     if shown:
-        found.figures += _pooled(subject, [r.method for r in shown])
-    found.parts = [part for part in (_by_name(subject), _tables(subject)) if part.filled]
-    return found
+        section.figures += _pooled(subject, [r.method for r in shown])
+    section.parts = [part for part in (_by_name(subject), _tables(subject)) if part.filled]
+    return section
 
 
 def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
     known = subject.effects
-    found = []
+    figures = []
     groups = {TRUTH: known[methods[0]].truth, **{m: known[m].predicted for m in methods}}
     if groups[TRUTH].true.sum():
         title = f"Adjusted p of true DE genes and other genes on {subject.name}"
         plot = gene_plots.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
-        found.append((plot, _SEPARATION + _left(len(groups), MOST_METHODS + 1, "rows")))
+        figures.append((plot, _SEPARATION + _left(len(groups), MOST_METHODS + 1, "rows")))
     tables_ = {m: known[m].table for m in methods}
     plot = gene_plots.sizes(
         f"{subject.anchor}-de-counts",
@@ -186,8 +186,8 @@ def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
         ("DE genes, real cells", "DE genes, predicted"),
         subject.look,
     )
-    found.append((plot, _COUNTS + _left(len(methods), MOST_PANELS, "panels")))
-    return found
+    figures.append((plot, _COUNTS + _left(len(methods), MOST_PANELS, "panels")))
+    return figures
 
 
 def _left(total: int, shown: int, what: str) -> str:
@@ -197,13 +197,13 @@ def _left(total: int, shown: int, what: str) -> str:
 def _by_name(subject: ChapterData) -> Section:
     """Return the figures of the strongest genes of the perturbations that change most."""
     methods = [r.method for r in (subject.focus, subject.other) if r is not None]
-    found = Section("The strongest genes", f"{subject.anchor}-top-genes", intro=_TOP, small=True)
+    section = Section("The strongest genes", f"{subject.anchor}-top-genes", intro=_TOP, small=True)
     for i, table in enumerate(subject.genes):
         shown = [m for m in methods if m in table]
         name = f"{subject.anchor}-genes-{i}"
         plot = gene_plots.paired_dots(name, table, shown, subject.focus.alpha, subject.look)
-        found.figures.append((plot, ""))
-    return found
+        section.figures.append((plot, ""))
+    return section
 
 
 def _tables(subject: ChapterData) -> Section:

@@ -28,7 +28,7 @@ from perturbdiff.report.sections.chapter_data import ChapterData
 from perturbdiff.report.sections.score_sections import chance
 from perturbdiff.report.sections.verdict import Score, Standing, Verdict
 
-# Key metrics and what each asks, in the order of the first screen; of a pair, the first that was scored.
+# Key metrics and what each asks, in the order of the first screen, of a pair, the first that was scored.
 KEY: tuple[tuple[tuple[str, ...], str], ...] = (
     ((ENERGY,), "Are predicted and real cells one population?"),
     ((PDCORR,), "Is the mean change right?"),
@@ -106,26 +106,26 @@ def overview(about: ChapterData, warnings: Sequence[str] = ()) -> Overview:
     """
     standings = [standing(about, metric) for metric in key_metrics(about.every)]
     collapse = collapse_verdict(about)
-    said = verdict.judge(standings, perturbations(about.focus), collapse)
+    judged = verdict.judge(standings, perturbations(about.focus), collapse)
     key = _key_table(about, standings)
     notes = [Note("Failed", f"{one.method}: {_sentence(one.why)}") for one in about.absent]
     notes += [Note("Comparability", w.removeprefix(f"{about.name}: ")) for w in warnings]
     notes += findings(about, standings, collapse)
-    found = Overview(about.focus.method, about.look[about.focus.method].color, scale_of(about), said, key)
-    found.notes, found.more = notes[:_SHOWN], notes[_SHOWN:]
-    found.ceiling = bool(about.ceilings)
-    found.chance = any(not math.isnan(s.chance) for s in standings)
-    found.scores = _score_tables(about, about.main)
-    if found.scores:
-        found.scores[-1] = replace(found.scores[-1], note=_remarks(about))
+    page = Overview(about.focus.method, about.look[about.focus.method].color, scale_of(about), judged, key)
+    page.notes, page.more = notes[:_SHOWN], notes[_SHOWN:]
+    page.ceiling = bool(about.ceilings)
+    page.chance = any(not math.isnan(s.chance) for s in standings)
+    page.scores = _score_tables(about, about.main)
+    if page.scores:
+        page.scores[-1] = replace(page.scores[-1], note=_remarks(about))
     real = [c for c in realism_columns(about.every) if c not in about.main]
     if real:
-        found.scores.append(_realism(about, real))
-    found.further = _score_tables(about, [c for c in further_columns(about.every) if c not in about.main])
+        page.scores.append(_realism(about, real))
+    page.further = _score_tables(about, [c for c in further_columns(about.every) if c not in about.main])
     scopes = list(dict.fromkeys(s for r in about.runs for s in r.contexts))
-    found.contexts = [(s[1], _score_tables(about, about.main, s)) for s in scopes[:_CONTEXTS]]
-    found.glossary = [(c.heading, c.meaning) for c in about.every if c.meaning]
-    return found
+    page.contexts = [(s[1], _score_tables(about, about.main, s)) for s in scopes[:_CONTEXTS]]
+    page.glossary = [(c.heading, c.meaning) for c in about.every if c.meaning]
+    return page
 
 
 def scale_of(about: ChapterData) -> str:
@@ -136,24 +136,24 @@ def scale_of(about: ChapterData) -> str:
         (summary.get("num_conditions"), "condition"),
         (summary.get("num_cells_real"), "real cell"),
     )
-    said = [f"{n:,} {word}{'s' * (n != 1)}" for n, word in counts if isinstance(n, int)]
-    return " · ".join([*said, _rivals(about)])
+    counted = [f"{n:,} {word}{'s' * (n != 1)}" for n, word in counts if isinstance(n, int)]
+    return " · ".join([*counted, _rivals(about)])
 
 
 def _rivals(about: ChapterData) -> str:
     """Say how many methods ours stands beside, of which kinds, and how many failed."""
     external = sum(r.external for r in about.ranked)
-    own = sum(r.kind == "baseline" for r in about.ranked) - external
-    said = [f"{own} baseline{'s' * (own != 1)}"] if own or not external else []
-    said += [f"{external} run{'s' * (external != 1)} of external methods"] if external else []
+    built_in = sum(r.kind == "baseline" for r in about.ranked) - external
+    kinds = [f"{built_in} baseline{'s' * (built_in != 1)}"] if built_in or not external else []
+    kinds += [f"{external} run{'s' * (external != 1)} of external methods"] if external else []
     lost = len(about.absent)
-    return f"beside {' and '.join(said)}{f', {lost} failed' if lost else ''}"
+    return f"beside {' and '.join(kinds)}{f', {lost} failed' if lost else ''}"
 
 
 def key_metrics(columns: Sequence[Column]) -> list[Column]:
     """Return the metrics of the first screen that were scored."""
-    found = (next((c for n in names if (c := named(columns, n))), None) for names, _ in KEY)
-    return [metric for metric in found if metric is not None]
+    scored = (next((c for n in names if (c := named(columns, n))), None) for names, _ in KEY)
+    return [metric for metric in scored if metric is not None]
 
 
 def standing(about: ChapterData, metric: Column) -> Standing:
@@ -181,8 +181,8 @@ def score(run: Run, metric: str) -> Score:
     value, defined, total = run.score(metric)
     low, high = run.interval(metric)
     if math.isnan(low) and defined > 1:
-        found = values(run, metric).to_numpy(np.float64)
-        low, high = verdict.bootstrap_mean(found, draws=verdict.DRAWS, seed=0)
+        numbers = values(run, metric).to_numpy(np.float64)
+        low, high = verdict.bootstrap_mean(numbers, draws=verdict.DRAWS, seed=0)
     return Score(value, low, high, defined, total)
 
 
@@ -208,8 +208,8 @@ def collapse_verdict(about: ChapterData) -> str:
     table = about.focus.collapse
     if table is not None and len(rows := table.loc[(table["scope_kind"] == POOLED[0]).to_numpy(bool)]):
         return str(rows["verdict"].iloc[0])
-    found = about.effects.get(about.focus.method)
-    return "" if found is None or found.collapse is None else found.collapse.verdict
+    effects = about.effects.get(about.focus.method)
+    return "" if effects is None or effects.collapse is None else effects.collapse.verdict
 
 
 def _key_table(about: ChapterData, standings: Sequence[Standing]) -> Table:
@@ -247,11 +247,11 @@ def _key_row(s: Standing, color: str) -> Row:
 
 def _difference(s: Standing, digits: int) -> Cell:
     """Return in a word whether the best baseline is beaten, and by how much."""
-    found = next((g for g in s.gains if g.over == s.best), None)
-    if found is None or s.metric.direction == "none":
+    gain = next((g for g in s.gains if g.over == s.best), None)
+    if gain is None or s.metric.direction == "none":
         return Cell("")
-    size = f"by {number(abs(found.value), digits)}" if found.relation in ("better", "worse") else ""
-    return Cell(_MARKS[found.relation], f"mark {found.relation}", size, value=found.value)
+    size = f"by {number(abs(gain.value), digits)}" if gain.relation in ("better", "worse") else ""
+    return Cell(_MARKS[gain.relation], f"mark {gain.relation}", size, value=gain.value)
 
 
 def _with(cell: Cell, **changes: Any) -> Cell:
@@ -275,12 +275,12 @@ def _score_tables(
     groups: dict[str, list[Column]] = {}
     for column in sorted(columns, key=lambda c: c.name != ENERGY):
         groups.setdefault(_group(column), []).append(column)
-    found = []
+    tables = []
     for title, members in groups.items():
         table = page_tables.scores(about.runs, members, about.look, scope, about.absent)
         name = f"{table.name}-{slug(title)}"
-        found.append(Table(table.columns, table.rows, title, table.note, name, table.below))
-    return found
+        tables.append(Table(table.columns, table.rows, title, table.note, name, table.below))
+    return tables
 
 
 def _realism(about: ChapterData, columns: Sequence[Column]) -> Table:
@@ -312,17 +312,17 @@ _GROUPS = {
 
 def findings(about: ChapterData, standings: Sequence[Standing], collapse: str) -> list[Note]:
     """Return the focus's findings, what only this report can see, and grave findings on other methods."""
-    found = [_note(f) for f in about.focus.findings]
+    notes = [_note(f) for f in about.focus.findings]
     kinds = {f.get("kind") for f in about.focus.findings}
     checks = {
         "few_cells": _few_cells(about.focus),
         "undefined": _undefined(standings),
         "collapse": _alike(collapse),
     }
-    found += [Note(_KINDS[k], text) for k, text in checks.items() if text and k not in kinds]
-    own = [Note(*pair) for pair in _of_report(about, standings)]
-    found += [note for note in own if note.kind not in {n.kind for n in found}]
-    seen = {n.text for n in found}
+    notes += [Note(_KINDS[k], text) for k, text in checks.items() if text and k not in kinds]
+    of_report = [Note(*pair) for pair in _of_report(about, standings)]
+    notes += [note for note in of_report if note.kind not in {n.kind for n in notes}]
+    seen = {n.text for n in notes}
     for run in about.ranked:
         if run is not about.focus:
             texts = (
@@ -331,8 +331,8 @@ def findings(about: ChapterData, standings: Sequence[Standing], collapse: str) -
                 if f.get("kind") in ("scale", "missing", "controls")
                 for n in [_note(f)]
             )
-            found += [Note(n.kind, f"{run.method}: {n.text}") for n in texts if n.text not in seen]
-    return list(dict.fromkeys(found))
+            notes += [Note(n.kind, f"{run.method}: {n.text}") for n in texts if n.text not in seen]
+    return list(dict.fromkeys(notes))
 
 
 def _note(finding: dict[str, Any]) -> Note:
@@ -347,26 +347,26 @@ def _sentence(text: str) -> str:
 
 
 def _of_report(about: ChapterData, standings: Sequence[Standing]) -> list[tuple[str, str]]:
-    found = []
+    notes = []
     number_of = perturbations(about.focus)
     if number_of < _FEW_PERTURBATIONS:
-        found.append(
+        notes.append(
             ("Few perturbations", f"Only {number_of} were scored; intervals of so few are too narrow.")
         )
     zeros = next((s.ours.value for s in standings if s.metric.name == "nonzero_ratio"), math.nan)
     if zeros < _ZEROS[0] or zeros > _ZEROS[1]:
         word = "fewer" if zeros > 1 else "more"
-        found.append(
+        notes.append(
             (
                 "Zeros",
                 f"Predicted cells have {word} zeros than real ones: {number(zeros, 2)} times as many non-zero values.",
             )
         )
     if not any(r.kind == "baseline" for r in about.ranked):
-        found.append(("No baseline", "Without simple methods beside it, a score cannot be called good."))
+        notes.append(("No baseline", "Without simple methods beside it, a score cannot be called good."))
     if not about.ceilings:
-        found.append(("No ceiling", "Add what real cells score against real cells: perturbdiff ceiling."))
-    return found
+        notes.append(("No ceiling", "Add what real cells score against real cells: perturbdiff ceiling."))
+    return notes
 
 
 def _few_cells(run: Run) -> str:
@@ -381,8 +381,8 @@ def _few_cells(run: Run) -> str:
 
 def _undefined(standings: Sequence[Standing]) -> str:
     missing = [s for s in standings if s.ours.defined < s.ours.total and not s.metric.name.endswith("_10")]
-    said = ", ".join(f"{s.metric.label} on {s.ours.defined} of {s.ours.total}" for s in missing)
-    return f"Not defined everywhere: {said}. Means are over the rest." if said else ""
+    listed = ", ".join(f"{s.metric.label} on {s.ours.defined} of {s.ours.total}" for s in missing)
+    return f"Not defined everywhere: {listed}. Means are over the rest." if listed else ""
 
 
 def _alike(collapse: str) -> str:

@@ -58,17 +58,17 @@ _PAIRS = (
 
 def overview(subject: ChapterData) -> Section:
     """Return the section of all methods' mean scores in figures."""
-    found = Section("Scores at a glance", f"{subject.anchor}-glance")
-    found.figures.append((_forest(subject), _FOREST))
+    section = Section("Scores at a glance", f"{subject.anchor}-glance")
+    section.figures.append((_forest(subject), _FOREST))
     if (relative := _relative(subject)) is not None:
-        found.figures.append((relative, _RELATIVE))
+        section.figures.append((relative, _RELATIVE))
     if (absolute := _absolute(subject)) is not None:
-        found.figures.append((absolute, _ABSOLUTE))
+        section.figures.append((absolute, _ABSOLUTE))
     if (spread := over_seeds(subject)) is not None:
-        found.parts.append(
+        section.parts.append(
             Section("Over seeds", f"{subject.anchor}-seeds", tables=[spread], note=seed_means.ABOUT)
         )
-    return found
+    return section
 
 
 def _forest(subject: ChapterData) -> Plot:
@@ -87,12 +87,12 @@ def _panel(subject: ChapterData, metric: Column) -> Forest:
 
 
 def chance(run: Run, metric: str) -> float:
-    """Return chance as the run measured it, else as the definition of the metric gives it; NaN if unknown."""
-    found = run.chance(metric)
+    """Return chance as the run measured it, else as the definition of the metric gives it, or NaN if unknown."""
+    measured = run.chance(metric)
     total = run.score(metric)[2]
-    if np.isnan(found) and metric.startswith("PDS") and total > 1:
+    if np.isnan(measured) and metric.startswith("PDS") and total > 1:
         return 0.5 + 0.5 / total
-    return found
+    return measured
 
 
 def _relative(subject: ChapterData) -> Plot | None:
@@ -140,16 +140,16 @@ def duels(subject: ChapterData) -> Section:
             intro="A comparison needs a second method: add the metrics of a baseline to this report.",
         )
     title = f"{subject.focus.method} against {other.method}"
-    found = Section(title, f"{subject.anchor}-duels", intro=_INTRO, small=True)
+    section = Section(title, f"{subject.anchor}-duels", intro=_INTRO, small=True)
     rest = Section("The other metrics", f"{subject.anchor}-duels-rest", folded=True, small=True)
     for metric in subject.main:
         if (drawn := _duel(subject, metric)) is not None:
-            (found if metric.name in _OPEN else rest).figures.append(drawn)
-    if not found.figures:
-        found.figures, rest.figures = rest.figures, []
-    found.parts = [s for s in (rest, _all_pairs(subject)) if s.filled]
-    found.note = _NOTE if found.figures else ""
-    return found
+            (section if metric.name in _OPEN else rest).figures.append(drawn)
+    if not section.figures:
+        section.figures, rest.figures = rest.figures, []
+    section.parts = [s for s in (rest, _all_pairs(subject)) if s.filled]
+    section.note = _NOTE if section.figures else ""
+    return section
 
 
 def _duel(subject: ChapterData, metric: Column) -> tuple[Plot, str] | None:
@@ -179,9 +179,9 @@ _SHORT = {ENERGY: "energy"}
 
 def _all_pairs(subject: ChapterData) -> Section:
     """Return the folded section of win rates of all methods against each other."""
-    found = Section("Every method against every other", f"{subject.anchor}-pairs", folded=True)
+    section = Section("Every method against every other", f"{subject.anchor}-pairs", folded=True)
     if len(subject.ranked) < 3:
-        return found
+        return section
     parts = []
     columns = table_columns(subject.every) or [m for m in subject.main if m.direction in ("higher", "lower")]
     for metric in columns:
@@ -189,7 +189,7 @@ def _all_pairs(subject: ChapterData) -> Section:
         parts.append(win_rates(values, higher=metric.higher).assign(metric=metric.name))
     parts = [part for part in parts if len(part)]
     if not parts:
-        return found
+        return section
     table = pd.concat(parts, ignore_index=True)
     methods = [r.method for r in subject.ranked]
     mean = _mean_rates(table, methods)
@@ -198,15 +198,15 @@ def _all_pairs(subject: ChapterData) -> Section:
     rates = pd.DataFrame(mean, index=names, columns=names).reindex(index=order, columns=order)
     title = f"Win rates on {subject.name}, mean over metrics"
     plot = score_plots.win_matrix(f"{subject.anchor}-wins", title, rates, table)
-    found.figures.append((plot, _PAIRS.format(n=table["metric"].nunique())))
-    return found
+    section.figures.append((plot, _PAIRS.format(n=table["metric"].nunique())))
+    return section
 
 
 def _mean_rates(table: pd.DataFrame, methods: Sequence[str]) -> np.ndarray:
-    """Return the mean over metrics of the win rates [methods × methods]; a method against itself is a half."""
+    """Return the mean over metrics of the win rates [methods × methods]. A method against itself is a half."""
     mean = table.groupby(["method", "against"])["rate"].mean().to_dict()
-    found = np.full((len(methods), len(methods)), np.nan)
+    rates = np.full((len(methods), len(methods)), np.nan)
     for i, a in enumerate(methods):
         for j, b in enumerate(methods):
-            found[i, j] = 0.5 if i == j else mean.get((a, b), np.nan)
-    return found
+            rates[i, j] = 0.5 if i == j else mean.get((a, b), np.nan)
+    return rates

@@ -38,7 +38,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Gain:
-    """Mean advantage over another method on what both are scored on; positive where ours is better."""
+    """Mean advantage over another method on what both are scored on, positive where ours is better."""
 
     over: str
     value: float
@@ -68,12 +68,12 @@ class Standing:
 
     @property
     def relation(self) -> Relation:
-        """Return better only if better than each baseline, worse if worse than any; unknown without one."""
-        found = {gain.relation for gain in self.gains}
+        """Return better only if better than each baseline, worse if worse than any, and unknown without one."""
+        relations = {gain.relation for gain in self.gains}
         for relation in ("worse", "level", "unknown"):
-            if relation in found:
+            if relation in relations:
                 return relation
-        return "better" if found else "unknown"
+        return "better" if relations else "unknown"
 
     @property
     def rivals(self) -> list[str]:
@@ -83,7 +83,7 @@ class Standing:
 
     @property
     def over_chance(self) -> Relation:
-        """Return where the interval lies beside chance; unknown without either."""
+        """Return where the interval lies beside chance, or unknown without either."""
         ends = [oriented(v, self.metric.direction) for v in (self.ours.low, self.ours.high)]
         chance = oriented(self.chance, self.metric.direction)
         if any(math.isnan(v) for v in (*ends, chance)):
@@ -92,7 +92,7 @@ class Standing:
 
     @property
     def position(self) -> float:
-        """Return the place between chance (0) and ceiling (1); NaN unless the ceiling is the better of the two."""
+        """Return the place between chance (0) and ceiling (1), or NaN unless the ceiling is the better of the two."""
         return place(self.ours.value, self)
 
 
@@ -107,12 +107,12 @@ class Verdict:
 
 
 def oriented(value: float, direction: str) -> float:
-    """Return a value so that more is better: as it is, negated, or minus its distance from 1; else NaN."""
+    """Return a value so that more is better: as it is, negated, or minus its distance from 1, else NaN."""
     return {"higher": value, "lower": -value, "one": -abs(value - 1.0)}.get(direction, math.nan)
 
 
 def place(value: float, standing: Standing) -> float:
-    """Return where a value lies between the metric's chance (0) and ceiling (1); NaN if these are no scale."""
+    """Return where a value lies between the metric's chance (0) and ceiling (1), or NaN if these are no scale."""
     direction = standing.metric.direction
     worst, top = (oriented(v, direction) for v in (standing.chance, standing.ceiling))
     if direction not in ("higher", "lower") or math.isnan(worst) or math.isnan(top) or top <= worst:
@@ -126,11 +126,11 @@ def gain(ours: pd.Series, theirs: pd.Series, over: str, direction: str) -> Gain:
     Parameters
     ----------
     ours, theirs
-        A metric's values with the same kind of index; only shared and defined entries count.
+        A metric's values with the same kind of index. Only shared and defined entries count.
     over
         Name of the other method.
     direction
-        See `oriented`; ``none`` gives an unknown gain.
+        See `oriented`. ``none`` gives an unknown gain.
     """
     both = pd.concat({"a": ours, "b": theirs}, axis=1, join="inner").dropna().sort_index()
     a, b = (both[c].to_numpy(np.float64) for c in ("a", "b"))
@@ -144,19 +144,19 @@ def gain(ours: pd.Series, theirs: pd.Series, over: str, direction: str) -> Gain:
 
 
 def best_of(values: Mapping[str, float], direction: str) -> str | None:
-    """Return the name with the best value, the first of equals; None if none is defined."""
+    """Return the name with the best value, the first of equals, or None if none is defined."""
     rated = {name: oriented(v, direction) for name, v in values.items()}
     rated = {name: v for name, v in rated.items() if not math.isnan(v)}
     return max(rated, key=lambda name: rated[name]) if rated else None
 
 
 def judge(standings: Iterable[Standing], perturbations: int, collapse: str = "") -> Verdict:
-    """Return the verdict; the first rule that applies names it.
+    """Return the verdict. The first rule that applies names it.
 
     Parameters
     ----------
     standings
-        Of the key metrics; the rules look at those of `CORE`, the sentence at all.
+        Standings in the key metrics. The rules use those of `CORE`, and the sentence uses all.
     perturbations
         How many perturbations were scored.
     collapse
@@ -229,7 +229,7 @@ def _spoken(metric: Column) -> str:
 
 
 def _rivals(standings: Sequence[Standing]) -> str:
-    """Name the strongest rival of each metric; how many more there are stands in the table."""
+    """Name the strongest rival of each metric. How many more there are stands in the table."""
     return _listed(list(dict.fromkeys(s.rivals[0] for s in standings)))
 
 
@@ -238,7 +238,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def tally(standings: Sequence[Standing]) -> str:
-    """Count the key metrics by relation, in a sentence; empty without a baseline."""
+    """Count the key metrics by relation, in a sentence. Empty without a baseline."""
     ranked = [s for s in standings if s.metric.direction in ("higher", "lower")]
     known = [s for s in ranked if s.gains and s.relation != "unknown"]
     if not known:
@@ -257,12 +257,12 @@ def line(standing: Standing) -> str:
     """Say in a line where the model stands on one metric."""
     digits = _digits(standing)
     words = [f"{_capital(_spoken(standing.metric))} {_text(standing.ours.value, digits)}"]
-    found = next((g for g in standing.gains if g.over == standing.best), None)
+    gain = next((g for g in standing.gains if g.over == standing.best), None)
     if standing.baseline is not None:
         words.append(f", best baseline {standing.best} {_text(standing.baseline.value, digits)}")
-    if found is not None and found.relation != "unknown":
-        low, high = (_text(v, digits) for v in (found.low, found.high))
-        words.append(f" (advantage {_text(found.value, digits)}, 95 % interval {low} to {high})")
+    if gain is not None and gain.relation != "unknown":
+        low, high = (_text(v, digits) for v in (gain.low, gain.high))
+        words.append(f" (advantage {_text(gain.value, digits)}, 95 % interval {low} to {high})")
     if not math.isnan(standing.position):
         share = round(100 * standing.position)
         words.append(f"; {share} % of the way from chance to ceiling".replace("-", "−"))

@@ -21,7 +21,7 @@ def sampler(conditions, m=4, b=4, seed=0, **kwargs):
     return kind(conditions, np.ones(len(conditions), bool), set_size=m, sets_per_step=b, seed=seed, **kwargs)
 
 
-WAYS = [{}, {"window": 3, "bundle": 6, "mixed": 12}, {"window": 2, "bundle": 8, "mixed": 40}]
+WAYS = [{}, {"window": 3, "block": 6, "mixed": 12}, {"window": 2, "block": 8, "mixed": 40}]
 
 
 sizes = st.dictionaries(
@@ -110,7 +110,7 @@ def test_targets_are_permuted_uniformly():
     assert off.min() > 0.7 * off.mean()
 
 
-@pytest.mark.parametrize("way", [{}, {"window": 10, "bundle": 40, "mixed": 80}])
+@pytest.mark.parametrize("way", [{}, {"window": 10, "block": 40, "mixed": 80}])
 @pytest.mark.parametrize("size", [16, 17, 40, 41, 200])
 def test_control_targets_have_disjoint_controls(size, way):
     conditions = table({("A", "x", "p"): 5, ("A", "x", "control"): size})

@@ -145,7 +145,7 @@ def test_a_large_store_stays_on_disk(small, monkeypatch):
 
 def in_windows(small, store, **kwargs):
     use = np.ones(len(store.conditions), bool)
-    options = {"set_size": 6, "sets_per_step": 4, "seed": 2, "window": 3, "bundle": 12, "mixed": 48}
+    options = {"set_size": 6, "sets_per_step": 4, "seed": 2, "window": 3, "block": 12, "mixed": 48}
     sampler = WindowedSampler(store.conditions, use, **options)
     words = Vocabulary.from_conditions([store.conditions], control=store.control)
     return SetLoader([store], sampler, vocabulary=words, genes=store.genes, **kwargs)

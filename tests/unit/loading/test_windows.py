@@ -50,7 +50,7 @@ def test_a_set_has_the_sampling_error_of_random_cells(size):
     assert all(len(set(rows)) == size for rows in (*targets, *controls))
     assert error_of_means(targets, grouped(CELLS, shuffled=True)) == pytest.approx(1, abs=0.05)
     assert error_of_means(controls, grouped(CONTROLS, shuffled=True)) == pytest.approx(1, abs=0.05)
-    # what the measure says of a store that was not shuffled when it was written
+    # the measure detects a store that was not shuffled when it was written
     assert error_of_means(targets, grouped(CELLS, shuffled=False)) > 1.05
 
 

@@ -23,7 +23,7 @@ COUNTS = {"pbmc": (90, 24, 4, 62), "tahoe100m": (1137, 348, 54, 735), "replogle"
 def test_each_list_holds_out_as_many_as_published(name):
     spec = read_toml(SPLITS / f"{name}.toml", [name])
     preset = recipes.load(f"paper-{name}").split
-    assert spec.whole
+    assert spec.others_train
     assert spec.context_column == preset.context_column
     assert tuple(spec.fewshot) == CONTEXTS[name] == preset.held_out
     assert not spec.zeroshot
