@@ -310,8 +310,8 @@ BASELINES: Mapping[str, Baseline] = {
     "linear": Baseline(
         linear,
         "a matched control cell plus the change of a linear model, clipped at 0",
-        "the model's change if perturbations are described by genes and this one is a measured gene (below); "
-        "otherwise the mean change of all conditions",
+        "the model's change if perturbations are described by genes and this one is a measured gene (below). "
+        "Otherwise the mean change of all conditions",
         from_controls=True,
     ),
     "nearest-context": Baseline(
