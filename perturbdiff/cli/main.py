@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -264,6 +265,7 @@ def main() -> None:
         code, text = EXIT_STOPPED_EARLY, f"stopped early: {error}"
         typer.secho(text, err=True)
     except (Interrupted, KeyboardInterrupt):
+        warnings.simplefilter("ignore")  # again: a library that was interrupted has put its own filters back
         code, text = EXIT_INTERRUPTED, INTERRUPTED
         typer.secho(text, err=True)
     except Killed as error:

@@ -122,6 +122,11 @@ class CheckpointFolder:
             yield
 
     @property
+    def was_used(self) -> bool:
+        """Whether a training holds the folder, or one that was killed left it."""
+        return (self.path / locks.LOCK).is_file()
+
+    @property
     def held(self) -> bool:
         """Whether this process holds the folder, or held it before."""
         return self._lock is not None

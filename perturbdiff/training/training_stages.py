@@ -207,7 +207,9 @@ def _stage(
 
         def begin() -> dict[str, Any] | None:
             """Lock the folder and return where to start, or None if there is nothing to do."""
-            if not force and provenance.up_to_date(out, base):
+            # a run that was killed after its last rename leaves its checkpoints, which go below
+            left = checkpoints is None and folder.was_used
+            if not (force or left) and provenance.up_to_date(out, base):
                 return None
             place.check(base, force=force)
             with time_limit.listening():

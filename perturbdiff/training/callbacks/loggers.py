@@ -114,22 +114,26 @@ class Curves:
     def __init__(self, names: Sequence[str], folder: Path, run: str, identity: str) -> None:
         self.backends: list[Backend] = []
         self._sent_note = folder / _SENT
-        if not names:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
+        self._sent = 0
         makers: dict[str, Callable[[], Backend]] = {
             "tensorboard": lambda: _TensorBoard(folder),
             "wandb": lambda: _WeightsAndBiases(folder, run, identity),
             "mlflow": lambda: _MLflow(folder, run),
         }
-        for name in names:
-            try:
-                self.backends.append(makers[name]())
-            except ModuleNotFoundError:
-                raise UserError(
-                    f"train.loggers: {name} is not installed; pip install 'perturbdiff[{name}]'"
-                ) from None
-        self._sent = int(self._sent_note.read_text() or 0) if self._sent_note.is_file() else 0
+
+        def start() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sent = int(self._sent_note.read_text() or 0) if self._sent_note.is_file() else 0
+            for name in names:
+                try:
+                    self.backends.append(makers[name]())
+                except ModuleNotFoundError:
+                    raise UserError(
+                        f"train.loggers: {name} is not installed; pip install 'perturbdiff[{name}]'"
+                    ) from None
+
+        if names:
+            self._guarded(start)
 
     def send(self, number: int, step: int, values: Mapping[str, float]) -> None:
         """Send a row of the table, the ``number``-th counted from 0, unless it was sent before."""
@@ -155,6 +159,8 @@ class Curves:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
+        except UserError:
+            raise
         except Exception as error:  # noqa: BLE001 - a full disk shows in each library's own words
             logger.warning("the loggers (train.loggers) stop here, training goes on: %s", error)
             self.backends = []

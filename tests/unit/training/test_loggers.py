@@ -60,6 +60,15 @@ def test_a_logger_that_fails_ends_no_training(tmp_path, caplog, monkeypatch):
     assert caplog.text.count("the loggers (train.loggers) stop here") == 1
 
 
+def test_loggers_that_cannot_start_end_no_training(tmp_path, caplog):
+    caplog.set_level("WARNING", "perturbdiff")
+    (tmp_path / "logs").touch()  # a file where their folder belongs
+    curves = Curves(("tensorboard",), tmp_path / "logs", "run", "id")
+    curves.send(0, 1, {"loss": 1.0})
+    curves.close(success=True)
+    assert caplog.text.count("the loggers (train.loggers) stop here") == 1
+
+
 def test_interrupted_curves_are_whole_and_end_in_the_bundle(trained, tmp_path, monkeypatch):
     recipe = recipes.load(
         "tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.log_every=1", "train.max_steps=8"]

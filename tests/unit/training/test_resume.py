@@ -221,3 +221,19 @@ def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
         folder.save({"global_step": 3, "pytorch-lightning_version": "2.6.6", "state_dict": {}})
     with pytest.raises(UserError, match=r"last.ckpt: an earlier version .* --resume never"):
         CheckpointFolder(tmp_path / "kept", {}).find("auto")
+
+
+def test_checkpoints_that_a_run_killed_at_its_very_end_left_go_with_the_next(trained, tmp_path, monkeypatch):
+    recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.max_steps=3"])
+
+    def run():
+        return train(trained / "store", trained / "split.parquet", tmp_path / "b", recipe, device="cpu")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "discard", lambda self: None)  # as a kill after the bundle's renaming
+        bundle = run()
+    written = (bundle / "model.safetensors").stat().st_mtime_ns
+    assert (tmp_path / "b.checkpoints" / "last.ckpt").is_file()
+    assert run() == bundle
+    assert (bundle / "model.safetensors").stat().st_mtime_ns == written
+    assert not (tmp_path / "b.checkpoints").exists()
