@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,11 +114,23 @@ def sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder if it exists."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Delete a file or a folder if it exists.
+
+    After an interruption, a library's thread may still write into the folder: then it is tried again for a second.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    for pause in (0.02, 0.1, 0.3, 0.6):
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            time.sleep(pause)
+        else:
+            return
+    shutil.rmtree(path)
 
 
 def discard(folder: Path) -> None:

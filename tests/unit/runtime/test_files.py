@@ -51,6 +51,22 @@ def test_a_folder_is_discarded_while_others_write_there(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.rglob("*")] == ["checkpoints", locks.LOCK]
 
 
+def test_a_folder_goes_although_a_thread_still_writes_there(tmp_path, monkeypatch):
+    folder, rmtree, late = tmp_path / "partial", files.shutil.rmtree, ["first", "second"]
+    folder.mkdir()
+
+    def with_a_thread(path):
+        if late:  # the thread's file comes between the listing of the folder and its removal
+            (path / late.pop()).touch()
+            path.rmdir()
+        rmtree(path)
+
+    monkeypatch.setattr(files.shutil, "rmtree", with_a_thread)
+    files.remove(folder)
+    assert not folder.exists()
+    assert not late
+
+
 def test_disk_full_is_explained_and_cleaned_up(tmp_path):
     out = tmp_path / "store"
     with pytest.raises(UserError, match="disk full while writing .*store.*nothing was left behind"):
