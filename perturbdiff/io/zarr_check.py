@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import numpy as np
 import zarr
 
 from perturbdiff.runtime.errors import UserError
+
+# A folder that is no part of a Zarr hierarchy is missing for us, too; our own line names what is missing.
+warnings.filterwarnings("ignore", message="Object at .* is not recognized as a component of a Zarr hierarchy")
 
 _LARGEST_DOCUMENT = 64 << 20
 _LARGEST_CHUNK = 2 << 30

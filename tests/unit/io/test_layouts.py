@@ -1,6 +1,8 @@
 """10x h5 and the ways AnnData is stored: the same cells, genes and counts; gene names by any var column."""
 
 import logging
+import subprocess
+import sys
 
 import anndata as ad
 import numpy as np
@@ -206,3 +208,23 @@ def test_a_worker_opens_one_file_alone(tmp_path):
     block = next(other.blocks(5, 9))
     other.close()
     assert (block.start, block.stop) == (5, 9)
+
+
+def test_a_folder_in_place_of_a_zarr_group_s_description_is_told_in_one_line(tmp_path):
+    group = zarr.open_group(str(tmp_path / "counts.zarr"), mode="w", zarr_format=2)
+    group.create_group("obs")
+    description = tmp_path / "counts.zarr" / "obs" / ".zgroup"
+    description.unlink()
+    description.mkdir()
+    line = [
+        sys.executable,
+        "-m",
+        "perturbdiff",
+        "--quiet",
+        "preprocess",
+        str(tmp_path / "counts.zarr"),
+        "--out",
+    ]
+    done = subprocess.run([*line, str(tmp_path / "store")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
