@@ -4,11 +4,13 @@
 # make fuzz    damages 1,000 inputs and disturbs every command by 20 signals of each kind; prints what came of it
 # make test-hpc    the tests on Slurm with Apptainer; as root on Debian it brings up a small cluster for them first
 # make test-tools    installs CPA, STATE, CellFlow and Squidiff and trains each on a small store
+# make docs    the documentation as a site, in site/
+# make notebooks    runs the tutorials and keeps their outputs
 # make sif     the Apptainer image
 # make audit ADVISORIES=FILE    the locks against known weaknesses: a folder or zip of OSV records, as PyPI's are published
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo env env-dev nextflow lint test test-matrix fuzz audit test-hpc test-tools sif lock lock-tools clean
+.PHONY: demo env env-dev nextflow lint test test-matrix fuzz audit test-hpc test-tools docs notebooks sif lock lock-tools clean
 
 VENV := .venv
 # Python keeps what it compiled: a start takes a third less
@@ -71,6 +73,13 @@ test-tools: env-dev
 	@for tool in cellflow cpa squidiff state; do $(RUN) perturbdiff baseline install $$tool || echo "no $$tool: its tests are skipped"; done
 	$(RUN) OMP_NUM_THREADS=1 pytest -m tools tests/tools
 
+docs: env-dev
+	$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+	@echo "site: $(CURDIR)/site/index.html"
+
+notebooks: env-dev
+	$(RUN) python docs/hooks/notebooks.py
+
 sif:
 	bin/build-image perturbdiff.sif
 
@@ -95,4 +104,4 @@ lock-tools:
 	cd perturbdiff/baselines/external/tools && $(LOCK_TOOL) --python-version 3.10 --python-platform x86_64-manylinux_2_28 cpa.in -o cpa.lock
 
 clean:
-	rm -rf demo work .nextflow .nextflow.log* build dist .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf demo site work .nextflow .nextflow.log* build dist .pytest_cache .ruff_cache .import_linter_cache

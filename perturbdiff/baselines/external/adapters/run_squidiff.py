@@ -6,7 +6,7 @@ Training is the package's own loop on single cells. A cell ``x`` of perturbation
 
 by deterministic (DDIM) sampling from noise, with ``E`` the package's encoder and g = (cell type, batch). That is
 what ``interp_with_direction`` of the authors' sampler does (github.com/siyuh/Squidiff, sample_squidiff.py; not
-part of the published wheel). Why the default network predicts the cell and not the noise: docs/squidiff.md.
+part of the published wheel). Why the default network predicts the cell and not the noise: lab/squidiff.md.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def check_reconstruction(task: Task, model: torch.nn.Module, values: np.ndarray,
     if not unexplained < 1.0:
         print(
             f"squidiff: did not converge: cells sampled from their own latents miss the truth by {unexplained:.3g} "
-            "times the variance between cells (docs/squidiff.md)",
+            "times the variance between cells (lab/squidiff.md)",
             file=sys.stderr,
             flush=True,
         )
