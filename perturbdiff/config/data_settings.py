@@ -120,7 +120,7 @@ class SplitConfig(Section):
     num_held_out: int = Field(default=0, ge=0, description="number of contexts to choose if none is named")
     choose: Literal["random", "pca"] = Field(
         default="random",
-        description="how to choose them: at random, or spread over PCA clusters of pseudobulks",
+        description="how contexts are chosen: at random, or spread over PCA clusters of their mean profiles",
     )
     train_fraction: float = Field(
         default=0.3, ge=0, le=1, description="share of a held-out context's perturbations that go to training"
@@ -136,7 +136,7 @@ class SplitConfig(Section):
         description="names of contexts in which the held-out perturbations are used for validation",
     )
     perturbations: tuple[str, ...] = Field(
-        default=(), description="perturbations that can be held out; empty: all"
+        default=(), description="perturbations that may be held out; empty: all"
     )
 
 
@@ -145,8 +145,8 @@ class SimulateConfig(Section):
 
     cells: int = Field(default=8000, le=10**9, ge=1, description="total number of cells")
     genes: int = Field(default=900, le=10**6, ge=2, description="number of measured genes")
-    cell_types: int = Field(default=3, le=10**4, ge=1)
-    batches: int = Field(default=2, le=10**4, ge=1)
+    cell_types: int = Field(default=3, le=10**4, ge=1, description="number of cell types")
+    batches: int = Field(default=2, le=10**4, ge=1, description="number of batches")
     knockdowns: int = Field(
         default=12,
         le=10**6,
@@ -155,7 +155,7 @@ class SimulateConfig(Section):
     )
     drugs: int = Field(default=2, le=10**6, ge=0, description="number of drugs; each is given at every dose")
     doses: tuple[float, ...] = Field(default=(0.1, 1.0, 10.0), description="doses of each drug (positive)")
-    cytokines: int = Field(default=2, le=10**6, ge=0)
+    cytokines: int = Field(default=2, le=10**6, ge=0, description="number of cytokines")
     control_fraction: float = Field(default=0.15, gt=0, lt=1, description="share of cells that are controls")
     size_spread: float = Field(default=0.6, ge=0, description="SD of the log size of conditions")
     tiny_fraction: float = Field(

@@ -17,24 +17,30 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class ModelConfig(Section):
     """Architecture of the network and units of its values (App. Architecture Implementation Details)."""
 
-    width: int = Field(default=512, le=16384, ge=8, description="model width D")
-    depth: int = Field(default=8, le=512, ge=1, description="number of MM-DiT blocks")
-    heads: int = Field(default=8, le=1024, ge=1, description="attention heads over the joint width 2D")
-    mlp_ratio: int = Field(default=4, le=64, ge=1, description="hidden width of the MLPs, as a multiple of D")
+    width: int = Field(default=512, le=16384, ge=8, description="width of the network (D)")
+    depth: int = Field(default=8, le=512, ge=1, description="number of transformer blocks (MM-DiT)")
+    heads: int = Field(
+        default=8, le=1024, ge=1, description="number of attention heads, which share the joint width 2D"
+    )
+    mlp_ratio: int = Field(
+        default=4, le=64, ge=1, description="hidden width of the MLPs, as a multiple of the network's width"
+    )
     covariate_width: int = Field(
-        default=128, le=16384, ge=1, description="width of each covariate's embedding"
+        default=128, le=16384, ge=1, description="length of the vector of each covariate"
     )
     covariates: tuple[Literal["perturbation", "cell_type", "batch"], ...] = Field(
-        default=("perturbation", "cell_type", "batch"), description="covariates that the model is given"
+        default=("perturbation", "cell_type", "batch"),
+        description="labels of a condition that the model is told",
     )
     mlp_branch: Literal["sequential", "parallel"] = Field(
         default="sequential",
-        description="MLP after the attention update (paper), or in parallel with it (released)",
+        description="where the MLP of a block stands: after the attention update (sequential, paper), or beside it "
+        "(parallel, released)",
     )
     fusion: Literal["concat", "sum", "sum-silu"] = Field(
         default="concat",
-        description="how time and covariates are combined: MLP on both (paper), their sum (released), or SiLU of the "
-        "sum",
+        description="how time and covariates are combined: by an MLP on both (concat, paper), by their sum (sum, "
+        "released), or by the SiLU of their sum (sum-silu)",
     )
     head: Literal["relu", "softplus"] = Field(
         default="relu", description="function that makes the output non-negative"
@@ -47,23 +53,26 @@ class ModelConfig(Section):
     )
     unit: Literal["scale", "rms"] = Field(
         default="scale",
-        description="units of the model's values: log1p / data.scale, or log1p / RMS of the training cells",
+        description="units of the model's values: log1p divided by data.scale (scale), or divided by the root mean "
+        "square of the training cells (rms)",
     )
     gene_embedding: Literal["none", "shared", "table"] = Field(
         default="none",
-        description="add one learned vector to every cell of both streams (shared, paper), or one made from gene "
-        "vectors (table)",
+        description="what is added to every cell of both streams: nothing (none), one learned vector (shared, paper), "
+        "or a vector made from a table of gene vectors (table)",
     )
     covariate_projection: Literal["width", "genes"] = Field(
         default="width",
-        description="project covariates directly to D (paper), or through a vector of length G (released)",
+        description="how covariates reach the network's width: directly (width, paper), or through a vector with one "
+        "entry per gene (genes, released)",
     )
     leak: float = Field(
         default=0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero"
     )
     anchor: Literal["none", "control"] = Field(
         default="none",
-        description="generate cells from noise (paper), or as changes to the control cell at the same position",
+        description="what cells are made from: noise (none, paper), or the control cell at the same position of its "
+        "set (control)",
     )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",
@@ -94,15 +103,15 @@ class ModelConfig(Section):
     )
     initialisation: Literal["small", "released"] = Field(
         default="small",
-        description="initial values of the vectors for all genes and for no covariates: small, or as in the released "
-        "code",
+        description="initial values of the vector that stands for all genes and of the one that stands for dropped "
+        "covariates: small, or as in the released code",
     )
 
 
 class ScheduleConfig(Section):
     """Variance-preserving noise schedule."""
 
-    num_steps: int = Field(default=1000, le=10**5, ge=2, description="T, number of noise levels")
+    num_steps: int = Field(default=1000, le=10**5, ge=2, description="number of noise levels (T)")
     kind: Literal["linear"] = Field(default="linear", description="betas from 1e-4 to 0.02 (for T = 1000)")
 
 
@@ -111,27 +120,34 @@ class LossConfig(Section):
 
     mmd_weight: float = Field(default=1.0, ge=0, description="weight of the energy-distance MMD")
     mmd_factor: Literal["paper", "half"] = Field(
-        default="paper", description="2E|x-y|-E|x-x'|-E|y-y'| (paper), or half of it (released)"
+        default="paper",
+        description="size of the energy distance: 2E|x-y|-E|x-x'|-E|y-y'| (paper), or half of it (half, released)",
     )
     mmd_statistic: Literal["V", "U", "cross"] = Field(
         default="V",
-        description="pairs within a set with self-pairs (V) or without them (U), or only pairs across twin sets "
-        "(cross)",
+        description="pairs of cells that the energy distance counts: all pairs of a set, each cell with itself "
+        "included (V); the same without these self-pairs (U); only pairs across two twin sets (cross)",
     )
     mse_weight: float = Field(default=1.0, ge=0, description="weight of the mean squared error")
-    mse_reduction: Literal["sum", "mean"] = Field(default="mean", description="sum or mean over genes")
+    mse_reduction: Literal["sum", "mean"] = Field(
+        default="mean", description="whether the squared error is a sum or a mean over genes"
+    )
 
 
 class TrainConfig(Section):
     """Optimisation, cell sets, validation and checkpoints (App. Training Details)."""
 
     max_steps: int = Field(default=20000, ge=1, description="number of optimiser steps")
-    set_size: int = Field(default=256, le=10**5, ge=2, description="m, number of cells in a set")
+    set_size: int = Field(default=256, le=10**5, ge=2, description="number of cells in a set (m)")
     sets_per_step: int = Field(
-        default=8, le=10**5, ge=1, description="B, number of sets in an optimiser step over all processes"
+        default=8, le=10**5, ge=1, description="number of sets in an optimiser step, over all processes (B)"
     )
-    learning_rate: float = Field(default=2e-4, le=10, gt=0)
-    warmup_steps: int = Field(default=200, ge=0)
+    learning_rate: float = Field(default=2e-4, le=10, gt=0, description="highest learning rate")
+    warmup_steps: int = Field(
+        default=200,
+        ge=0,
+        description="number of steps in which the learning rate rises from 0 to its highest value",
+    )
     plateau_fraction: float = Field(
         default=0.0, ge=0, lt=1, description="share of the steps at the full learning rate after warm-up"
     )
@@ -141,22 +157,36 @@ class TrainConfig(Section):
         le=1,
         description="lowest rate of the cosine schedule, as a share of the learning rate",
     )
-    betas: tuple[Share, Share] = (0.9, 0.98)
-    weight_decay: float = Field(default=0.01, ge=0)
-    clip_norm: float = Field(default=1.0, gt=0)
-    ema_decay: float = Field(default=0.99, ge=0, lt=1)
-    ema_every: int = Field(default=10, ge=1)
+    betas: tuple[Share, Share] = Field(
+        default=(0.9, 0.98), description="decay of AdamW's averages of the gradients and of their squares"
+    )
+    weight_decay: float = Field(default=0.01, ge=0, description="weight decay of AdamW; biases have none")
+    clip_norm: float = Field(
+        default=1.0, gt=0, description="largest norm of the gradient; a longer gradient is shortened to it"
+    )
+    ema_decay: float = Field(
+        default=0.99,
+        ge=0,
+        lt=1,
+        description="decay of the running average of the weights, which validation and the bundle use",
+    )
+    ema_every: int = Field(
+        default=10, ge=1, description="number of steps between updates of the running average"
+    )
     drop_covariates: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="p_drop, probability of dropping the covariates (classifier-free guidance)",
+        description="probability of dropping the covariates, for classifier-free guidance (p_drop)",
     )
     drop_per: Literal["set", "step"] = Field(
         default="set", description="draw whether to drop covariates once per set, or once per optimiser step"
     )
     self_condition: float = Field(
-        default=0.5, ge=0, le=1, description="p_sc, probability of self-conditioning"
+        default=0.5,
+        ge=0,
+        le=1,
+        description="probability of giving the denoiser its previous estimate (self-conditioning, p_sc)",
     )
     control_targets: bool | Literal["perturbed"] = Field(
         default=False,
@@ -176,12 +206,14 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(
         default=1000, ge=1, description="number of steps between checkpoints that training can resume from"
     )
-    log_every: int = Field(default=50, ge=1)
-    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    log_every: int = Field(default=50, ge=1, description="number of steps between lines of the training log")
+    precision: Literal["32-true", "bf16-mixed"] = Field(
+        default="32-true", description="precision of the network's matrix products in training"
+    )
     valid_metric: Literal["energy", "r2", "pdcorr", "loss"] = Field(
         default="energy",
-        description="choose the best step by the loss, or by energy distance, R² or Pearson correlation of changes on "
-        "sampled cells",
+        description="what tells the best step: the loss, or a score of sampled cells (energy distance, R², or the "
+        "Pearson correlation of changes, pdcorr)",
     )
     valid_steps: int = Field(
         default=4, ge=1, description="number of reverse steps when validation samples cells"
@@ -259,19 +291,29 @@ class TrainConfig(Section):
 class SampleConfig(Section):
     """Sampling by the reverse process."""
 
-    sampler: Literal["ddim", "ddpm"] = "ddim"
-    num_steps: int = Field(default=100, le=10**5, ge=1, description="K, number of reverse steps")
+    sampler: Literal["ddim", "ddpm"] = Field(
+        default="ddim",
+        description="kind of reverse steps: DDIM, which adds no noise if eta is 0, or DDPM, which does",
+    )
+    num_steps: int = Field(default=100, le=10**5, ge=1, description="number of reverse steps (K)")
     start_level: int | None = Field(
         default=None,
         ge=1,
         description="the K levels are spread below this level; none: over all T levels (paper). The released code "
         "uses K, which visits the last K levels",
     )
-    eta: float = Field(default=0.0, ge=0, le=1)
-    guidance: float = Field(default=0.0, le=1000, ge=0, description="w, guidance strength in noise space")
-    self_condition: bool = True
+    eta: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of noise that a DDIM step adds; 0: none, 1: as much as DDPM",
+    )
+    guidance: float = Field(
+        default=0.0, le=1000, ge=0, description="strength of guidance, in noise space (w); 0: none"
+    )
+    self_condition: bool = Field(default=True, description="give the denoiser its previous estimate")
     set_size: int | None = Field(
-        default=None, le=10**5, ge=2, description="m when sampling; none: as in training"
+        default=None, le=10**5, ge=2, description="number of cells in a sampled set (m); none: as in training"
     )
     controls: Literal["shuffled", "balanced"] = Field(
         default="shuffled",
@@ -318,9 +360,12 @@ class SampleConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """Definitions of the metrics."""
+    """How predictions are scored."""
 
-    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = "cell-eval-0.6.6"
+    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = Field(
+        default="cell-eval-0.6.6",
+        description="release of cell-eval whose definitions of the metrics are used",
+    )
     metrics: tuple[str, ...] = Field(
         default=(),
         description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
@@ -346,7 +391,7 @@ class EvaluateConfig(Section):
     )
     scale: Literal["declared", "log1p", "counts"] = Field(
         default="declared",
-        description="units of AnnData values: as declared in uns['perturbdiff'], or log1p or counts as you specify",
+        description="units of the values in AnnData files: as they declare in uns['perturbdiff'], or what you say here",
     )
     control: str | None = Field(
         default=None, description="control label of AnnData files that do not declare one"
@@ -395,14 +440,14 @@ class BaselineConfig(Section):
 class Config(Section):
     """A complete recipe."""
 
-    name: str = "custom"
+    name: str = Field(default="custom", description="name of the recipe")
     variant: Literal["paper", "released", "recommended", "own"] = Field(
         default="own",
         description="reading of the method. In a recipe, it sets the switches; here, it names the variant that all "
         "switches agree with",
     )
-    description: str = ""
-    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    description: str = Field(default="", description="what the recipe is for")
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED, description="seed of all random numbers")
     data: DataConfig = DataConfig()
     split: SplitConfig = SplitConfig()
     model: ModelConfig = ModelConfig()

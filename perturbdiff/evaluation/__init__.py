@@ -29,7 +29,7 @@ from perturbdiff.runtime.lazy import attach
 if TYPE_CHECKING:
     from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
     from perturbdiff.evaluation.in_memory import compare, tabulate
-    from perturbdiff.evaluation.metrics.bounds import spearman_brown
+    from perturbdiff.evaluation.metrics.bounds import chance, spearman_brown
     from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
     from perturbdiff.evaluation.metrics.differential import (
         DEFAULT,
@@ -64,6 +64,7 @@ __all__ = [
     "bootstrap_mean",
     "bootstrap_means",
     "ceiling",
+    "chance",
     "chosen",
     "compare",
     "condition_metrics",
@@ -81,7 +82,7 @@ __getattr__, __dir__ = attach(
     {
         "evaluation_stage": ("ceiling", "evaluate"),
         "in_memory": ("compare", "tabulate"),
-        "metrics.bounds": ("spearman_brown",),
+        "metrics.bounds": ("chance", "spearman_brown"),
         "metrics.catalogue": ("METRICS", "chosen", "score"),
         "metrics.differential": (
             "DEFAULT",

@@ -1,0 +1,270 @@
+# %% [markdown]
+# # Score anyone's predictions
+#
+# You have two AnnData objects: cells that were measured, and cells that some method predicted. This tutorial scores the
+# prediction, puts the score between the worst and the best that is possible, and shows four ways to fool oneself.
+#
+# It needs no model and no GPU. The data are simulated, so that the true effects are known.
+
+# %% [markdown]
+# ## Real cells
+#
+# We simulate a screen of twelve knock-downs and two cytokines in one cell type.
+
+# %%
+from pathlib import Path
+
+import anndata as ad
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import scanpy as sc
+
+from perturbdiff.config.settings import SimulateConfig
+from perturbdiff.simulation import simulate
+
+screen = SimulateConfig(
+    cells=6000, genes=400, cell_types=1, batches=1, drugs=0, size_spread=0.2, tiny_fraction=0, wells=1
+)
+folder = simulate(Path("screen"), screen, seed=1)
+cells = ad.read_h5ad(folder / "counts.h5ad")
+cells.obs["perturbation"].value_counts().head(4)
+
+# %% [markdown]
+# Scores are computed on log1p values of normalised counts, the usual units of scanpy.
+
+# %%
+sc.pp.normalize_total(cells)
+sc.pp.log1p(cells)
+
+# %% [markdown]
+# Half of the cells are the truth. The other half stays aside. It will tell us how good a prediction can be.
+
+# %%
+half = np.random.default_rng(0).permutation(cells.n_obs) % 2 == 0
+real, other = cells[half].copy(), cells[~half].copy()
+real.n_obs, other.n_obs
+
+# %% [markdown]
+# ## Predicted cells
+#
+# We know the true log fold changes. A decent method could find 80 % of each. We apply that to control cells and call
+# the result *decent*. In your own work this is the file of a method.
+
+# %%
+effects = pd.read_parquet(folder / "effects.parquet")
+effects = effects.pivot(index="perturbation", columns="gene", values="log_fold_change")[real.var_names]
+controls = other[other.obs["perturbation"] == "control"]
+
+
+def predict(change, seed=0):
+    """Return control cells that are changed by ``change(perturbation)``, as many per perturbation as are real."""
+    rng, parts = np.random.default_rng(seed), []
+    for name, wanted in real.obs["perturbation"].value_counts().items():
+        if name != "control":
+            start = np.expm1(controls.X.toarray()[rng.choice(controls.n_obs, wanted)])
+            obs = pd.DataFrame({"perturbation": [name] * wanted})
+            parts.append(ad.AnnData(np.log1p(start * np.exp(change(name))), obs, real.var[[]]))
+    return ad.concat(parts, index_unique="-")
+
+
+decent = predict(lambda name: 0.8 * effects.loc[name].to_numpy())
+decent
+
+# %% [markdown]
+# ## Scores
+#
+# `compare` tests every gene of every perturbation against the controls, on both sides. `tabulate` turns the result into
+# a table. Both sides use the *real* controls, so that a method cannot gain by moving its own.
+
+# %%
+from perturbdiff.evaluation import compare, tabulate
+
+METRICS = ["PDCorr", "DEOver", "AUPRC", "PDS_L1"]
+
+
+def scores(predicted):
+    """Return a row of scores for each perturbation."""
+    comparison = compare(
+        real.X,
+        predicted.X,
+        real.obs["perturbation"],
+        predicted.obs["perturbation"],
+        control="control",
+        genes=real.var_names,
+    )
+    return tabulate(comparison, [*METRICS, "R2", "n_DE_real"])
+
+
+of_decent = scores(decent)
+of_decent.round(2)
+
+# %% [markdown]
+# What the columns say:
+#
+# - **PDCorr**: do the mean changes of all genes go the right way?
+# - **DEOver**: are the genes that change most found?
+# - **AUPRC**: are genes that really change ranked above the others?
+# - **PDS_L1**: is the prediction nearer to its own perturbation than to others?
+#
+# [The catalogue](../reference/metrics.md) has the formula of each.
+
+# %% [markdown]
+# ## How sure is the mean?
+#
+# There are only fourteen perturbations. A bootstrap over perturbations says how much the mean would move with others.
+
+# %%
+from perturbdiff.evaluation import bootstrap_mean
+
+for metric in METRICS:
+    values = of_decent[metric].to_numpy()
+    low, high = bootstrap_mean(values, draws=2000, seed=0)
+    print(f"{metric:8} {np.nanmean(values):.2f}   95 % interval {low:.2f} to {high:.2f}")
+
+# %% [markdown]
+# ## Between chance and ceiling
+#
+# A number alone says little. Two others give it a place:
+#
+# - **chance**: the same predictions, each given to a *wrong* perturbation;
+# - **ceiling**: the other half of the real cells, used as if it were a prediction. No method can be expected to be
+#   clearly better than that.
+
+# %%
+from perturbdiff.evaluation import chance
+
+perturbed = other[other.obs["perturbation"] != "control"]
+unchanged = predict(lambda name: 0.0)
+
+
+def means(predicted):
+    """Return the mean score over perturbations."""
+    return scores(predicted)[METRICS].mean()
+
+
+comparison = compare(
+    real.X,
+    decent.X,
+    real.obs["perturbation"],
+    decent.obs["perturbation"],
+    control="control",
+    genes=real.var_names,
+)
+table = pd.DataFrame(
+    {
+        "chance": pd.Series(chance(comparison, METRICS)),
+        "no change": means(unchanged),
+        "decent": of_decent[METRICS].mean(),
+        "ceiling": means(perturbed),
+    }
+)
+table.round(2)
+
+# %% [markdown]
+# *See in the figure:* the blue dot is the decent method. Grey is chance, black is the ceiling. A method is good where
+# its dot is near the black mark. Where grey and black are close together, the metric cannot judge anybody here.
+
+# %%
+fig, axis = plt.subplots(figsize=(6, 2.6))
+place = np.arange(len(METRICS))[::-1]
+axis.hlines(place, table["chance"], table["ceiling"], color="0.85", lw=6)
+axis.plot(table["chance"], place, "|", color="0.5", ms=16, mew=3, label="chance")
+axis.plot(table["ceiling"], place, "|", color="black", ms=16, mew=3, label="ceiling")
+axis.plot(table["decent"], place, "o", color="tab:blue", ms=9, label="decent")
+axis.plot(table["no change"], place, "x", color="tab:red", ms=8, label="no change")
+axis.set_yticks(place, METRICS)
+axis.set_xlabel("mean over perturbations")
+axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% [markdown]
+# ## Pitfall 1: R² of mean profiles
+#
+# R² compares profiles, not changes. Most of a profile is the same with and without a perturbation, so even "nothing
+# happens" gets a high R². Never report it alone.
+
+# %%
+print(
+    f"R² of the decent method {of_decent['R2'].mean():.3f}, of no change {scores(unchanged)['R2'].mean():.3f}"
+)
+
+# %% [markdown]
+# ## Pitfall 2: means without cells
+#
+# This "method" repeats the mean profile of each perturbation in every cell. Its mean changes are perfect. Its cells are
+# not cells: they have no zeros and no spread. The energy distance compares whole populations and notices.
+
+# %%
+from scipy.sparse import csr_matrix
+
+from perturbdiff.evaluation import energy_distance
+
+averages = predict(lambda name: 0.0)
+for name in effects.index:
+    mean = other[other.obs["perturbation"] == name].X.mean(axis=0)
+    averages.X[(averages.obs["perturbation"] == name).to_numpy()] = np.asarray(mean)
+
+
+def distance(predicted):
+    """Return the mean energy distance over perturbations; 0 is best."""
+    found = []
+    for name in effects.index:
+        sides = [side[side.obs["perturbation"] == name].X for side in (predicted, real)]
+        found.append(energy_distance(*map(csr_matrix, sides)))
+    return np.mean(found)
+
+
+pd.DataFrame(
+    {
+        "PDCorr": [means(p)["PDCorr"] for p in (averages, decent, perturbed)],
+        "energy distance": [distance(p) for p in (averages, decent, perturbed)],
+        "share of zeros": [np.mean(csr_matrix(p.X).toarray() == 0) for p in (averages, decent, perturbed)],
+    },
+    index=["means without cells", "decent", "real cells (ceiling)"],
+).round(2)
+
+# %% [markdown]
+# ## Pitfall 3: one answer for all
+#
+# Perturbations often change the same genes. A method that predicts the *average* change for each of them can have a
+# respectable PDCorr. PDS asks whether the prediction belongs to its own perturbation. Its chance level is near 0.5.
+
+# %%
+common = effects.mean().to_numpy()
+one_answer = means(predict(lambda name: common))
+one_answer[["PDCorr", "PDS_L1"]].round(2)
+
+# %% [markdown]
+# ## Pitfall 4: other units
+#
+# If one side is not log1p of the same depth, all changes move together and every score is wrong. `compare` cannot know
+# your units. `perturbdiff evaluate` looks at the files and refuses what is clearly on the wrong scale:
+
+# %%
+from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation import evaluate
+from perturbdiff.runtime.errors import UserError
+
+decent.write_h5ad("decent.h5ad")
+counts = ad.read_h5ad(folder / "counts.h5ad")
+counts[half].write_h5ad("counts.h5ad")
+columns = EvaluateConfig(cell_type_key=None, batch_key=None, control="control", scale="log1p")
+try:
+    evaluate(Path("decent.h5ad"), Path("counts.h5ad"), Path("scores"), columns)
+except UserError as refused:
+    print(refused)
+
+# %% [markdown]
+# ## The same by one command
+#
+# `evaluate` computes all metrics, with intervals and chance levels. `ceiling` scores real cells against real cells.
+# `report` puts any number of methods on one page.
+#
+# ```bash
+# perturbdiff evaluate decent.h5ad real.h5ad --out scores/decent --pert-col perturbation --control control --scale log1p
+# perturbdiff ceiling real.h5ad --out scores/ceiling --pert-col perturbation --control control --scale log1p
+# perturbdiff report scores/decent scores/ceiling --out report.html
+# ```
+#
+# Next: [Reading the report](reading-the-report.ipynb), or [Add your method](add-your-method.ipynb).

@@ -1,0 +1,153 @@
+# %% [markdown]
+# # Train on a real screen
+#
+# This tutorial goes from an AnnData to a trained model, its scores beside simple baselines, and a picture of the cells.
+# It ends with what the result shows and what it does not.
+#
+# The data are blood cells of two patients, with interferon-β and without (Kang et al. 2018). The question: the response
+# of B cells was never measured. Can we predict it from the responses of the other cell types?
+
+# %% [markdown]
+# ## The data
+#
+# The file has a name in the registry of [data sets](../reference/datasets.md). It is no part of the package. Your own
+# file works the same way: raw counts, and a column that says which cells are perturbed.
+
+# %%
+import anndata as ad
+
+from perturbdiff import datasets
+
+adata = ad.read_h5ad(datasets.find("kang18-ifnb"))
+adata
+
+# %%
+adata.obs.groupby(["cell_type", "perturbation"], observed=True).size().unstack()
+
+# %% [markdown]
+# ## Fit
+#
+# We name the columns and say what is held out: all stimulated B cells. The model sees B cells only as controls. The
+# preset `kang18` has the length of training for data of this size.
+
+# %%
+from perturbdiff import PerturbDiff
+
+model = PerturbDiff(
+    adata,
+    perturbation="perturbation",
+    control="control",
+    cell_type="cell_type",
+    batch="donor",
+    config="kang18",
+    settings={"split.context_column": "cell_type", "split.held_out": ["B"]},
+)
+model.fit()
+
+# %% [markdown]
+# Always look at what is held out before you believe a score. There are two test conditions, the B cells of two donors.
+
+# %%
+split = model.split
+split.groupby(["cell_type", "part"], observed=True)["n_cells"].sum().unstack(fill_value=0)
+
+# %% [markdown]
+# ## Score
+#
+# `evaluate` predicts the held-out conditions with the model and with baselines, and scores all of them against the same
+# real cells. The *ceiling* is the score of one half of the real cells against the other half.
+
+# %%
+scores = model.evaluate(baselines=("control", "nearest-context", "linear", "resample"))
+KEY = ["energy_distance", "PDCorr", "DEOver", "AUPRC", "R2"]
+scores[KEY].round(2)
+
+# %% [markdown]
+# - `control` predicts that nothing happens.
+# - `nearest-context` adds the mean change seen in the most similar cell type to control cells.
+# - `linear` is a linear model of mean changes.
+# - `resample` draws stimulated cells of the other cell types.
+#
+# Energy distance is best at 0. For the others, higher is better. [The catalogue](../reference/metrics.md) defines them.
+
+# %% [markdown]
+# *See in the figure:* each dot is a method. The solid line is the ceiling, the dashed line is chance. A method is good if
+# it is near the solid line, and useful if it is better than the baselines.
+
+# %%
+scores.plot(["energy_distance", "PDCorr", "AUPRC"]);
+
+# %% [markdown]
+# ## Look at the cells
+#
+# Scores are means. Now we look at the predicted cells themselves, in two principal components of the real B cells.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+import scanpy as sc
+
+predicted = model.predict()
+predicted
+
+# %%
+b_cells = adata[adata.obs["cell_type"] == "B", predicted.var_names].copy()
+both = ad.concat({"real": b_cells, "predicted": ad.AnnData(predicted.X, predicted.obs, predicted.var)}, label="source")
+sc.pp.normalize_total(both, target_sum=1000)
+sc.pp.log1p(both)
+real = both.obs["source"] == "real"
+axes_of = np.linalg.svd(both[real].X.toarray() - both[real].X.mean(axis=0).A1, full_matrices=False)[2][:2]
+points = np.asarray((both.X - both[real].X.mean(axis=0)) @ axes_of.T)
+
+# %% [markdown]
+# *See in the figure:* the predicted cells (purple) should cover the stimulated B cells (green), not the controls (grey),
+# and should be as widely spread.
+
+# %%
+fig, axis = plt.subplots(figsize=(4.6, 3.6))
+stimulated = (both.obs["perturbation"] == "IFNb").to_numpy()
+groups = {
+    "control": (real & ~stimulated, "0.75"),
+    "real, stimulated": (real & stimulated, "tab:green"),
+    "predicted": (~real & stimulated, "tab:purple"),
+}
+for name, (chosen, colour) in groups.items():
+    axis.scatter(*points[chosen.to_numpy()].T, s=7, color=colour, alpha=0.6, linewidths=0, label=name)
+axis.set(xlabel="first principal component", ylabel="second principal component")
+axis.legend(markerscale=2, loc="upper left", bbox_to_anchor=(1, 1))
+plt.show()
+
+# %% [markdown]
+# ## Look at genes
+#
+# *See in the figure:* one point per gene. On the diagonal, the predicted change is the measured one. A flat cloud would
+# mean that nothing was learnt.
+
+
+# %%
+def change(source):
+    """Return the mean change of B cells from the real controls."""
+    control = both[real & ~stimulated].X.mean(axis=0)
+    return np.asarray(both[(both.obs["source"] == source) & stimulated].X.mean(axis=0) - control).ravel()
+
+
+truth, guess = change("real"), change("predicted")
+fig, axis = plt.subplots(figsize=(3.8, 3.6))
+axis.axline((0, 0), slope=1, color="0.8")
+axis.plot(truth, guess, ".", ms=4)
+for gene in np.argsort(-np.abs(truth))[:6]:
+    axis.annotate(both.var_names[gene], (truth[gene], guess[gene]), fontsize=8)
+axis.set(xlabel="measured change (log1p)", ylabel="predicted change (log1p)")
+plt.show()
+
+# %% [markdown]
+# ## Keep the model
+#
+# A saved model is a folder, the *bundle*. It predicts on another machine without these data.
+# [New conditions](new-conditions.ipynb) shows how.
+
+# %%
+model.save("kang18-model").name
+
+# %% [markdown]
+# ## What this shows, and what it does not
