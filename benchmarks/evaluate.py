@@ -1,7 +1,7 @@
 """Evaluation beside cell-eval and a plain prototype, on the same files.
 
     python benchmarks/evaluate.py [--size small|medium|large] [--cell-eval PYTHON] [--prototype FILE]
-                                  [--turns 5] [--folder DIR] [--out evaluate.json] [--update docs/speed.md]
+                                  [--turns 5] [--folder DIR] [--out evaluate.json] [--update lab/speed.md]
 
 Every way has a process of its own that loads the files, warms up and then takes turns with the others; medians over
 the turns are shown. Cells lie as CSR and, in other files, as one dense array: cell-eval is given what the file holds

@@ -40,7 +40,7 @@ SPEED = {"32-true": 0.7 * 19.5e12, "bf16-mixed": 0.4 * 312e12}
 SHARED_GENES = 12_626
 OWN_GENES = 2000
 THREADS_GAIN = 1.5
-"""Cells per second with two loading threads, one thread = 1 (docs/speed.md)."""
+"""Cells per second with two loading threads, one thread = 1 (lab/speed.md)."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def experiment_table(totals: dict[str, Total]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for name, one in totals.items():
-        more = f", and {one.tools} runs of methods of others" if one.tools else ""
+        more = f", and {one.tools} runs of external methods" if one.tools else ""
         lines.append(
             f"| `{name}` | {one.fitted} | {one.sampled}{more} | {number(one.fit)} | {number(one.sample)} "
             f"| **{math.ceil(one.hours)} h** | {math.ceil(one.half)} h |"

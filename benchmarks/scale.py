@@ -1,7 +1,7 @@
-"""What ten million to a hundred million cells need, computed from measured rates: the tables of docs/scale.md.
+"""What ten million to a hundred million cells need, computed from measured rates: the tables of lab/scale.md.
 
     python benchmarks/preprocess.py --cells 200000 1000000 --gzip-cells 100000 --out preprocess.json
-    python benchmarks/scale.py preprocess.json [--loader loader.json] [--update docs/scale.md]
+    python benchmarks/scale.py preprocess.json [--loader loader.json] [--update lab/scale.md]
 
 Without ``--update`` the tables are printed. ``loader.json`` is what `loader.py` writes.
 """

@@ -1,6 +1,6 @@
 """Puts the tables of experiments into a document, between its marks.
 
-    python benchmarks/tables.py docs/results.md --results results
+    python benchmarks/tables.py lab/results.md --results results
 
 A mark is a line before a table, and another ends it:
 

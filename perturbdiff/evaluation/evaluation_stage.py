@@ -125,7 +125,7 @@ def evaluate(
         Store folder, or AnnData whose columns ``config`` names.
     out
         Folder to write: metrics (.parquet, .csv), aggregate.csv, collapse.csv, de_real.parquet, de_pred.parquet,
-        conditions.csv, embedding.parquet and summary.json. ``docs/metrics.md`` says what is in them.
+        conditions.csv, embedding.parquet and summary.json. ``docs/scoring.md`` says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
     seed

@@ -43,7 +43,7 @@ def test_a_killed_head_and_a_failed_evaluation_are_made_good(workflow):
     )
     first.kill()
     assert [job.name for job in workflow.queue() if "TRAIN" in job.name], "its job lives on"
-    workflow.bed.cancel(workflow.folder)  # as docs/cluster.md says
+    workflow.bed.cancel(workflow.folder)  # as docs/cluster-faults.md says
 
     # the head goes on, and every node on which a prediction is scored is broken
     site = workflow.write(

@@ -176,9 +176,9 @@ def test_what_is_known_of_an_experiment_fits(name):
     known = schema["$defs"]["runs"]["properties"]["baselines"]["x-choices"]
     assert set(facts.get("baselines", "none").split(",")) <= {*known, "none"}
     assert isinstance(facts.get("ceiling", True), bool)
-    shown = (ROOT / "docs" / "workflow.md").read_text()
+    shown = (ROOT / "docs" / "experiments.md").read_text()
     row = re.search(rf"^\| `{name}` \|.*$", shown, re.MULTILINE)
-    assert row, f"{name} is not in the table of docs/workflow.md"
+    assert row, f"{name} is not in the table of docs/experiments.md"
     hours = facts.get("cpu_hours", facts.get("gpu_hours"))
     assert re.search(rf"\| {re.escape(f'{hours:,}')} (CPU|GPU) \|$", row[0]), f"{hours} hours: {row[0]}"
 

@@ -1,4 +1,4 @@
-"""The three sites of docs/cluster.md: what reaches sbatch, seen by one that runs the stub in the job's place."""
+"""The three sites of docs/cluster-sites.md: what reaches sbatch, seen by one that runs the stub in the job's place."""
 
 import shutil
 from pathlib import Path
@@ -84,5 +84,5 @@ def test_left_over_gpus_of_several_nodes(nextflow, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", sorted(SITES.glob("*.yml")), ids=lambda path: path.stem)
 def test_each_site_is_in_the_documentation(path):
-    page = (SITES.parents[1] / "docs" / "cluster.md").read_text()
-    assert path.read_text() in page, f"docs/cluster.md shows assets/sites/{path.name} as it is"
+    page = (SITES.parents[1] / "docs" / "cluster-sites.md").read_text()
+    assert path.read_text() in page, f"docs/cluster-sites.md shows assets/sites/{path.name} as it is"

@@ -94,7 +94,7 @@ def test_preprocess_benchmark_prints_a_table_from_which_scale_is_computed(tmp_pa
     assert 0 < sum(ours["phases"].values()) <= ours["cpu"]
     assert ours["private"] > 50
     page = tmp_path / "scale.md"
-    page.write_text((ROOT / "docs" / "scale.md").read_text())
+    page.write_text((ROOT / "lab" / "scale.md").read_text())
     scale = [sys.executable, "benchmarks/scale.py", str(out), "--update", str(page)]
     subprocess.run(scale, cwd=ROOT, check=True)
     text = page.read_text()

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").glob("*.md")]
+GENERATED = ROOT / "docs" / "reference"
 PAGES.remove(ROOT / "CHANGELOG.md")  # its links are of the time of an entry
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -27,6 +28,8 @@ def test_links_lead_somewhere(page):
         if re.match(r"[a-z]+:", link):
             continue
         target = (page.parent / path).resolve() if path else page
+        if target.is_relative_to(GENERATED) and not target.exists():
+            continue  # of the built site, whose own test follows the link
         if not target.exists() or (anchor and anchor not in _anchors(target)):
             broken.append(link)
     assert broken == []

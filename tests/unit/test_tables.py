@@ -128,8 +128,11 @@ def test_the_command(
     tables.main([str(document), "--results", str(results), "--check"])
 
 
-def test_every_table_of_the_results_says_the_command_that_made_it(tables: ModuleType) -> None:
-    text = (ROOT / "docs" / "results.md").read_text()
+@pytest.mark.parametrize(("page", "fewest"), [("docs/results.md", 3), ("lab/results.md", 6)])
+def test_every_table_of_the_results_says_the_command_that_made_it(
+    tables: ModuleType, page: str, fewest: int
+) -> None:
+    text = (ROOT / page).read_text()
     experiment, seen = "", 0
     for line in text.splitlines():
         if mark := tables.Mark.read(line):
@@ -140,4 +143,26 @@ def test_every_table_of_the_results_says_the_command_that_made_it(tables: Module
             experiment = ""
         elif line.startswith("|"):
             assert experiment, f"a table without a mark: {line}"
-    assert seen > 5
+    assert seen >= fewest
+
+
+def rows_of(tables: ModuleType, page: str) -> dict[tuple[str, str, str, str], str]:
+    """Return the fields of a page's tables (not of differences) by experiment, collection, arm and column."""
+    found, mark, heading = {}, None, []
+    for line in (ROOT / page).read_text().splitlines():
+        mark = None if line == tables.END else tables.Mark.read(line) or mark
+        fields = [field.strip() for field in line.strip("|").split("|")]
+        if mark is None or mark.difference or not line.startswith("|") or fields[1] == "---":
+            continue
+        if not fields[0]:
+            heading = fields
+            continue
+        for column, field in zip(heading[1:], fields[1:], strict=True):
+            found[mark.experiment, mark.collection, fields[0], column] = field
+    return found
+
+
+def test_the_summary_of_the_results_has_the_numbers_of_the_lab_notes(tables: ModuleType) -> None:
+    summary, notes = (rows_of(tables, page) for page in ("docs/results.md", "lab/results.md"))
+    assert len(summary) > 90
+    assert {key: notes.get(key) for key in summary} == summary

@@ -1,0 +1,22 @@
+"""The documentation, built once as `make docs` builds it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser.conftest import browser, chromium  # noqa: F401 - fixtures
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory) -> Path:
+    """Folder of the built site; a warning of the build is an error."""
+    pytest.importorskip("mkdocs", reason="mkdocs builds the site")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
