@@ -72,7 +72,12 @@ def executed(source: Path) -> NotebookNode:
         Path(folder, "matplotlibrc").write_text(_STYLE)
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         client = NotebookClient(
-            notebook, timeout=_SECONDS, resources={"metadata": {"path": folder}}, record_timing=False
+            notebook,
+            timeout=_SECONDS,
+            startup_timeout=_SECONDS,
+            resources={"metadata": {"path": folder}},
+            record_timing=False,
+            extra_arguments=["--IPKernelApp.log_level=40"],  # errors alone
         )
         client.execute(env=environment)
     for cell in notebook.cells:
