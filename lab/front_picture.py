@@ -1,7 +1,7 @@
-"""The picture of the manual's first page: predicted, real and control cells of one held-out cell type.
+"""The picture of the manual's first page: predicted, real and control cells of a held-out cell type.
 
     perturbdiff preprocess "$PERTURBDIFF_DATA/kang18_ifnb_muscat.h5ad" --out store --config kang18
-    perturbdiff split store --out split.parquet --config kang18 --set 'split.held_out=[CD14M]'
+    perturbdiff split store --out split.parquet --config kang18
     perturbdiff train store --split split.parquet --out bundle --config kang18
     perturbdiff sample bundle store --split split.parquet --out predictions.h5ad
     perturbdiff evaluate predictions.h5ad store --out metrics
@@ -18,7 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 
-KINDS = {"control": "#9aa3ad", "real": "#e07a1f", "predicted": "#00897b"}
+KINDS = {"control": "#9aa3ad", "real": "#e07a1f", "predicted": "#00a08f"}
 INK = "#7b8794"
 """Readable on a light and on a dark page."""
 
@@ -32,14 +32,21 @@ def draw(cells: pd.DataFrame, out: Path) -> None:
     for source, colour in KINDS.items():
         some = cells[cells["source"] == source]
         axes.scatter(
-            some["x"], some["y"], s=17, color=colour, alpha=0.75, linewidths=0, label=f"{source} cells"
+            some["x"], some["y"], s=30, color=colour, alpha=0.8, linewidths=0, label=f"{source} cells"
         )
     axes.set(xticks=[], yticks=[])
     axes.set_xlabel("first axis of variation", color=INK)
     axes.set_ylabel("second axis", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(INK)
-    axes.legend(frameon=False, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=3)
+    axes.legend(
+        frameon=False,
+        labelcolor=INK,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.13),
+        ncols=3,
+        handletextpad=0,
+    )
     figure.savefig(out, transparent=True, bbox_inches="tight", metadata={"Date": None})
 
 
