@@ -80,20 +80,23 @@ def hold_out(
 
 def _contexts(conditions: pd.DataFrame, column: str, least: int) -> list[_Context]:
     """Return the labels of a column with the perturbations that could be judged there."""
-    perturbed = conditions[~conditions["is_control"]]
-    controls = conditions[conditions["is_control"]].groupby(column)["n_cells"].sum()
-    counts = perturbed.pivot_table(
-        index=column, columns="perturbation", values="n_cells", aggfunc="sum", fill_value=0
-    )
-    total, everywhere = counts.to_numpy().sum(), counts.sum(axis=0)
-    contexts = []
-    for name in counts.index:
-        here = counts.loc[name]
-        enough = (here >= least) & (everywhere - here >= least) & (controls.get(name, 0) >= least)
-        share = float(here.sum() / total)
-        present = tuple(map(str, here.index[here > 0]))
-        contexts.append(_Context(column, str(name), share, present, tuple(map(str, here.index[enough]))))
-    return contexts
+    control = conditions["is_control"].to_numpy(bool)
+    names, row = np.unique(conditions[column].to_numpy(str), return_inverse=True)
+    labels, place = np.unique(conditions["perturbation"].to_numpy(str), return_inverse=True)
+    cells = conditions["n_cells"].to_numpy(np.int64)
+    counts = np.zeros((len(names), len(labels)), np.int64)
+    np.add.at(counts, (row[~control], place[~control]), cells[~control])
+    controls = np.bincount(row[control], cells[control], minlength=len(names))
+    elsewhere = counts.sum(axis=0) - counts
+    enough = (counts >= least) & (elsewhere >= least) & (controls >= least)[:, None]
+    share = counts.sum(axis=1) / max(1, counts.sum())
+    return [
+        _Context(
+            column, str(name), float(share[k]),
+            tuple(labels[counts[k] > 0].tolist()), tuple(labels[enough[k]].tolist()),
+        )
+        for k, name in enumerate(names)
+    ]  # fmt: skip
 
 
 def _best(contexts: Sequence[_Context]) -> _Context:
@@ -143,8 +146,10 @@ def _random(conditions: pd.DataFrame) -> HeldOut:
         "split.valid_fraction": 0.0,
         "evaluate.context_column": "batch",
     }
-    perturbed = conditions[~conditions["is_control"]].groupby("perturbation")["n_cells"].sum()
-    few = [str(name) for name in perturbed.index[perturbed < _RANDOM_BATCHES * ENOUGH_CELLS[0]]]
+    perturbed = ~conditions["is_control"].to_numpy(bool)
+    labels, place = np.unique(conditions["perturbation"].to_numpy(str)[perturbed], return_inverse=True)
+    cells = np.bincount(place, conditions["n_cells"].to_numpy(np.int64)[perturbed])
+    few = labels[cells < _RANDOM_BATCHES * ENOUGH_CELLS[0]].tolist()
     why = [
         "held out: a random third of the cells, because no second cell type or batch has both control cells and "
         "perturbed cells",
@@ -161,6 +166,6 @@ def _limits(conditions: pd.DataFrame, least: int) -> list[str]:
     limits = []
     if least < ENOUGH_CELLS[0]:
         limits.append(f"no held-out condition has {ENOUGH_CELLS[0]} cells, so the scores will be noisy")
-    if np.unique(conditions["perturbation"][~conditions["is_control"]]).size == 1:
+    if len(set(conditions["perturbation"].to_numpy()[~conditions["is_control"].to_numpy(bool)])) == 1:
         limits.append("with one perturbation, whether the model tells perturbations apart cannot be judged")
     return limits

@@ -372,8 +372,9 @@ class _Look:
             self.notes.append(
                 f"{self.without_label} of {self.source.n_cells} cells lack a label ({shown}) and are dropped"
             )
-        perturbations = self.conditions["perturbation"][~self.conditions["is_control"]].nunique()
-        controls = int(self.conditions["n_cells"][self.conditions["is_control"]].sum())
+        control = self.conditions["is_control"].to_numpy(bool)
+        perturbations = len(set(self.conditions["perturbation"].to_numpy()[~control]))
+        controls = int(self.conditions["n_cells"].to_numpy()[control].sum())
         self.notes.append(
             f"{perturbations} perturbation{'s' * (perturbations != 1)}, {controls} control cells"
         )

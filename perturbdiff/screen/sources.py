@@ -200,7 +200,7 @@ class MemorySource:
         )
 
     def _var(self, place: str) -> pd.DataFrame:
-        return self._adata.raw.var if place == "raw" else self._adata.var
+        return pd.DataFrame(self._adata.raw.var if place == "raw" else self._adata.var)
 
     def gene_names(self, place: str, key: str | None) -> list[str]:
         """Return the names of the genes."""
@@ -210,13 +210,8 @@ class MemorySource:
     def unique_keys(self, place: str) -> list[str]:
         """Return the var columns with unique names."""
         var = self._var(place)
-        return [
-            str(name)
-            for name in var.columns
-            if not pd.api.types.is_numeric_dtype(var[name].dtype)
-            and var[name].is_unique
-            and not var[name].isna().any()
-        ]
+        texts = [name for name in var.columns if not pd.api.types.is_numeric_dtype(var[name].dtype)]
+        return [str(name) for name in texts if len(set(var[name].dropna())) == len(var)]
 
 
 def _has_fractions(values: np.ndarray) -> bool:
