@@ -52,7 +52,9 @@ def scaled_with_logarithms_in_raw(folder):
 
 def odd_column_names(folder):
     adata = _columns(tiny_counts())
-    adata.obs = adata.obs.rename(columns={"perturbation": "Stim.Condition", "cell_type": "Cell Type", "batch": "Donor ID"})
+    adata.obs = adata.obs.rename(
+        columns={"perturbation": "Stim.Condition", "cell_type": "Cell Type", "batch": "Donor ID"}
+    )
     adata.obs["Stim.Condition"] = adata.obs["Stim.Condition"].replace("control", "Un-stim")
     adata.obs["n_counts"] = np.random.default_rng(0).random(adata.n_obs)
     adata.obs["barcode"] = adata.obs_names

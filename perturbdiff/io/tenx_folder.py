@@ -37,7 +37,8 @@ def is_tenx_folder(path: Path) -> bool:
 
 def _found(path: Path, kind: str) -> list[Path]:
     """Return the files of a kind; their names may have a prefix, as files of GEO do."""
-    return sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS[kind]))
+    with explain_damage(path):
+        return sorted(file for file in path.iterdir() if file.name.endswith(_ENDINGS[kind]))
 
 
 def open_tenx_folder(path: Path) -> dict[str, Any]:

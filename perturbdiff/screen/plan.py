@@ -20,6 +20,8 @@ from perturbdiff.screen.screen import Screen, look_at, message
 from perturbdiff.splits.split_rules import by_rule
 
 RECIPE, SHEET = "recipe.yaml", "samplesheet.csv"
+MODEL = "perturbdiff"
+"""Name of the model in tables and files."""
 
 _COLUMNS = ("perturbation_key", "control", "cell_type_key", "batch_key", "dose_key", "layer", "gene_key")
 _KNOWN = {"cell_type", "batch"}  # columns of a table of conditions that can be held out
@@ -62,9 +64,9 @@ class Plan:
         """Return the samplesheet with one run, for a folder that also holds the recipe."""
         source = self.source.absolute()
         inside = source.is_relative_to(folder.absolute())
-        where = source.relative_to(folder.absolute()) if inside else source
+        where = str(source.relative_to(folder.absolute()) if inside else source).replace('"', '""')
         row = {
-            "id": f"{self.name}-model", "dataset": self.name, "input": f'"{where}"', "preset": RECIPE,
+            "id": MODEL, "dataset": self.name, "input": f'"{where}"', "preset": RECIPE,
             "mode": "train", "seed": str(self.seed),
         }  # fmt: skip
         return f"{','.join(_SHEET_COLUMNS)}\n{','.join(row.get(column, '') for column in _SHEET_COLUMNS)}\n"
@@ -213,7 +215,8 @@ def _text(
         section, _, name = key.partition(".")
         tree.setdefault(section, {})[name] = value
     lines = [
-        f"# Made by perturbdiff from {one_line(screen.shown)}. Change what is wrong, and use it with --config.",
+        f"# Made by perturbdiff from {one_line(Path(screen.shown).name)}.",
+        "# Change what is wrong, and use it with --config.",
         *([f"base: {source}"] if preset else []),
         f"name: {_yaml(screen.name)}",
         f"seed: {seed}",

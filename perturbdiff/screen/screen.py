@@ -214,7 +214,12 @@ class _Look:
             self._take("input_scale")
         else:
             scale = "log1p" if chosen.kind == "log1p" else "counts"
-            self.guesses.append(Guess("data.input_scale", scale, chosen.words))
+            why = (
+                "fractions that small are logarithms"
+                if chosen.kind == "log1p"
+                else "whole numbers are counts"
+            )
+            self.guesses.append(Guess("data.input_scale", scale, why))
         self._find_genes(chosen.name)
 
     def _find_genes(self, place: str) -> None:

@@ -17,14 +17,11 @@ from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.report.loading.results import Run, read_runs
 from perturbdiff.report.page.page import headline, write_report
 from perturbdiff.sampling.sampling_stage import sample
-from perturbdiff.screen.plan import Plan
+from perturbdiff.screen.plan import MODEL, Plan
 from perturbdiff.splits.splits import make_split
 from perturbdiff.training.training_stages import train
 
 logger = logging.getLogger(__name__)
-
-MODEL = "perturbdiff"
-"""Name of the model in tables and files."""
 
 _KEY_METRICS = (
     ("energy_distance", "energy distance", min),

@@ -149,7 +149,7 @@ def gene_key(source: Source, place: str) -> tuple[str | None, str, str]:
             "",
         )
     more = "; no var column has a different symbol for each gene" if ids else ""
-    return None, f"the index of var has unique {kind} ({listing(names[:2])}){more}", ""
+    return None, f"its {kind} are unique: {listing(names[:2])}{more}", ""
 
 
 def _share_of_ids(names: pd.Index) -> bool:

@@ -69,7 +69,12 @@ def test_all_problems_are_told_at_once(tmp_path):
     screen = look_at(options[0], given_in(options)[0])
     with pytest.raises(UserError) as error:
         screen.check()
-    for said in ("negative values", "not unique (same)", "no obs column 'plate'", "no label of 'perturbation'"):
+    for said in (
+        "negative values",
+        "not unique (same)",
+        "no obs column 'plate'",
+        "no label of 'perturbation'",
+    ):
         assert said in str(error.value)
     for remedy in ("data.layer=", "data.gene_key=", "--batch-col COLUMN", "--control LABEL"):
         assert remedy in str(error.value)
