@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.api.messages import show_messages
+from perturbdiff.api.messages import PREFIX, show_messages
 from perturbdiff.evaluation.readers.inputs import is_store
 from perturbdiff.io import h5_output
 from perturbdiff.runtime.errors import UserError
@@ -37,14 +37,12 @@ ADATA = "adata"
 LOG1P = "log1p"
 """Layer of predictions in the user's units with the values that the model made."""
 
-_PREFIX = "perturbdiff-"
-
 
 class Scratch:
     """A temporary folder. It goes away when it is closed, when nobody holds it any more, or when Python ends."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._end = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
     def close(self) -> None:

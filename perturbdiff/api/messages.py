@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
+import tempfile
 
 from perturbdiff.runtime.errors import visible
 
+PREFIX = "perturbdiff-"
+"""What the names of temporary folders begin with."""
+
 _PACKAGE = "perturbdiff"
+_TEMPORARY = re.compile(re.escape(f"{tempfile.gettempdir()}/{PREFIX}") + r"\w+/")
 
 
 class Fallback(logging.Handler):
     """Writes the package's messages to standard error as long as nobody else listens to them.
+
+    Files in our temporary folders have their names alone.
 
     A program that sets up logging itself, for all loggers or for ``perturbdiff``, gets the messages there alone.
     """
@@ -23,7 +31,7 @@ class Fallback(logging.Handler):
             return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         try:
-            sys.stderr.write(f"{level}{visible(record.getMessage())}\n")
+            sys.stderr.write(f"{level}{visible(_TEMPORARY.sub('', record.getMessage()))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):  # a closed stream is no reason to end a training
             self.handleError(record)

@@ -10,15 +10,18 @@ import anndata
 import pandas as pd
 
 from perturbdiff.api.inputs import AnyPath, Scratch, split_file, store_path, working
+from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.perturbation_model import Part, PerturbDiff
 from perturbdiff.api.requests import Conditions, condition_file
 from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_of
+from perturbdiff.checkpoint.bundle import recipe_of as own_recipe
 from perturbdiff.config import recipes
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling.sampling_stage import sample as sampling_stage
-from perturbdiff.store.store import Store
+from perturbdiff.screen.stages import Stages
+from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.training_stages import train as training_stage
 
 
@@ -91,7 +94,8 @@ def train(
             device=device,
             force=force,
         )
-        return PerturbDiff.of(bundle, device=device, store=place, split=parts, scratch=scratch, keep=store)
+        stages = Stages(folder, recipe, dataset_of(place), place, parts, bundle, device=device, jobs=1)
+        return PerturbDiff.of(bundle, stages, device=device, keep=(scratch, store))
 
 
 def sample(
@@ -167,7 +171,7 @@ def sample(
         if split is not None:
             request["split"] = split_file(split, folder)
         if conditions is not None:
-            labels = PerturbDiff.of(bundle).own_labels
+            labels = OwnLabels.of(own_recipe(bundle).data)
             request["conditions"] = condition_file(conditions, Store(place), labels, folder)
         made = sampling_stage(bundle, place, Path(out or folder / "predicted.h5ad"), **request)
         return read_predictions(made)
@@ -178,7 +182,5 @@ def _sampling(bundle: Path, config: Recipe, settings: Settings) -> Any:
     if config is not None:
         return recipe_of(config, settings).sample
     if settings:
-        from perturbdiff.checkpoint.bundle import recipe_of as own_recipe
-
         return recipes.changed(own_recipe(bundle), overrides(settings)).sample
     return None

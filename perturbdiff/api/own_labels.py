@@ -33,11 +33,14 @@ class OwnLabels:
         The user's columns themselves, one value of each label by its text: Series indexed by text.
     var
         The user's table of genes, indexed by the names that the model uses; None where it is not known.
+    var_name
+        Name of its index.
     """
 
     columns: Mapping[str, str]
     labels: Mapping[str, pd.Series] = field(default_factory=dict)
     var: pd.DataFrame | None = None
+    var_name: str | None = None
 
     @classmethod
     def of(cls, data: DataConfig, cells: anndata.AnnData | None = None) -> OwnLabels:
@@ -52,7 +55,7 @@ class OwnLabels:
         var = cells.raw.var if data.layer == "raw" and cells.raw is not None else cells.var
         names = var.index if data.gene_key is None else pd.Index(var[data.gene_key])
         genes = pd.DataFrame(var).assign(**{_INDEX: var.index}).set_index(names.map(as_text))
-        return cls(columns, labels, genes)
+        return cls(columns, labels, genes, var.index.name)
 
     def rename(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return a table of conditions with our names of its columns, and the dose in the label.
@@ -148,7 +151,8 @@ class OwnLabels:
         if self.var is None or not self.var.index.is_unique or not names.isin(self.var.index).all():
             return pd.DataFrame(index=names)
         table = self.var.loc[list(names)]
-        return pd.DataFrame(table.drop(columns=_INDEX).set_axis(pd.Index(table[_INDEX]), axis=0))
+        index = pd.Index(table[_INDEX].to_numpy(object), name=self.var_name)
+        return pd.DataFrame(table.drop(columns=_INDEX).set_axis(index, axis=0))
 
 
 def _by_text(column: pd.Series) -> pd.Series:

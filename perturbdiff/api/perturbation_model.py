@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,38 +13,27 @@ from typing import Any, Literal, Self
 import anndata
 import pandas as pd
 
-from perturbdiff.api.inputs import (
-    ADATA,
-    AnyCells,
-    AnyData,
-    AnyPath,
-    Scratch,
-    cells_file,
-    split_file,
-    working,
-)
+from perturbdiff.api.inputs import AnyCells, AnyData, AnyPath, Scratch, cells_file, split_file, working
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.requests import Conditions, condition_file, control_store
 from perturbdiff.api.scores import Scores
-from perturbdiff.api.settings import COLUMNS, Recipe, Settings, recipe_of
+from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_file
 from perturbdiff.baselines import NAMES
-from perturbdiff.baselines import predict as baseline_stage
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.evaluation.evaluation_stage import CEILING
-from perturbdiff.evaluation.evaluation_stage import ceiling as ceiling_stage
-from perturbdiff.evaluation.evaluation_stage import evaluate as evaluation_stage
+from perturbdiff.io.columns import as_text
 from perturbdiff.predictions import read_predictions
-from perturbdiff.preprocessing.preprocessing_stage import Machine
-from perturbdiff.preprocessing.preprocessing_stage import preprocess as preprocess_stage
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.outputs import check_place
 from perturbdiff.sampling.sampling_stage import sample as sampling_stage
-from perturbdiff.splits.splits import make_split, read_split
+from perturbdiff.screen.plan import RECIPE, plan_screen
+from perturbdiff.screen.stages import Stages
+from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
-from perturbdiff.training.training_stages import train as training_stage
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +94,11 @@ class PerturbDiff:
     """
 
     config: Config
+    own_labels: OwnLabels
+    _cells: AnyCells | None
+    _bundle: Path | None
+    _stages: Stages | None
+    _kept: Any
 
     def __init__(
         self,
@@ -123,21 +117,26 @@ class PerturbDiff:
         device: str = "auto",
         folder: AnyPath | None = None,
     ) -> None:
-        self._scratch, self._folder = Scratch(), None if folder is None else Path(folder)
-        self._bundle: Path | None = None
-        self._store: Path | None = None
-        self._split: Path | None = None
-        self._given_split, self._device = split, device
-        self._embeddings = {kind: Path(path) for kind, path in (embeddings or {}).items()}
-        given = {"perturbation": perturbation, "control": control, "batch": batch, "cell_type": cell_type}
-        given = {
-            COLUMNS[name]: value or None
-            for name, value in {**given, "layer": layer}.items()
-            if value is not None
-        }
-        self._cells: AnyCells | None = adata
-        with self._working():
-            self.config = recipe_of(config, {**given, **(settings or {})}, seed=seed)
+        self._cells, self._scratch, self._bundle, self._kept = adata, Scratch(), None, None
+        self._device = device
+        with working(self._scratch) as scratch:
+            plan = plan_screen(
+                adata if isinstance(adata, anndata.AnnData) else existing(Path(adata), "input"),
+                recipe_file(config, scratch),
+                overrides(settings),
+                given=_labels(perturbation, control, batch, cell_type, layer),
+                seed=seed,
+                has_split=split is not None,
+            )
+            for line in plan.lines:
+                logger.info("%s", line)
+            (scratch / RECIPE).write_text(plan.recipe, encoding="utf-8")
+            self.config = recipes.load(scratch / RECIPE)
+            self._stages = Stages.within(
+                scratch if folder is None else Path(folder), self.config, plan.name,
+                split=None if split is None else split_file(split, scratch), device=device, jobs=1,
+                embeddings={kind: Path(path) for kind, path in (embeddings or {}).items()},
+            )  # fmt: skip
         self.own_labels = OwnLabels.of(
             self.config.data, adata if isinstance(adata, anndata.AnnData) else None
         )
@@ -180,38 +179,24 @@ class PerturbDiff:
         >>> trained = perturbdiff.PerturbDiff.load(bundle)
         >>> cells = trained.predict(["KD1"], controls=adata)
         """
-        given = {"perturbation": perturbation, "control": control, "batch": batch, "cell_type": cell_type}
-        given = {
-            COLUMNS[name]: value or None
-            for name, value in {**given, "layer": layer}.items()
-            if value is not None
-        }
-        return cls.of(Path(path), given, device=device)
+        model = cls.of(Path(path), device=device)
+        data = model.config.data.model_copy(update=_labels(perturbation, control, batch, cell_type, layer))
+        model.config = model.config.model_copy(update={"data": data})
+        model.own_labels = OwnLabels.of(data)
+        return model
 
     @classmethod
     def of(
-        cls,
-        bundle: Path,
-        given: Settings = None,
-        *,
-        device: str = "auto",
-        store: Path | None = None,
-        split: Path | None = None,
-        scratch: Scratch | None = None,
-        keep: Any = None,
+        cls, bundle: Path, stages: Stages | None = None, *, device: str = "auto", keep: Any = None
     ) -> Self:
-        """Return the model of a bundle, with the store and the split that it was trained on.
-
-        ``keep`` is held as long as the model lives.
-        """
-        self = cls.__new__(cls)
-        self._scratch, self._folder, self._cells, self._given_split = scratch or Scratch(), None, None, None
-        self._bundle, self._store, self._split, self._device = bundle, store, split, device
-        self._embeddings, self._kept = {}, keep
-        with self._working():
-            self.config = recipe_of(self.bundle.config, given)
-        self.own_labels = OwnLabels.of(self.config.data)
-        return self
+        """Return the model of a bundle, with the stages that made it. ``keep`` is held as long as the model lives."""
+        model = cls.__new__(cls)
+        model._cells, model._scratch, model._bundle, model._kept = None, Scratch(), bundle, keep
+        model._stages, model._device = stages, device
+        with working(model._scratch):
+            model.config = model.bundle.config
+        model.own_labels = OwnLabels.of(model.config.data)
+        return model
 
     def __repr__(self) -> str:
         data = self.config.data
@@ -255,10 +240,31 @@ class PerturbDiff:
             )
         return self._bundle
 
-    @contextmanager
-    def _working(self) -> Iterator[Path]:
-        with working(self._scratch) as folder:
-            yield self._folder or folder
+    @cached_property
+    def bundle(self) -> Bundle:
+        """The trained network with its recipe, genes, labels and training curve (``curve``, loss terms by step).
+
+        Raises
+        ------
+        UserError
+            Before `fit`, or if the bundle was changed since it was made.
+        """
+        return Bundle.load(self.path)
+
+    @property
+    def stages(self) -> Stages:
+        """Where the files of `fit` and `evaluate` lie.
+
+        Raises
+        ------
+        UserError
+            After `load`: a bundle alone has none.
+        """
+        if self._stages is None:
+            raise UserError(
+                "the model was opened from a bundle, which does not hold the data; fit one to them first"
+            )
+        return self._stages
 
     @property
     def store(self) -> Store:
@@ -267,11 +273,9 @@ class PerturbDiff:
         Raises
         ------
         UserError
-            If there is none: before `fit`, or after `load`.
+            Before `fit`, or after `load`.
         """
-        if self._store is None:
-            raise UserError("the model has no store: call fit() first")
-        return Store(self._store)
+        return Store(self.stages.store)
 
     @property
     def split(self) -> pd.DataFrame:
@@ -280,29 +284,12 @@ class PerturbDiff:
         Raises
         ------
         UserError
-            If there is none: before `fit`, or after `load`.
+            Before `fit`, or after `load`.
         """
-        if self._split is None:
-            raise UserError("the model has no split: call fit() first")
-        return read_split(self._split)
-
-    @cached_property
-    def bundle(self) -> Bundle:
-        """The trained network with its recipe, genes, labels and training curve (``curve``, loss terms by step).
-
-        Raises
-        ------
-        UserError
-            Before `fit`.
-        """
-        if self._bundle is None:
-            raise UserError(
-                "the model is not fitted: call fit() first, or open one with PerturbDiff.load(path)"
-            )
-        return Bundle.load(self._bundle)
+        return read_split(self.stages.split)
 
     def fit(self) -> Self:
-        """Preprocess, split and train: the stages of ``perturbdiff preprocess``, ``split`` and ``train``.
+        """Preprocess, split and train: the stages of ``perturbdiff run``.
 
         If it is interrupted, a further call goes on from the last checkpoint. A model that is fitted already is left
         as it is.
@@ -319,27 +306,16 @@ class PerturbDiff:
         StoppedEarly
             If the training was asked to stop (Ctrl-C, the end of a job's time). Call `fit` again to go on.
         """
-        if self._bundle is not None:
-            return self
-        config, seed = self.config, self.config.seed
-        with self._working() as folder:
-            cells = cells_file(_given(self._cells), self._scratch.path)
-            store, split = folder / "store", folder / "split.parquet"
-            from_cells = config.data.hvg_cells == "train"  # the split is then needed first
-            if self._given_split is not None:
-                split = split_file(self._given_split, folder)
-            elif from_cells:
-                make_split(cells, split, config, seed=seed)
-            known = split if from_cells else None
-            preprocess_stage([cells], store, config.data, split=known, seed=seed, machine=Machine(jobs=1))
-            if self._given_split is None and not from_cells:
-                make_split(store, split, config, seed=seed)
-            training_stage(
-                store, split, folder / "bundle", config, embeddings=self._embeddings, device=self._device
-            )
-            if cells.parent == self._scratch.path:
-                cells.unlink()
-            self._store, self._split, self._bundle = store, split, folder / "bundle"
+        if self._bundle is None and self._cells is not None:
+            with working(self._scratch) as scratch:
+                cells = cells_file(self._cells, scratch)
+                stages = replace(self.stages, source=cells)
+                stages.make_store()
+                stages.make_split()
+                stages.train()
+                if cells.parent == scratch:
+                    cells.unlink()
+                self._bundle = stages.bundle
         return self
 
     def predict(
@@ -387,37 +363,33 @@ class PerturbDiff:
         bundle, data, labels = self.bundle, self.config.data, self.own_labels
         if controls is None and isinstance(conditions, anndata.AnnData) and self._has_controls(conditions):
             controls = conditions
-        if controls is None and self._store is None:
+        if controls is None and self._stages is None:
             raise UserError(
-                "predict: the model has no data of its own; give control cells: predict(…, controls=adata)"
+                "predict: a bundle does not hold the data; give control cells: predict(…, controls=adata)"
             )
-        if conditions is None and self._split is None:
+        if conditions is None and (self._stages is None or controls is not None):
             raise UserError(
                 "predict: say what to predict: perturbations by name, a table of conditions or an AnnData"
             )
-        request: dict[str, Any] = {"seed": self.config.seed if seed is None else seed, "device": self._device}
-        with self._working() as folder, working() as scratch:
+        with working(self._scratch), working() as scratch:
             store = self.store if controls is None else control_store(controls, bundle, data, scratch)
             if isinstance(controls, anndata.AnnData):
                 labels = OwnLabels.of(data, controls)
+            wanted: dict[str, Any] = {"seed": self.config.seed if seed is None else seed}
             out = scratch / "predicted.h5ad"
-            if conditions is None and self._split is not None:
-                request |= {"split": self._split, "part": part}
-                if controls is None and part == "test":
-                    out = self._predictions(folder) if seed is None else out
+            if conditions is None:
+                wanted |= {"split": self.stages.split, "part": part}
+                out = self.stages.predictions() if part == "test" and seed is None else out
             else:
-                request["conditions"] = condition_file(_given(conditions), store, labels, scratch)
-            made = sampling_stage(self.path, Path(store.path), out, config=self.config.sample, **request)
+                wanted["conditions"] = condition_file(conditions, store, labels, scratch)
+            made = sampling_stage(self.path, store.path, out, device=self._device, **wanted)
             return labels.apply(
                 read_predictions(made), counts=store.input_scale == "counts", control=store.control
             )
 
     def _has_controls(self, cells: anndata.AnnData) -> bool:
         key = self.config.data.perturbation_key
-        return key in cells.obs and bool((cells.obs[key].astype(str) == self.config.data.control).any())
-
-    def _predictions(self, folder: Path, name: str | None = None) -> Path:
-        return folder / "predictions" / f"{name or self.config.name}.h5ad"
+        return key in cells.obs and bool((cells.obs[key].map(as_text) == self.config.data.control).any())
 
     def evaluate(self, *, baselines: Sequence[str] = NAMES) -> Scores:
         """Score the model on the test conditions, beside the baselines and the ceiling of the data.
@@ -442,33 +414,16 @@ class PerturbDiff:
         >>> scores = model.evaluate(baselines=("control",))
         >>> figure = scores.plot(["energy_distance"])
         """
-        store, split = self.store.path, _given(self._split)
-        config, seed = self.config.evaluate, self.config.seed
-        ours = {name: type(config).model_fields[name].default for name in _OUR_COLUMNS}
-        config = config.model_copy(
-            update=ours
-        )  # the predictions have our columns, whatever the data call them
-        with self._working() as folder:
-            predicted = [self._predictions(folder)]
-            sampling_stage(
-                self.path, store, predicted[0], split=split, config=self.config.sample, seed=seed,
-                device=self._device,
-            )  # fmt: skip
-            for name in baselines:
-                predicted.append(
-                    baseline_stage(name, store, split, self._predictions(folder, name), seed=seed)
-                )
-            scored = folder / "scores"
-            names = {"dataset": self._name(), "seed": seed}
-            runs = [evaluation_stage(p, store, scored / p.stem, config, **names) for p in predicted]
-            runs.append(ceiling_stage(store, scored / CEILING, config, split=split, **names))
-            scores = Scores.read(runs)
-        scores.keep(self._scratch)
+        stages = self.stages
+        with working(self._scratch):
+            Path(self.path)  # says what to do before `fit`
+            stages.sample()
+            stages.predict_baselines(baselines)
+            stages.score_ceiling()
+            stages.evaluate(baselines)
+            scores = Scores.read(stages.scored(baselines))
+        scores.keep(self)
         return scores
-
-    def _name(self) -> str:
-        """Return the name of the data set."""
-        return Path(self._cells).name.split(".")[0] if isinstance(self._cells, str | Path) else ADATA
 
     def save(self, path: AnyPath) -> Path:
         """Write the fitted model as a bundle, the folder that ``perturbdiff train`` writes.
@@ -497,10 +452,14 @@ class PerturbDiff:
         return out
 
 
-_OUR_COLUMNS = ("perturbation_key", "cell_type_key", "batch_key")
-
-
-def _given(value: Any) -> Any:
-    """Return a value that earlier checks have made sure of."""
-    assert value is not None
-    return value
+def _labels(
+    perturbation: str | None,
+    control: str | None,
+    batch: str | Literal[False] | None,
+    cell_type: str | Literal[False] | None,
+    layer: str | None,
+) -> dict[str, str | None]:
+    """Return what was said of the labels, by field of the recipe's section ``data``. None there: there is none."""
+    said = {"perturbation_key": perturbation, "control": control, "layer": layer}
+    said |= {"batch_key": batch, "cell_type_key": cell_type}
+    return {key: None if value is False else str(value) for key, value in said.items() if value is not None}

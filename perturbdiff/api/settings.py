@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.runtime.errors import UserError
@@ -68,6 +70,16 @@ def recipe_of(
     else:
         found = recipes.load(config, changes)
     return found if seed is None else recipes.changed(found, [f"seed={seed}"])
+
+
+def recipe_file(config: Recipe, folder: Path) -> str | None:
+    """Return a recipe as a name or a file. Of a `Config`, a file in ``folder`` says what differs from the defaults."""
+    if not isinstance(config, Config):
+        return None if config is None else str(config)
+    path = folder / "config.yaml"
+    said = config.model_dump(mode="json", exclude_defaults=True, exclude={"variant"})
+    path.write_text(yaml.safe_dump(said, allow_unicode=True), encoding="utf-8")
+    return str(path)
 
 
 def _plain(value: Any) -> Any:
