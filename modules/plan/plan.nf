@@ -9,6 +9,7 @@ include { imageRecord                     } from './image'
 include { ceilingsOf; scoringOf           } from './scoring'
 include { planOf                          } from './experiment'
 include { readRows                        } from './samplesheet'
+include { sheetOf                         } from './single'
 include { writeRecord                     } from './record'
 
 def namesOf(baselines, choices) {
@@ -27,7 +28,7 @@ def toolsOf(plan) {
 def readPlan(given, metadata) {
     def checkpoints = file(given.ckpt_dir, glob: false).toAbsolutePath()
     def study   = studyOf(given.experiment)
-    def sheet   = study ? study.sheet : file(given.input, checkIfExists: true, glob: false)
+    def sheet   = study ? study.sheet : sheetOf(given)
     def schema  = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)
     def choices = schema['$defs'].runs.properties.baselines['x-choices']
     def chosen  = settle(given, study, choices)

@@ -66,7 +66,7 @@ def readPreset(name, folder, seen = []) {
     }
     def tree
     try {
-        tree = parseYaml(source.text)
+        tree = parseYaml(source.getText('UTF-8'))
     } catch (Exception problem) {
         throw new IllegalArgumentException("${name} is not valid YAML: ${problem.message.readLines()[0]}")
     }

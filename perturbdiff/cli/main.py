@@ -28,6 +28,7 @@ from perturbdiff.cli.options import (
     config_of,
     print_version,
 )
+from perturbdiff.cli.screen_commands import init, run
 from perturbdiff.runtime.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -99,6 +100,10 @@ def _done(out: Path) -> None:
     typer.echo(str(out))
 
 
+app.command(cls=Work)(run)
+app.command(cls=Work)(init)
+
+
 @app.command(cls=Work)
 def simulate(
     out: Out,
@@ -114,11 +119,11 @@ def simulate(
 
     Writes counts.h5ad (raw counts), effects.parquet (the true effects) and conditions.csv.
     """
-    from perturbdiff.simulation.simulation_stage import simulate as run
+    from perturbdiff.simulation.simulation_stage import simulate as simulated
 
     changes = [*(overrides or []), *([f"simulate.cells={cells}"] if cells else [])]
     config = config_of(recipe, changes, seed)
-    _done(run(out, config.simulate, seed=config.seed, force=force))
+    _done(simulated(out, config.simulate, seed=config.seed, force=force))
 
 
 app.command(cls=Work)(preprocess)

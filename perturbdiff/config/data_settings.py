@@ -46,6 +46,18 @@ class DataConfig(Section):
     batch_key: str | None = Field(
         default="batch", description="obs column with the batch or donor; none: one batch"
     )
+    random_batches: int | None = Field(
+        default=None,
+        ge=2,
+        le=100,
+        description="without a batch column: number of batches into which cells are divided at random, so that some "
+        "cells can be held out where there is no batch and no cell type; none: one batch",
+    )
+    missing_labels: Literal["error", "drop"] = Field(
+        default="error",
+        description="what to do with cells that have no perturbation, cell type or batch: stop with an error, or drop "
+        "and count them",
+    )
     dose_key: str | None = Field(
         default=None, description="obs column with the dose, which is joined to the label as 'drug@dose'"
     )

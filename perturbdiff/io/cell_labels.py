@@ -18,8 +18,11 @@ from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.seeds import generator
 
 logger = logging.getLogger(__name__)
+
+_RANDOM_BATCHES = 71  # first word of the seed
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,14 @@ class Labels:
         Row of ``conditions`` for every cell, in input order, int32 (4 bytes per cell).
     perturbations
         One row per perturbation: ``perturbation, agent, dose`` (nan without a dose).
+    without_label
+        Number of cells that lack a label and are dropped (``data.missing_labels=drop``). Their code is -1.
     """
 
     conditions: pd.DataFrame
     codes: np.ndarray
     perturbations: pd.DataFrame
+    without_label: int = 0
 
 
 def read_labels(inputs: Inputs) -> Labels:
@@ -47,12 +53,13 @@ def read_labels(inputs: Inputs) -> Labels:
     Raises
     ------
     UserError
-        If a column is missing or has missing values, a dose is not a number, or no cell is a control.
+        If a column is missing or has missing values (unless ``missing_labels`` is ``drop``), a dose is not a number,
+        or no cell is a control.
     """
     numbers = _Numbers()
     codes = np.empty(inputs.n_cells, np.int32)
-    for file, offset in zip(inputs.files, inputs.offsets, strict=False):
-        reader = _ConditionReader(file, inputs.config, numbers)
+    for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
+        reader = _ConditionReader(file, inputs.config, numbers, number)
         for start, stop in row_ranges(file.n_cells):
             codes[offset + start : offset + stop] = reader.read(start, stop)
         reader.check()
@@ -63,12 +70,13 @@ def read_labels(inputs: Inputs) -> Labels:
     index = pd.MultiIndex.from_frame(pd.DataFrame(conditions[labels]))
     place = index.get_indexer(pd.MultiIndex.from_frame(pd.DataFrame(table[labels]))).astype(np.int32)
     n_cells = np.zeros(len(conditions), np.int64)
+    place = np.append(place, np.int32(MISSING))  # the last place is that of the code -1
     for start, stop in row_ranges(len(codes)):
         part = codes[start:stop] = place[codes[start:stop]]
-        n_cells += np.bincount(part, minlength=len(n_cells))
+        n_cells += np.bincount(part[part >= 0], minlength=len(n_cells))
     conditions["n_cells"] = n_cells
     _check_control(conditions, inputs)
-    return Labels(conditions, codes, _perturbations(table))
+    return Labels(conditions, codes, _perturbations(table), len(codes) - int(n_cells.sum()))
 
 
 class _Numbers:
@@ -149,20 +157,24 @@ class LabelCodes:
             self._missing[label] = count + int(missing.sum()), first
         return codes
 
-    def check(self) -> None:
-        """Raise a `UserError` if a cell that was read has no label."""
+    def check(self, *, drop: bool = False) -> None:
+        """Raise a `UserError` if a cell that was read has no label, or log their number if such cells are dropped."""
         for label, (count, row) in self._missing.items():
+            found = f"{self._file.path}: obs column '{self._keys[label]}' has {count} missing values"
+            if drop:
+                logger.warning("%s; these cells are dropped (data.missing_labels=drop)", found)
+                continue
             raise UserError(
-                f"{self._file.path}: obs column '{self._keys[label]}' has {count} missing values (first: cell "
-                f"'{self._file.cell_name(row)}'); give these cells a label or drop them"
+                f"{found} (first: cell '{self._file.cell_name(row)}'); give these cells a label, or set "
+                "data.missing_labels=drop"
             )
 
 
 class _ConditionReader:
     """Reads the labels and doses of one file's cells as numbers of their combinations."""
 
-    def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers) -> None:
-        self._file, self._config, self._numbers = file, config, numbers
+    def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers, place: int) -> None:
+        self._file, self._config, self._numbers, self._place = file, config, numbers, place
         keys = {label: getattr(config, f"{label}_key") for label in LABELS}
         hint = "; null if the data has none"
         roles = {label: f"data.{label}_key{hint if label != 'perturbation' else ''}" for label in LABELS}
@@ -178,10 +190,17 @@ class _ConditionReader:
         numbers = self._numbers
         agent = self._labels.read("perturbation", start, stop)
         dose = self._doses(agent, start, stop)
-        contexts = numbers.contexts(
-            *(self._labels.read(label, start, stop) for label in ("cell_type", "batch"))
-        )
+        contexts = numbers.contexts(self._labels.read("cell_type", start, stop), self._batches(start, stop))
         return numbers.conditions(contexts, numbers.perturbations(agent, dose))
+
+    def _batches(self, start: int, stop: int) -> np.ndarray:
+        """Return the number of each cell's batch, which is drawn if the recipe asks for random batches."""
+        if not self._config.random_batches or self._config.batch_key is not None:
+            return self._labels.read("batch", start, stop)
+        names = [f"random_{k}" for k in range(1, self._config.random_batches + 1)]
+        numbers = np.array([self._numbers.batch.number(name) for name in names], np.int32)
+        drawn = generator(_RANDOM_BATCHES, self._place, start).integers(0, len(names), stop - start)
+        return numbers[drawn]
 
     def _doses(self, agent: np.ndarray, start: int, stop: int) -> np.ndarray:
         """Return the number of each cell's dose; that of a control is 0, whatever the file says."""
@@ -201,8 +220,8 @@ class _ConditionReader:
         return np.where(control | wrong, 0, codes).astype(np.int32)
 
     def check(self) -> None:
-        """Raise a `UserError` if a label was missing or a dose was no number."""
-        self._labels.check()
+        """Raise a `UserError` if a label was missing (unless such cells are dropped) or a dose was no number."""
+        self._labels.check(drop=self._config.missing_labels == "drop")
         if self._wrong_doses:
             text, row = self._first_wrong
             raise UserError(
@@ -247,7 +266,7 @@ def read_conditions(inputs: Sequence[Path], config: DataConfig, obs: Sequence[Pa
         number = labels.codes[start:stop]
         for column, text, pair in zip(columns, texts, pairs, strict=True):
             number = pair(number, _codes(column.iloc[start:stop], text))
-        counts = np.bincount(number, minlength=len(n_cells))
+        counts = np.bincount(number[number >= 0], minlength=len(n_cells))
         counts[: len(n_cells)] += n_cells
         n_cells = counts
     number, values = np.arange(len(n_cells)), {}

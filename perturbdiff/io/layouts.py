@@ -12,7 +12,14 @@ import pandas as pd
 
 from perturbdiff.io.columns import Column, num_entries, open_column, whole_column
 from perturbdiff.io.csc_matrix import CscMatrix
-from perturbdiff.io.matrices import CsrMatrix, DenseMatrix, RowMatrix, SomeColumns, check_pointers
+from perturbdiff.io.matrices import (
+    CsrMatrix,
+    DenseMatrix,
+    RowMatrix,
+    SomeColumns,
+    check_pointers,
+    some_values,
+)
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
@@ -50,6 +57,14 @@ class Layout(Protocol):
 
     def matrix(self, scratch: Path) -> RowMatrix:
         """Return the values, cells in rows."""
+        ...
+
+    def places(self) -> list[str]:
+        """Return where values are stored: ``X``, ``raw`` and ``layers/NAME``, as far as the file has them."""
+        ...
+
+    def some_values(self, place: str) -> np.ndarray:
+        """Return some of the values stored at a place, float64."""
         ...
 
 
@@ -160,8 +175,7 @@ class _AnnData:
     def matrix(self, scratch: Path) -> RowMatrix:
         place = "raw/X" if self._layer == "raw" else self._layer
         if place not in self._root:
-            have = [n for n in ("X", "raw") if n in self._root]
-            have += [f"layers/{n}" for n in self._root.get("layers", {})]
+            have = self.places()
             hint = nearest(self._layer, have)
             raise UserError(f"{self._path}: has no '{self._layer}'{hint} data.layer can be: {listing(have)}")
         element = self._root[place]
@@ -174,6 +188,13 @@ class _AnnData:
         size = (int(shape[0]), int(shape[1]))
         check_pointers(element, size)
         return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
+
+    def places(self) -> list[str]:
+        have = [name for name, place in (("X", "X"), ("raw", "raw/X")) if place in self._root]
+        return [*have, *(f"layers/{name}" for name in self._root.get("layers", {}))]
+
+    def some_values(self, place: str) -> np.ndarray:
+        return some_values(self._root["raw/X" if place == "raw" else place])
 
 
 def _keys(element: Any) -> list[str]:
@@ -248,3 +269,10 @@ class _TenX:
         if self._is_gene is None or self._is_gene.all():
             return matrix
         return SomeColumns(matrix, self._is_gene)
+
+    def places(self) -> list[str]:
+        return ["X"]
+
+    def some_values(self, place: str) -> np.ndarray:
+        del place
+        return some_values(self._group)

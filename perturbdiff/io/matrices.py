@@ -65,6 +65,31 @@ class Block:
         return sparse.csr_matrix((self.data, self.indices, self.indptr), shape=shape, copy=False)
 
 
+_SLICES = 16
+
+
+def some_values(element: Any, most: int = 200_000) -> np.ndarray:
+    """Return stored values from several places of a matrix, float64, to see what kind of values it holds.
+
+    Parameters
+    ----------
+    element
+        A matrix on disk (an array, or the group of a sparse matrix) or in memory (an array or a sparse matrix).
+    most
+        About the largest number of values.
+    """
+    if hasattr(element, "keys"):
+        values, width = element["data"], 1
+    elif sparse.issparse(element):
+        values, width = element.data, 1
+    else:
+        values, width = element, max(1, int(element.shape[1]))
+    length = max(1, most // width // _SLICES)
+    starts = np.unique(np.linspace(0, max(0, values.shape[0] - length), _SLICES).astype(np.int64)).tolist()
+    pieces = [np.asarray(values[start : start + length]).ravel() for start in starts]
+    return np.concatenate(pieces).astype(np.float64)
+
+
 class RowMatrix(Protocol):
     """A matrix that is read by ranges of rows.
 

@@ -19,6 +19,7 @@ from h5py._objects import phil
 from numpy.lib import format as npy
 
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.tenx_folder import is_tenx_folder, open_tenx_folder
 from perturbdiff.io.zarr_check import check_zarr, open_group
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
@@ -272,7 +273,7 @@ _UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100
 
 
 def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
-    """Open an HDF5 file or a Zarr folder for reading.
+    """Open an HDF5 file, a Zarr folder or a 10x folder for reading.
 
     Parameters
     ----------
@@ -285,14 +286,16 @@ def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
 
     Returns
     -------
-    h5py.File or zarr.Group
-        The root.
+    h5py.File, zarr.Group or mapping
+        The root. A 10x folder has the form of a 10x h5 file.
 
     Raises
     ------
     UserError
         If there is no such file, it is of another kind, damaged, or not safe to read.
     """
+    if is_tenx_folder(files.existing(path, "input")):
+        return open_tenx_folder(path)
     if not checked:
         check(path)
     with explain_damage(path):

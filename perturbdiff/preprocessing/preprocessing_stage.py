@@ -226,6 +226,7 @@ class _Preprocessing:
         passes = Passes(self.inputs, self.crew, self.scratch)
         passes.set_codes(labels.codes)
         conditions, perturbations = labels.conditions, labels.perturbations
+        without_label = labels.without_label
         targets = target_genes(self.inputs, labels) if self.config.knockdown else None
         del labels  # 4 bytes per cell
         extra = self._save_extra()
@@ -242,6 +243,7 @@ class _Preprocessing:
         parts = gather(self.crew, self._part_tasks(layout, segments, obs, facts))
         self._write_tables(layout, perturbations, parts)
         self.checksums = {f"{p.name}/{file}": digest for p in parts for file, digest in p.checksums.items()}
+        facts["without_label"] = without_label
         return {**facts, "parts": [{"name": p.name, "n_cells": p.num_cells} for p in parts]}
 
     def _lay_out(

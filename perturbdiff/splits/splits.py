@@ -13,6 +13,7 @@ import pandas as pd
 from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import read_conditions
+from perturbdiff.io.tenx_folder import is_tenx_folder
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator
@@ -125,7 +126,8 @@ def decide(
     source: Path, config: Config, *, toml: Path | None, obs: Path | None = None, seed: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the conditions of ``source`` with their ``context`` and ``part``, and the held-out contexts."""
-    store = Store(source) if source.is_dir() and not (source / "obs").exists() else None
+    raw = not source.is_dir() or (source / "obs").exists() or is_tenx_folder(source)
+    store = None if raw else Store(source)
     if store is not None and obs is not None:
         raise UserError(f"{source}: is a store, which has its labels; leave out --obs")
     spec = read_toml(toml, [source.stem, source.name, config.name]) if toml else None

@@ -220,3 +220,38 @@ def test_categories_of_old_files_are_a_reference(tmp_path):
 
 class Odd(dict):
     attrs = {"encoding-type": "odd"}  # noqa: RUF012
+
+
+def unlabelled_counts(tmp_path):
+    """A file whose first four cells lack a perturbation and whose cells 3 to 5 lack a batch."""
+    adata = tiny_counts()
+    adata.obs = adata.obs.astype(str)
+    adata.obs.loc[adata.obs_names[:4], "perturbation"] = np.nan
+    adata.obs.loc[adata.obs_names[3:6], "batch"] = np.nan
+    adata.obs["line"] = adata.obs["cell_type"]
+    adata.write_h5ad(tmp_path / "counts.h5ad")
+    return adata, tmp_path / "counts.h5ad"
+
+
+def test_cells_without_a_label_can_be_dropped(tmp_path, caplog):
+    adata, path = unlabelled_counts(tmp_path)
+    config = DataConfig(missing_labels="drop")
+    with Inputs([path], config, tmp_path) as inputs:
+        labels = read_labels(inputs)
+    assert labels.without_label == 6
+    assert (labels.codes[:6] == -1).all()
+    assert (labels.codes[6:] >= 0).all()
+    assert labels.conditions["n_cells"].sum() == adata.n_obs - 6
+    assert "'perturbation' has 4 missing values; these cells are dropped" in caplog.text
+    extra = DataConfig(missing_labels="drop", extra_obs=("line",))
+    assert read_conditions([path], extra)["n_cells"].sum() == adata.n_obs - 6
+
+
+def test_random_batches_are_the_same_each_time_and_of_similar_size(tmp_path):
+    tiny_counts().write_h5ad(tmp_path / "counts.h5ad")
+    config = DataConfig(batch_key=None, random_batches=3)
+    tables = [read_conditions([tmp_path / "counts.h5ad"], config) for _ in range(2)]
+    pd.testing.assert_frame_equal(*tables)
+    sizes = tables[0].groupby("batch")["n_cells"].sum()
+    assert list(sizes.index) == ["random_1", "random_2", "random_3"]
+    assert sizes.min() > 0.2 * sizes.sum()

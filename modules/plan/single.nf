@@ -1,0 +1,41 @@
+// An input that is no samplesheet is one run: `perturbdiff init` finds the counts and the columns in it, and writes the
+// recipe and the sheet of that run. It reads labels and a few values, so it runs here, before the plan is made.
+
+include { shown } from './characters'
+
+def isSingle(input) {
+    return input.isDirectory() || input.name ==~ /(?i).*\.(h5ad|h5|zarr)/
+}
+
+// each argument is one word: no shell takes part
+def commandOf(given, input, folder) {
+    def init = ['perturbdiff', 'init', "${input.toAbsolutePath()}".toString(), '--out', "${folder}".toString()]
+    if (!given.container) { return init }
+    def name  = "${given.container}".toString()
+    def image = name.contains('://') ? name : new java.io.File(name).absolutePath
+    def binds = [input.toAbsolutePath().parent, folder].collectMany { place -> ['--bind', "${place}".toString()] }
+    return ['apptainer', 'exec'] + binds + [image] + init
+}
+
+// the samplesheet that was given, or that of the single run
+def sheetOf(given) {
+    def input = file(given.input, checkIfExists: true, glob: false)
+    if ("${given.input}".contains('://') || !isSingle(input)) { return input }
+    def folder = file("${given.outdir}/plan", glob: false).toAbsolutePath()
+    folder.mkdirs()
+    def command = commandOf(given, input, folder)
+    def process
+    try {
+        process = new ProcessBuilder(command).redirectErrorStream(true).start()
+    } catch (java.io.IOException _problem) {
+        error("--input ${input.name}: '${command[0]}' is not on the PATH, and it has to look at the file; " +
+            'install it, or give a samplesheet')
+    }
+    process.outputStream.close()
+    def lines = process.inputStream.getText('UTF-8').readLines()
+        .collect { line -> shown(line.replaceFirst(/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+ /, '')) }
+    def code  = process.waitFor()
+    if (code) { error("--input ${input.name}:\n  " + lines.findAll { line -> line.startsWith('error') }.join('\n  ')) }
+    log.info "perturbdiff: one run of ${input.name}\n  " + lines.join('\n  ')
+    return folder.resolve('samplesheet.csv')
+}

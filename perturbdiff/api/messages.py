@@ -1,0 +1,45 @@
+"""What the package says when it is used from Python."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import tempfile
+
+from perturbdiff.runtime.errors import visible
+
+PREFIX = "perturbdiff-"
+"""What the names of temporary folders begin with."""
+
+_PACKAGE = "perturbdiff"
+_TEMPORARY = re.compile(re.escape(f"{tempfile.gettempdir()}/{PREFIX}") + r"\w+/")
+
+
+class Fallback(logging.Handler):
+    """Writes the package's messages to standard error as long as nobody else listens to them.
+
+    Files in our temporary folders have their names alone.
+
+    A program that sets up logging itself, for all loggers or for ``perturbdiff``, gets the messages there alone.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, with its level if it is a warning or an error."""
+        others = [h for h in logging.getLogger(_PACKAGE).handlers if h is not self]
+        if others or logging.getLogger().handlers:
+            return
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        try:
+            sys.stderr.write(f"{level}{visible(_TEMPORARY.sub('', record.getMessage()))}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # a closed stream is no reason to end a training
+            self.handleError(record)
+
+
+def show_messages() -> None:
+    """Make the package's information visible, unless the program has decided about its logger already."""
+    package = logging.getLogger(_PACKAGE)
+    if package.level == logging.NOTSET and not package.handlers:
+        package.addHandler(Fallback())
+        package.setLevel(logging.INFO)

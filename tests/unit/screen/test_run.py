@@ -1,0 +1,138 @@
+"""``perturbdiff run`` and ``init``: from one file to a report, again, interrupted, and refused."""
+
+import messy_screens
+import pandas as pd
+import pytest
+from tiny_data import TINY, tiny_counts
+
+from perturbdiff.config import recipes
+
+QUICK = (*TINY, "--set", "train.max_steps=4", "--set", "evaluate.bootstrap=50")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return tmp_path_factory.mktemp("finished")
+
+
+def test_a_run_ends_in_a_report_and_the_same_command_finds_it_up_to_date(run_cli, finished):
+    options = messy_screens.counts_in_a_layer(finished)
+    done = run_cli("run", *options, "--out", finished / "out", *QUICK)
+    assert done.code == 0, done.err
+    *lines, page = done.out.splitlines()
+    assert page == str(finished / "out" / "report.html")
+    assert (finished / "out" / "report.html").stat().st_size > 10_000
+    assert len(lines) == 3
+    assert lines[1].startswith("energy distance: ")
+    assert "best baseline" in lines[1]
+    for said in (
+        "values: layers/umi counts",
+        "control: control",
+        "held out: its 3 perturbations in cell type",
+        "[8/8]",
+    ):
+        assert said in done.err
+    again = run_cli("run", *options, "--out", finished / "out", *QUICK)
+    assert again.out == done.out
+    assert again.err.count("is up to date") == 1 + 3 + 9 + 10 + 1
+
+
+def test_the_written_recipe_gives_the_same_files_with_single_commands(run_cli, finished):
+    out = finished / "out"
+    config = recipes.load(out / "recipe.yaml")
+    assert (config.train.max_steps, config.data.layer) == (4, "layers/umi counts")
+    recipe = ("--config", out / "recipe.yaml")
+    done = run_cli("preprocess", finished / "my.h5ad", "--out", out / "store", *recipe)
+    done_too = run_cli(
+        "train", out / "store", "--split", out / "split.parquet", "--out", out / "bundle", *recipe
+    )
+    assert "is up to date" in done.err
+    assert "is up to date" in done_too.err
+
+
+def test_an_edited_recipe_is_not_replaced_but_can_be_used(run_cli, finished):
+    recipe = finished / "out" / "recipe.yaml"
+    before = recipe.read_text()
+    recipe.write_text(before.replace("max_steps: 4", "max_steps: 5"))
+    try:
+        done = run_cli("run", finished / "my.h5ad", "--out", finished / "out", *QUICK)
+        assert done.code == 2
+        assert "was edited" in done.err
+        assert f"--config {recipe}" in done.err
+        assert "max_steps: 5" in recipe.read_text()
+        used = run_cli("run", finished / "my.h5ad", "--out", finished / "out", "--config", recipe, "--force")
+        assert used.code == 0, used.err
+        assert recipes.load(finished / "out" / "bundle" / "config.json").train.max_steps == 5
+        assert (finished / "out" / "bundle.previous").is_dir()
+    finally:
+        recipe.write_text(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", messy_screens.RUN[1:], ids=lambda make: make.__name__)
+def test_messy_files_end_in_a_report(run_cli, tmp_path, make):
+    done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
+    assert done.code == 0, done.err
+    assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("make", messy_screens.REFUSED, ids=lambda make: make.__name__)
+def test_hopeless_files_end_in_one_message(run_cli, tmp_path, make):
+    done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
+    assert done.code == 2
+    assert done.err.count("error:") == 1
+    assert "Traceback" not in done.err
+    assert "add " in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_init_writes_what_run_would_use(run_cli, tmp_path):
+    options = messy_screens.unicode_labels(tmp_path)
+    done = run_cli("init", *options, "--out", tmp_path / "plan", "--seed", "3", *TINY)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [
+        str(tmp_path / "plan" / name) for name in ("recipe.yaml", "samplesheet.csv")
+    ]
+    config = recipes.load(tmp_path / "plan" / "recipe.yaml")
+    assert (config.data.control, config.seed, config.train.max_steps) == ("ctrl", 3, 20)
+    assert config.split.held_out[0] in {"Zelle Ä", "細胞"}
+    (row,) = pd.read_csv(tmp_path / "plan" / "samplesheet.csv").to_dict("records")
+    assert row["input"] == str(tmp_path / "my.h5ad")
+    assert (row["preset"], row["mode"], row["seed"]) == ("recipe.yaml", "train", 3)
+
+
+def test_init_does_not_replace_what_someone_else_made(run_cli, tmp_path):
+    options = messy_screens.unicode_labels(tmp_path)
+    for name in ("recipe.yaml", "samplesheet.csv"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("mine\n")
+        done = run_cli("init", *options, "--out", folder)
+        assert done.code == 2
+        assert name in done.err
+        assert (folder / name).read_text() == "mine\n"
+
+
+def test_the_recipe_of_a_preset_keeps_its_columns_and_its_split(run_cli, tmp_path):
+    tiny_counts().write_h5ad(tmp_path / "my.h5ad")
+    (tmp_path / "mine.yaml").write_text(
+        "base: tiny\ndata: {batch_key: null}\nsplit: {context_column: cell_type, held_out: [T], train_fraction: 0.4}\n"
+    )
+    done = run_cli(
+        "init", tmp_path / "my.h5ad", "--out", tmp_path / "plan", "--config", tmp_path / "mine.yaml"
+    )
+    assert done.code == 0, done.err
+    config = recipes.load(tmp_path / "plan" / "recipe.yaml")
+    assert config.data.batch_key is None
+    assert (config.split.held_out, config.split.train_fraction) == (("T",), 0.4)
+    assert config.model == recipes.load("tiny").model
+
+
+def test_a_recipe_whose_split_does_not_fit_is_refused_before_anything_runs(run_cli, tmp_path):
+    tiny_counts().write_h5ad(tmp_path / "my.h5ad")
+    done = run_cli(
+        "run", tmp_path / "my.h5ad", "--out", tmp_path / "out", *TINY, "--set", "split.held_out=[d9]"
+    )
+    assert done.code == 2
+    assert "no cells of context 'd9'" in done.err
+    assert not (tmp_path / "out").exists()
