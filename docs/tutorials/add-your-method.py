@@ -71,8 +71,8 @@ task.write(np.maximum(values, 0))
 #
 # The command makes the folder, runs the script, checks what it wrote and adds the real controls.
 
-# %%
-# !perturbdiff -q baseline script store --split split.parquet --script shrunken.py --name shrunken --out shrunken.h5ad
+# %% language="bash"
+# perturbdiff -q baseline script store --split split.parquet --script shrunken.py --name shrunken --out shrunken.h5ad
 
 # %% [markdown]
 # A setting of your script is passed by `--set baseline.options.NAME=VALUE`. A script that cannot do a task says so by

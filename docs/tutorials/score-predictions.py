@@ -12,7 +12,7 @@
 # We simulate a screen of twelve knock-downs and two cytokines in one cell type.
 
 # %%
-from pathlib import Path
+import logging
 
 import anndata as ad
 import matplotlib.pyplot as plt
@@ -20,14 +20,20 @@ import numpy as np
 import pandas as pd
 import scanpy as sc
 
-from perturbdiff.config.settings import SimulateConfig
-from perturbdiff.simulation import simulate
+import perturbdiff
 
-screen = SimulateConfig(
-    cells=6000, genes=400, cell_types=1, batches=1, drugs=0, size_spread=0.2, tiny_fraction=0, wells=1
-)
-folder = simulate(Path("screen"), screen, seed=1)
-cells = ad.read_h5ad(folder / "counts.h5ad")
+logging.getLogger("perturbdiff").setLevel("ERROR")
+SCREEN = {
+    "genes": 400,
+    "cell_types": 1,
+    "batches": 1,
+    "drugs": 0,
+    "size_spread": 0.2,
+    "tiny_fraction": 0,
+    "wells": 1,
+}
+settings = {f"simulate.{name}": value for name, value in SCREEN.items()}
+cells = perturbdiff.simulate("screen", cells=6000, settings=settings, seed=1)
 cells.obs["perturbation"].value_counts().head(4)
 
 # %% [markdown]
@@ -52,7 +58,7 @@ real.n_obs, other.n_obs
 # the result *decent*. In your own work this is the file of a method.
 
 # %%
-effects = pd.read_parquet(folder / "effects.parquet")
+effects = pd.read_parquet("screen/effects.parquet")
 effects = effects.pivot(index="perturbation", columns="gene", values="log_fold_change")[real.var_names]
 controls = other[other.obs["perturbation"] == "control"]
 
@@ -244,20 +250,13 @@ one_answer[["PDCorr", "PDS_L1"]].round(2)
 # ## Pitfall 4: other units
 #
 # If one side is not log1p of the same depth, all changes move together and every score is wrong. `compare` cannot know
-# your units. `perturbdiff evaluate` looks at the files and refuses what is clearly on the wrong scale:
+# your units. `perturbdiff.evaluate` looks at the values and refuses what is clearly on the wrong scale:
 
 # %%
-from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation import evaluate
-from perturbdiff.runtime.errors import UserError
-
-decent.write_h5ad("decent.h5ad")
-counts = ad.read_h5ad(folder / "counts.h5ad")
-counts[half].write_h5ad("counts.h5ad")
-columns = EvaluateConfig(cell_type_key=None, batch_key=None, control="control", scale="log1p")
+counts = ad.read_h5ad("screen/counts.h5ad")[half]
 try:
-    evaluate(Path("decent.h5ad"), Path("counts.h5ad"), Path("scores"), columns)
-except UserError as refused:
+    perturbdiff.evaluate(decent, counts, control="control", scale="log1p")
+except perturbdiff.UserError as refused:
     print(refused)
 
 # %% [markdown]

@@ -31,7 +31,11 @@ adata.obs.groupby(["cell_type", "perturbation"], observed=True).size().unstack()
 # preset `kang18` has the length of training for data of this size.
 
 # %%
+import logging
+
 from perturbdiff import PerturbDiff
+
+logging.getLogger("perturbdiff").setLevel("ERROR")  # without this line you can watch the training
 
 model = PerturbDiff(
     adata,
@@ -40,7 +44,7 @@ model = PerturbDiff(
     cell_type="cell_type",
     batch="donor",
     config="kang18",
-    settings={"split.context_column": "cell_type", "split.held_out": ["B"]},
+    settings={"split.held_out": ["B"], "data.num_hvgs": None},
 )
 model.fit()
 
@@ -71,11 +75,11 @@ scores[KEY].round(2)
 # Energy distance is best at 0. For the others, higher is better. [The catalogue](../reference/metrics.md) defines them.
 
 # %% [markdown]
-# *See in the figure:* each dot is a method. The solid line is the ceiling, the dashed line is chance. A method is good if
-# it is near the solid line, and useful if it is better than the baselines.
+# *See in the figure:* each dot is a method. The solid line is the ceiling, the dashed line is chance. A method is good
+# if it is near the solid line, and useful if it is better than the baselines.
 
 # %%
-scores.plot(["energy_distance", "PDCorr", "AUPRC"]);
+scores.plot(["energy_distance", "PDCorr", "AUPRC"])
 
 # %% [markdown]
 # ## Look at the cells
@@ -92,7 +96,9 @@ predicted
 
 # %%
 b_cells = adata[adata.obs["cell_type"] == "B", predicted.var_names].copy()
-both = ad.concat({"real": b_cells, "predicted": ad.AnnData(predicted.X, predicted.obs, predicted.var)}, label="source")
+both = ad.concat(
+    {"real": b_cells, "predicted": ad.AnnData(predicted.X, predicted.obs, predicted.var)}, label="source"
+)
 sc.pp.normalize_total(both, target_sum=1000)
 sc.pp.log1p(both)
 real = both.obs["source"] == "real"
@@ -100,8 +106,8 @@ axes_of = np.linalg.svd(both[real].X.toarray() - both[real].X.mean(axis=0).A1, f
 points = np.asarray((both.X - both[real].X.mean(axis=0)) @ axes_of.T)
 
 # %% [markdown]
-# *See in the figure:* the predicted cells (purple) should cover the stimulated B cells (green), not the controls (grey),
-# and should be as widely spread.
+# *See in the figure:* the predicted cells (purple) should cover the stimulated B cells (green), not the controls
+# (grey), and should be as widely spread.
 
 # %%
 fig, axis = plt.subplots(figsize=(4.6, 3.6))
@@ -151,3 +157,16 @@ model.save("kang18-model").name
 
 # %% [markdown]
 # ## What this shows, and what it does not
+#
+# - **It works.** The model never saw a stimulated B cell, and finds most of the direction of the response: PDCorr is
+#   0.86, where half of the real cells reach 0.95.
+# - **It is better than simple methods in some respects.** It ranks the genes that change far better (AUPRC 0.66 against
+#   0.32), and its cells are a little nearer to the real ones (energy distance 0.65 against 0.73).
+# - **It is not better in all.** In the mean change (PDCorr) and the overlap of the top genes (DEOver) there is no clear
+#   difference from `nearest-context` and `linear`.
+# - **It says too little.** In the last figure most strong genes lie below the diagonal. *CXCL10* is nearly missed. In
+#   the figure of cells, some predictions stay on the side of the controls.
+# - **This is one small test.** There are two test conditions and one perturbation, so the intervals mean little. Both
+#   donors were seen in training. Before you claim anything, hold out each cell type in turn and use several seeds.
+#   [Results](../results.md) does that for these data.
+# - R² is 0.84 even for `control`, which predicts nothing. Never report it alone.
