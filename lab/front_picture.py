@@ -28,7 +28,7 @@ def draw(cells: pd.DataFrame, out: Path) -> None:
     plt.rcParams.update(
         {"svg.hashsalt": "front", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 11}
     )
-    figure, axes = plt.subplots(figsize=(5.2, 4.0))
+    figure, axes = plt.subplots(figsize=(5.2, 3.3))
     for source, colour in KINDS.items():
         some = cells[cells["source"] == source]
         axes.scatter(
