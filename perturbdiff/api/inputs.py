@@ -136,7 +136,7 @@ def _matrix(values: Any) -> Any:
     return np.asarray(values) if isinstance(values, np.matrix) else values
 
 
-def plain_frame(frame: pd.DataFrame) -> pd.DataFrame:
+def plain_frame(frame: Any) -> pd.DataFrame:
     """Return a copy of obs or var that can be written: labels as categories, text alone as names.
 
     Columns whose name cannot be that of a column in a file (it has a slash) are left out.

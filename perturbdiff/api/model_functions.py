@@ -84,7 +84,7 @@ def train(
                 "train: give a store (perturbdiff.preprocess makes one), or cells to PerturbDiff(adata)"
             )
         parts = split_file(split, folder)
-        tables = {kind: Path(path) for kind, path in (embeddings or {}).items()}
+        tables: dict[SemanticKind, Path] = {kind: Path(path) for kind, path in (embeddings or {}).items()}
         bundle = training_stage(
             place,
             parts,

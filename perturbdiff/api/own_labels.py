@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import anndata
 import numpy as np
@@ -40,7 +41,7 @@ class OwnLabels:
     columns: Mapping[str, str]
     labels: Mapping[str, pd.Series] = field(default_factory=dict)
     var: pd.DataFrame | None = None
-    var_name: str | None = None
+    var_name: Hashable = None
 
     @classmethod
     def of(cls, data: DataConfig, cells: anndata.AnnData | None = None) -> OwnLabels:
@@ -64,9 +65,9 @@ class OwnLabels:
         """
         theirs = {column: name for name, column in self.columns.items() if name not in table}
         table = table.rename(columns=theirs)
-        named = {name: table[name].map(as_text) for name in LABELS if name in table}
+        named = {name: table[name].map(as_text).astype(object) for name in LABELS if name in table}
         if _DOSE in table and "perturbation" in named:
-            doses = pd.to_numeric(table[_DOSE], errors="coerce")
+            doses = pd.Series(pd.to_numeric(table[_DOSE], errors="coerce"), index=table.index)
             pairs = zip(named["perturbation"], doses, strict=True)
             named["perturbation"] = pd.Series(
                 [dose_label(p, float(d)) if np.isfinite(d) else p for p, d in pairs], index=table.index
@@ -74,7 +75,7 @@ class OwnLabels:
             table = table.drop(columns=_DOSE)
         return table.assign(**named)
 
-    def conditions(self, obs: pd.DataFrame, control: str) -> pd.DataFrame:
+    def conditions(self, obs: Any, control: str) -> pd.DataFrame:
         """Return the perturbed conditions of some cells: our labels as text, and ``n_cells``.
 
         Raises
@@ -95,7 +96,8 @@ class OwnLabels:
                 f"adata: obs column '{key}' has no perturbation besides '{control}'; nothing to predict"
             )
         labels = [name for name in LABELS if name in table]
-        return table.groupby(labels, observed=True, sort=True).size().rename("n_cells").reset_index()
+        counted = pd.DataFrame(table[labels]).value_counts(sort=False)
+        return pd.DataFrame(counted.rename("n_cells").reset_index())
 
     def apply(self, predicted: anndata.AnnData, *, counts: bool, control: str) -> anndata.AnnData:
         """Return predicted cells as the user's data would hold them.
@@ -117,14 +119,14 @@ class OwnLabels:
         """
         cells = predicted[(predicted.obs["source"] == "predicted").to_numpy()]
         obs = pd.DataFrame(index=cells.obs_names)
-        texts = {name: cells.obs[name].astype(str) for name in LABELS}
+        texts = {name: pd.Series(cells.obs[name].astype(str)) for name in LABELS}
         if _DOSE in self.columns:
             texts["perturbation"], obs[self.columns[_DOSE]] = _without_dose(texts["perturbation"], control)
         for name in LABELS:
             if name in self.columns:
                 obs[self.columns[name]] = self._own(name, texts[name])
         facts = {**cells.uns["perturbdiff"], "columns": dict(self.columns)}
-        log1p = sparse.csr_matrix(cells.X)
+        log1p: Any = sparse.csr_matrix(cells.X)
         made = anndata.AnnData(log1p, obs, self._genes(cells.var_names), uns={"perturbdiff": facts})
         if counts:
             made.layers[LOG1P] = log1p
@@ -155,11 +157,12 @@ class OwnLabels:
         return pd.DataFrame(table.drop(columns=_INDEX).set_axis(index, axis=0))
 
 
-def _by_text(column: pd.Series) -> pd.Series:
+def _by_text(column: Any) -> pd.Series:
     """Return one value of each label of a column, indexed by its text."""
     distinct = column.drop_duplicates().dropna()
-    found = distinct.set_axis(distinct.map(as_text).astype(object), axis=0)
-    return found[~found.index.duplicated()]
+    texts = [as_text(value) for value in distinct]
+    found = distinct.set_axis(pd.Index(texts, dtype=object), axis=0)
+    return pd.Series(found[~found.index.duplicated()])
 
 
 def _without_dose(labels: pd.Series, control: str) -> tuple[pd.Series, pd.Series]:
