@@ -165,7 +165,7 @@ def _row(name: str, text: str) -> str:
     if said := _DEFAULT.search(text):
         text = f"{text[: said.start()]}. {text[said.end() :]}"
         shown.insert(0, said["default"])
-    return f"| `{_cell(name)}` | {_linked(_cell(text))} | {_cell(', '.join(shown))} |"
+    return f"| `{_squeezed(name)}` | {_linked(_cell(text))} | {_cell(', '.join(shown))} |"
 
 
 def _fact(text: str) -> str:
@@ -176,8 +176,13 @@ def _fact(text: str) -> str:
     return text
 
 
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
+    """Return a text in a table. In code a bar needs no escape."""
+    return _squeezed(text).replace("|", "\\|")
 
 
 def _linked(text: str) -> str:

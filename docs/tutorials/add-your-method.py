@@ -107,7 +107,9 @@ METRICS = ["energy_distance", "PDCorr", "DEOver_10", "AUPRC", "PDS_L1"]
 def means(name):
     """Return the mean of each metric over perturbations, as the report has it."""
     table = pd.read_csv(f"scores/{name}/aggregate.csv")
-    return table[table["scope_kind"] == "pooled"].set_index("metric").loc[METRICS, "nanmean"]
+    return (
+        table[table["scope_kind"] == "pooled"].set_index("metric").loc[METRICS, "nanmean"]
+    )
 
 
 names = ["shrunken", "nearest-context", "linear", "control", "ceiling"]
@@ -125,9 +127,9 @@ import matplotlib.pyplot as plt
 
 pairs = pd.concat(
     {
-        name: pd.read_csv(f"scores/{name}/conditions.csv").set_index(["cell_type", "perturbation"])[
-            "energy_distance"
-        ]
+        name: pd.read_csv(f"scores/{name}/conditions.csv").set_index(
+            ["cell_type", "perturbation"]
+        )["energy_distance"]
         for name in ("shrunken", "nearest-context")
     },
     axis=1,

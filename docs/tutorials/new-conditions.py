@@ -20,7 +20,12 @@ from perturbdiff import PerturbDiff
 
 logging.getLogger("perturbdiff").setLevel("ERROR")
 
-SIMULATION = {"simulate.genes": 300, "simulate.batches": 1, "simulate.tiny_fraction": 0, "simulate.drugs": 0}
+SIMULATION = {
+    "simulate.genes": 300,
+    "simulate.batches": 1,
+    "simulate.tiny_fraction": 0,
+    "simulate.drugs": 0,
+}
 screen = perturbdiff.simulate(cells=5000, settings=SIMULATION, seed=4)
 is_control = screen.obs["perturbation"] == "control"
 measured = screen[is_control | (screen.obs["cell_type"] != "cell_type_3")].copy()
@@ -70,7 +75,13 @@ predicted
 # %%
 import pandas as pd
 
-table = pd.DataFrame({"perturbation": wanted, "cell_type": "cell_type_3", "n_cells": [200, 100, 50]})
+table = pd.DataFrame(
+    {
+        "perturbation": wanted,
+        "cell_type": "cell_type_3",
+        "n_cells": [200, 100, 50],
+    }
+)
 predicted = trained.predict(table, controls=controls)
 predicted.obs["perturbation"].value_counts()
 
@@ -89,41 +100,47 @@ except perturbdiff.UserError as refused:
 # %% [markdown]
 # ## Look at the cells
 #
-# The screen was simulated, so the real cells of `cell_type_3` exist, although the model never saw them. We put real,
-# predicted and control cells of one perturbation into one picture.
-#
-# *See in the figure:* the predicted cells (purple) should lie where the real ones are (green), away from the controls.
+# The screen was simulated, so the real cells of `cell_type_3` exist, although the model never saw them.
 
 # %%
 import anndata as ad
 import matplotlib.pyplot as plt
+import numpy as np
 import scanpy as sc
 
-real = screen[
-    (screen.obs["cell_type"] == "cell_type_3") & screen.obs["perturbation"].isin([*wanted, "control"])
-]
-real = real[:, predicted.var_names].copy()
+here = screen.obs["perturbation"].isin([*wanted, "control"])
+real = screen[here & (screen.obs["cell_type"] == "cell_type_3"), predicted.var_names].copy()
 both = ad.concat({"real": real, "predicted": predicted}, label="source", index_unique="-")
+control = both.obs["perturbation"] == "control"
+both.obs["kind"] = np.where(control, "control", both.obs["source"].astype(str))
 sc.pp.normalize_total(both, target_sum=300)
 sc.pp.log1p(both)
 sc.pp.pca(both, n_comps=2, svd_solver="arpack")
 
-fig, axes = plt.subplots(1, 3, figsize=(8.5, 2.8), sharex=True, sharey=True)
-label, source = both.obs["perturbation"].to_numpy(), both.obs["source"].to_numpy()
+# %% [markdown]
+# *See in the figure:* the predicted cells (purple) should lie where the real ones are (green), away from the controls
+# (grey).
+
+# %%
+COLOURS = {"control": "lightgrey", "real": "tab:green", "predicted": "tab:purple"}
+fig, axes = plt.subplots(1, 3, figsize=(9, 3), sharex=True, sharey=True)
 for axis, name in zip(axes, wanted, strict=True):
-    for mask, colour, what in [
-        (label == "control", "0.8", "control"),
-        ((label == name) & (source == "real"), "tab:green", "real"),
-        ((label == name) & (source == "predicted"), "tab:purple", "predicted"),
-    ]:
-        axis.scatter(*both.obsm["X_pca"][mask].T, s=7, color=colour, alpha=0.7, linewidths=0, label=what)
-    axis.set_title(name)
-axes[-1].legend(markerscale=2, loc="upper left", bbox_to_anchor=(1, 1))
+    shown = both[control | (both.obs["perturbation"] == name)].copy()
+    sc.pl.pca(
+        shown,
+        color="kind",
+        palette=COLOURS,
+        size=30,
+        alpha=0.7,
+        title=name,
+        ax=axis,
+        show=False,
+    )
 plt.show()
 
 # %% [markdown]
-# The direction is right. The cells of the first perturbation do not go far enough: a cell type may respond more strongly
-# than those that the model has seen, and nothing in its controls tells that.
+# The direction is right. The cells of the first perturbation do not go far enough: a cell type may respond more
+# strongly than those that the model has seen, and nothing in its controls tells that.
 
 # %% [markdown]
 # ## How good is it?
@@ -132,10 +149,12 @@ plt.show()
 # that are called perturbed, as if nothing happened.
 
 # %%
-import numpy as np
-
 draw = np.random.default_rng(0).choice(controls.n_obs, predicted.n_obs)
-unchanged = ad.AnnData(controls[draw, predicted.var_names].X, predicted.obs.copy(), predicted.var[[]])
+unchanged = ad.AnnData(
+    controls[draw, predicted.var_names].X,
+    predicted.obs.copy(),
+    predicted.var[[]],
+)
 scores = {
     "model": perturbdiff.evaluate(predicted, real, control="control", scale="counts"),
     "no change": perturbdiff.evaluate(unchanged, real, control="control", scale="counts"),

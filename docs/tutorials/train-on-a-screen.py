@@ -35,7 +35,9 @@ import logging
 
 from perturbdiff import PerturbDiff
 
-logging.getLogger("perturbdiff").setLevel("ERROR")  # without this line you can watch the training
+logging.getLogger("perturbdiff").setLevel(
+    "ERROR"
+)  # without this line you can watch the training
 
 model = PerturbDiff(
     adata,
@@ -84,44 +86,34 @@ scores.plot(["energy_distance", "PDCorr", "AUPRC"])
 # %% [markdown]
 # ## Look at the cells
 #
-# Scores are means. Now we look at the predicted cells themselves, in two principal components of the real B cells.
+# Scores are means. Now we look at the predicted cells themselves. `predict` returns an AnnData with your columns and
+# units, so that it can be joined with your data.
 
 # %%
-import matplotlib.pyplot as plt
-import numpy as np
-import scanpy as sc
-
 predicted = model.predict()
 predicted
 
 # %%
-b_cells = adata[adata.obs["cell_type"] == "B", predicted.var_names].copy()
+import numpy as np
+import scanpy as sc
+
+b_cells = adata[adata.obs["cell_type"] == "B", predicted.var_names]
 both = ad.concat(
-    {"real": b_cells, "predicted": ad.AnnData(predicted.X, predicted.obs, predicted.var)}, label="source"
+    {"real": b_cells, "predicted": predicted}, label="source", index_unique="-"
 )
+is_control = both.obs["perturbation"] == "control"
+both.obs["kind"] = np.where(is_control, "control", both.obs["source"].astype(str))
 sc.pp.normalize_total(both, target_sum=1000)
 sc.pp.log1p(both)
-real = both.obs["source"] == "real"
-axes_of = np.linalg.svd(both[real].X.toarray() - both[real].X.mean(axis=0).A1, full_matrices=False)[2][:2]
-points = np.asarray((both.X - both[real].X.mean(axis=0)) @ axes_of.T)
+sc.pp.pca(both, n_comps=2, svd_solver="arpack")
 
 # %% [markdown]
 # *See in the figure:* the predicted cells (purple) should cover the stimulated B cells (green), not the controls
 # (grey), and should be as widely spread.
 
 # %%
-fig, axis = plt.subplots(figsize=(4.6, 3.6))
-stimulated = (both.obs["perturbation"] == "IFNb").to_numpy()
-groups = {
-    "control": (real & ~stimulated, "0.75"),
-    "real, stimulated": (real & stimulated, "tab:green"),
-    "predicted": (~real & stimulated, "tab:purple"),
-}
-for name, (chosen, colour) in groups.items():
-    axis.scatter(*points[chosen.to_numpy()].T, s=7, color=colour, alpha=0.6, linewidths=0, label=name)
-axis.set(xlabel="first principal component", ylabel="second principal component")
-axis.legend(markerscale=2, loc="upper left", bbox_to_anchor=(1, 1))
-plt.show()
+COLOURS = {"control": "lightgrey", "real": "tab:green", "predicted": "tab:purple"}
+sc.pl.pca(both, color="kind", palette=COLOURS, size=40, alpha=0.7, title="B cells")
 
 # %% [markdown]
 # ## Look at genes
@@ -129,15 +121,11 @@ plt.show()
 # *See in the figure:* one point per gene. On the diagonal, the predicted change is the measured one. A flat cloud would
 # mean that nothing was learnt.
 
-
 # %%
-def change(source):
-    """Return the mean change of B cells from the real controls."""
-    control = both[real & ~stimulated].X.mean(axis=0)
-    return np.asarray(both[(both.obs["source"] == source) & stimulated].X.mean(axis=0) - control).ravel()
+import matplotlib.pyplot as plt
 
-
-truth, guess = change("real"), change("predicted")
+means = {kind: np.ravel(both[both.obs["kind"] == kind].X.mean(axis=0)) for kind in COLOURS}
+truth, guess = means["real"] - means["control"], means["predicted"] - means["control"]
 fig, axis = plt.subplots(figsize=(3.8, 3.6))
 axis.axline((0, 0), slope=1, color="0.8")
 axis.plot(truth, guess, ".", ms=4)
