@@ -32,7 +32,9 @@ def commands(page: Path, program: str) -> list[list[str]]:
     lines = "\n".join([*FENCE.findall(text), *INLINE.findall(text)]).replace("\\\n", " ").splitlines()
     calls = []
     for line in lines:
-        for call in re.findall(rf"(?<![\w/.-]){re.escape(program)} [^|;&]*", re.sub(r"(^|\s)#.*", "", line)):
+        for call in re.findall(
+            rf"(?<![\w/.-]){re.escape(program)} (?=[\w-])[^|;&]*", re.sub(r"(^|\s)#.*", "", line)
+        ):
             try:
                 calls.append(shlex.split(call)[len(program.split()) :])
             except ValueError:

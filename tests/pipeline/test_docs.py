@@ -21,6 +21,7 @@ MADE = {
     "vocabulary.md": ("aligned.h5ad",),
     "store.md": ("all.h5ad",),
 }
+ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
 STAGES += ("baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
 
@@ -31,9 +32,25 @@ def test_every_command_has_an_example():
 
 
 @pytest.mark.slow
+def test_the_five_minutes_of_the_readme(tmp_path):
+    section = (DOCS.parent / "README.md").read_text().partition("## Five minutes")[2]
+    (code,) = re.findall(r"^```bash\n\. \.venv/bin/activate\n(.*?)^```", section, re.M | re.S)
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / done.stdout.splitlines()[-1]).name == "report.html"
+    assert (tmp_path / done.stdout.splitlines()[-1]).stat().st_size > 10_000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", BLOCKS)
 def test_examples_run(tmp_path, page):
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     for language, text in BLOCKS[page]:
         # exit code 1: this machine lacks something
         code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")
@@ -41,7 +58,7 @@ def test_examples_run(tmp_path, page):
             ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
         )
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
+            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     for name in MADE[page]:
