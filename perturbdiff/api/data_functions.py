@@ -144,7 +144,7 @@ def preprocess(
     --------
     >>> store = perturbdiff.preprocess(adata, config="tiny")
     >>> sorted(store.conditions["cell_type"].unique())
-    ['T0', 'T1', 'T2']
+    ['cell_type_1', 'cell_type_2', 'cell_type_3']
     """
     given = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     scratch = Scratch()
@@ -246,7 +246,7 @@ def split(
 
     Examples
     --------
-    >>> parts = perturbdiff.split(store, settings={"split.held_out": ["b1"], "split.valid_fraction": 0.3})
+    >>> parts = perturbdiff.split(store, settings={"split.held_out": ["batch_2"]})
     >>> sorted(parts["part"].unique())
     ['test', 'train', 'valid']
     """

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.api.messages import PREFIX, show_messages
+from perturbdiff.api.messages import PREFIX, short, show_messages
 from perturbdiff.evaluation.readers.inputs import is_store
 from perturbdiff.io import h5_output
 from perturbdiff.runtime.errors import UserError
@@ -61,14 +61,14 @@ def working(scratch: Scratch | None = None) -> Iterator[Path]:
     Raises
     ------
     UserError
-        Of the block, in which files of the temporary folder have their names alone.
+        Of the block, in which files in temporary folders have their names alone.
     """
     show_messages()
     folder = scratch or Scratch()
     try:
         yield folder.path
     except UserError as error:
-        raise UserError(str(error).replace(f"{folder.path}/", "")) from None
+        raise UserError(short(str(error))) from None
     finally:
         if scratch is None:
             folder.close()

@@ -13,13 +13,15 @@ PREFIX = "perturbdiff-"
 """What the names of temporary folders begin with."""
 
 _PACKAGE = "perturbdiff"
-_TEMPORARY = re.compile(re.escape(f"{tempfile.gettempdir()}/{PREFIX}") + r"\w+/")
+
+
+def short(text: str) -> str:
+    """Return a text in which files in our temporary folders have their names alone."""
+    return re.sub(re.escape(f"{tempfile.gettempdir()}/{PREFIX}") + r"\w+/", "", text)
 
 
 class Fallback(logging.Handler):
     """Writes the package's messages to standard error as long as nobody else listens to them.
-
-    Files in our temporary folders have their names alone.
 
     A program that sets up logging itself, for all loggers or for ``perturbdiff``, gets the messages there alone.
     """
@@ -31,7 +33,7 @@ class Fallback(logging.Handler):
             return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         try:
-            sys.stderr.write(f"{level}{visible(_TEMPORARY.sub('', record.getMessage()))}\n")
+            sys.stderr.write(f"{level}{visible(short(record.getMessage()))}\n")
             sys.stderr.flush()
         except (OSError, ValueError):  # a closed stream is no reason to end a training
             self.handleError(record)

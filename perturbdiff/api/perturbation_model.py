@@ -88,9 +88,10 @@ class PerturbDiff:
 
     Examples
     --------
-    >>> model = perturbdiff.PerturbDiff(adata, perturbation="perturbation", control="control", config="tiny")
-    >>> scores = model.fit().evaluate()
+    >>> model = perturbdiff.PerturbDiff(adata, perturbation="perturbation", control="control", config="tiny").fit()
     >>> cells = model.predict()
+    >>> sorted(cells.obs.columns)
+    ['batch', 'cell_type', 'perturbation']
     """
 
     config: Config
@@ -176,8 +177,8 @@ class PerturbDiff:
 
         Examples
         --------
-        >>> trained = perturbdiff.PerturbDiff.load(bundle)
-        >>> cells = trained.predict(["KD1"], controls=adata)
+        >>> later = perturbdiff.PerturbDiff.load(folder / "bundle")
+        >>> cells = later.predict(["cytokine_1"], controls=adata)
         """
         model = cls.of(Path(path), device=device)
         data = model.config.data.model_copy(update=_labels(perturbation, control, batch, cell_type, layer))
@@ -358,7 +359,7 @@ class PerturbDiff:
         Examples
         --------
         >>> cells = model.predict()
-        >>> more = model.predict(["KD1"])
+        >>> more = model.predict(["cytokine_1"], seed=7)
         """
         bundle, data, labels = self.bundle, self.config.data, self.own_labels
         if controls is None and isinstance(conditions, anndata.AnnData) and self._has_controls(conditions):
@@ -442,6 +443,10 @@ class PerturbDiff:
         ------
         UserError
             If the model is not fitted, or there is something at ``path``.
+
+        Examples
+        --------
+        >>> place = model.save(folder / "bundle")
         """
         out, source = Path(path), self.path
         check_place(out)

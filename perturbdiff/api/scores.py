@@ -41,9 +41,11 @@ class Scores(pd.DataFrame):
 
     Examples
     --------
-    >>> scores = model.evaluate()  # doctest: +SKIP
-    >>> scores[["energy_distance", "PDCorr"]].round(2)  # doctest: +SKIP
-    >>> scores.plot().savefig("scores.png")  # doctest: +SKIP
+    >>> scores = model.evaluate(baselines=("control", "linear"))
+    >>> list(scores.index)
+    ['perturbdiff', 'control', 'linear', 'ceiling']
+    >>> best = scores["energy_distance"].drop("ceiling").idxmin()
+    >>> scores.plot().savefig(folder / "scores.png")
     """
 
     _metadata = ["per_perturbation", "details", "folders", "_runs", "_kept"]  # noqa: RUF012  pandas wants a list
@@ -94,7 +96,7 @@ class Scores(pd.DataFrame):
         Parameters
         ----------
         metrics
-            Names of columns. Default: the main metric of each kind.
+            Names of columns. Default: the main metrics of each kind that are defined.
 
         Returns
         -------
@@ -110,7 +112,7 @@ class Scores(pd.DataFrame):
 
         known = metric_columns(self._runs)
         if metrics is None:
-            return draw(self._runs, key_columns(known))
+            return draw(self._runs, [c for c in key_columns(known) if bool(np.isfinite(self[c.name]).any())])
         by_name = {column.name: column for column in known}
         if unknown := [name for name in metrics if name not in by_name]:
             raise UserError(
