@@ -62,7 +62,13 @@ def _family(family: str) -> Iterator[str]:
 
 
 def _metric(metric: Metric) -> Iterator[str]:
-    yield from ["", f"### `{metric.name}` {{ #{metric.name} }}", "", f"{_text(metric.formula)}.", ""]
+    yield from [
+        "",
+        f"### `{metric.name}` {{ #{metric.name} }}",
+        "",
+        f"{_capital(_text(metric.formula))}.",
+        "",
+    ]
     yield f"- **Range:** {_number(metric.low)} … {_number(metric.high)}, {_DIRECTIONS[metric.direction]}"
     yield f"- **Chance:** {_text(metric.chance) if metric.chance else _measured(metric)}"
     yield f"- **Coupled:** {_coupling(metric)}"
@@ -84,10 +90,13 @@ def _number(value: float) -> str:
     return f"{value:g}".replace("-", "−").replace("inf", "∞")
 
 
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
 def _text(text: str) -> str:
     """Escape what Markdown would read."""
-    text = re.sub(r"([\\|*_<>])", r"\\\1", text)
-    return f"{text[0].upper()}{text[1:]}"
+    return re.sub(r"([\\|*_<>])", r"\\\1", text)
 
 
 def datasets_page() -> str:

@@ -29,6 +29,7 @@ _SECONDS = 600  # for a cell
 _DATASET = re.compile(r"""datasets\.find\(\s*["']([\w-]+)["']""")
 _STYLE = """
 figure.dpi: 90
+figure.figsize: 4.6, 3.4
 savefig.dpi: 90
 figure.constrained_layout.use: True
 axes.spines.top: False
@@ -97,7 +98,10 @@ def faults(notebook: NotebookNode) -> Iterator[str]:
             picture = output.get("data", {}).get("image/png", "")
             if (size := len(base64.b64decode(picture))) > LARGEST_FIGURE:
                 yield f"a figure of {size} bytes"
-            text = str(output.get("text", "")) + str(output.get("data", {}).get("text/plain", ""))
+            shown = str(output.get("data", {}).get("text/plain", ""))
+            if shown.startswith("<Figure") and not picture:
+                yield "a figure that is not shown"
+            text = str(output.get("text", "")) + shown
             for found in _OF_THE_MACHINE.findall(text):
                 yield f"depends on the machine: {found!r}"
     if (size := len(as_text(notebook))) > LARGEST:

@@ -123,19 +123,13 @@ sc.pp.pca(both, n_comps=2, svd_solver="arpack")
 
 # %%
 COLOURS = {"control": "lightgrey", "real": "tab:green", "predicted": "tab:purple"}
-fig, axes = plt.subplots(1, 3, figsize=(9, 3), sharex=True, sharey=True)
+fig, axes = plt.subplots(1, 3, figsize=(8, 2.8), sharex=True, sharey=True)
 for axis, name in zip(axes, wanted, strict=True):
     shown = both[control | (both.obs["perturbation"] == name)].copy()
-    sc.pl.pca(
-        shown,
-        color="kind",
-        palette=COLOURS,
-        size=30,
-        alpha=0.7,
-        title=name,
-        ax=axis,
-        show=False,
-    )
+    options = {"title": name, "ax": axis, "show": False, "legend_loc": "none"}
+    if name == wanted[-1]:
+        options["legend_loc"] = "right margin"
+    sc.pl.pca(shown, color="kind", palette=COLOURS, size=30, alpha=0.7, **options)
 plt.show()
 
 # %% [markdown]

@@ -58,14 +58,15 @@ def test_faults_are_found(text, why):
     assert [why in fault for fault in notebooks.faults(nbformat.v4.new_notebook(cells=[cell]))] == [True]
 
 
-def test_large_figures_and_words_on_stderr_are_faults():
+def test_large_and_missing_figures_and_words_on_stderr_are_faults():
     picture = base64.b64encode(bytes(notebooks.LARGEST_FIGURE + 1)).decode()
     outputs = [
+        nbformat.v4.new_output("execute_result", data={"text/plain": "<Figure size 640x480>"}),
         nbformat.v4.new_output("display_data", data={"image/png": picture}),
         nbformat.v4.new_output("stream", name="stderr", text="hm"),
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=outputs)])
-    assert len(list(notebooks.faults(notebook))) == 2
+    assert len(list(notebooks.faults(notebook))) == 3
 
 
 def _shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
@@ -100,3 +101,12 @@ def test_a_tutorial_runs_and_shows_what_the_notebook_shows(source, tmp_path):
         for a, b in zip(NUMBER.findall(" ".join(now)), NUMBER.findall(" ".join(kept)), strict=True):
             # another kind of processor may give slightly different numbers
             assert abs(float(a) - float(b)) <= 0.1 + 0.1 * abs(float(b))
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_site_shows_what_the_notebook_drew(site, name):
+    page = (site / "tutorials" / f"{name}.html").read_text()
+    assert page.count("data:image/png;base64") == sum(
+        "figure" in texts for texts in _shown(_kept(notebooks.FOLDER / f"{name}.py"))
+    )
+    assert '.ipynb"' not in page.partition("<article")[2].partition("</article>")[0]

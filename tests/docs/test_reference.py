@@ -9,12 +9,14 @@ import reference
 import yaml
 from typer.testing import CliRunner
 
+import perturbdiff
 from perturbdiff.cli.main import app
 from perturbdiff.config import recipes
 from perturbdiff.datasets import registered
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS
 
+KEYS = list(recipes.keys())
 PAGES = reference.generated()
 SINGLE, COMMANDS, CONFIGURATION = PAGES[""], PAGES["commands"], PAGES["configuration"]
 
@@ -67,7 +69,7 @@ def test_examples_of_a_help_become_blocks_of_code():
     )
 
 
-@pytest.mark.parametrize("key", list(recipes.keys()))
+@pytest.mark.parametrize("key", KEYS)
 def test_every_setting_has_a_meaning_and_the_default_of_the_default_recipe(key):
     section = key.split(".")[0] if "." in key else "index"
     _, _, block = CONFIGURATION[section][1].partition(f"`{key}` {{ #{key} }}\n")
@@ -125,3 +127,20 @@ def test_a_folder_in_the_navigation_becomes_its_pages():
     assert reference._expanded(nav, {"reference/commands/": pages}) == [
         {"Reference": ["reference/index.md", {"Commands": pages}]}
     ]
+
+
+def test_the_site_has_the_generated_pages_and_an_anchor_for_every_setting(site):
+    folder = site / "reference"
+    for name in NAMES:
+        assert f"perturbdiff {name}" in (folder / "commands" / f"{name}.html").read_text()
+    for key in KEYS:
+        section = key.split(".")[0] if "." in key else "index"
+        assert f'id="{key}"' in (folder / "configuration" / f"{section}.html").read_text(), key
+    python = (folder / "python.html").read_text()
+    public = [name for name in perturbdiff.__all__ if not name.startswith("_")]
+    assert [name for name in public if f'id="perturbdiff.{name}"' not in python] == []
+
+
+def test_choices_are_shown_without_a_backslash(site):
+    page = (site / "reference" / "commands" / "sample.html").read_text()
+    assert "&lt;auto|cpu|cuda&gt;" in page
