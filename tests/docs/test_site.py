@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from browser_checks import CONTRAST
 
 ROOT = Path(__file__).parents[2]
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data", "link": "href"}
@@ -107,3 +108,13 @@ def test_no_page_is_wider_than_the_window(site, browser, width):
             wide.append(path.name)
     page.close()
     assert wide == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out(site, browser, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    for name in ("index.html", "results.html", "splits.html"):
+        page.goto((site / name).as_uri())
+        faint = set(page.evaluate(CONTRAST)) - {"A.headerlink"}  # a sign that appears beside a heading
+        assert faint == set(), name
+    page.close()
