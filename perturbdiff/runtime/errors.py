@@ -38,6 +38,10 @@ class UserError(Exception):
         super().__init__(one_line(message))
 
 
+class NeedsForce(UserError):
+    """An output that took long to make is there, with other settings. It is replaced only with ``--force``."""
+
+
 class StoppedEarly(Exception):
     """Training stopped before its time limit and left a checkpoint. Exit code 75: run it again."""
 

@@ -71,7 +71,7 @@ class Plan:
         }  # fmt: skip
         return f"{','.join(_SHEET_COLUMNS)}\n{','.join(row.get(column, '') for column in _SHEET_COLUMNS)}\n"
 
-    def write(self, folder: Path, *, force: bool = False) -> Path:
+    def write(self, folder: Path) -> Path:
         """Write the recipe and the samplesheet into a folder. Return the recipe's path.
 
         Raises
@@ -87,7 +87,6 @@ class Plan:
             config={"recipe": self.recipe, "sheet": self.sheet(folder)},
             inputs={},
             companions={"sheet": folder / SHEET},
-            force=force,
         ) as stage:
             if not stage.skip:
                 stage.path.write_text(self.recipe, encoding="utf-8")

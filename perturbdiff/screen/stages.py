@@ -16,6 +16,7 @@ from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.report.loading.results import Run, read_runs
 from perturbdiff.report.page.page import headline, write_report
+from perturbdiff.runtime.errors import NeedsForce
 from perturbdiff.sampling.sampling_stage import sample
 from perturbdiff.screen.plan import MODEL, Plan
 from perturbdiff.splits.splits import make_split
@@ -55,7 +56,7 @@ def run_plan(
     device
         ``auto``, ``cpu`` or ``cuda``.
     force
-        Run every stage again. Outputs that took long to make are kept as ``NAME.previous``.
+        Replace outputs of other settings that took long to make, and keep them as ``NAME.previous``.
 
     Raises
     ------
@@ -64,9 +65,9 @@ def run_plan(
     StoppedEarly
         If training stops before its end; the same command continues.
     """
-    config = recipes.load(recipe or plan.write(out, force=force))
-    folder = _Folder(out, plan, config, device, force=force)
-    stages: list[tuple[str, Callable[[], None]]] = [
+    config = recipes.load(recipe or plan.write(out))
+    folder = _Folder(out, plan, config, device)
+    stages: list[tuple[str, Callable[[bool], None]]] = [
         ("preprocess: counts become a store", folder.preprocess),
         ("split: what is held out", folder.split),
         ("train: the model", folder.train),
@@ -78,15 +79,20 @@ def run_plan(
     ]
     for number, (title, stage) in enumerate(stages, 1):
         logger.info("[%d/%d] %s", number, len(stages), title)
-        stage()
+        try:
+            stage(False)
+        except NeedsForce:
+            if not force:
+                raise
+            stage(True)
     return Finished(folder.page, tuple(result_lines(folder.scored)))
 
 
 class _Folder:
     """The folder of a run, and its stages."""
 
-    def __init__(self, out: Path, plan: Plan, config: Config, device: str, *, force: bool) -> None:
-        self._plan, self._config, self._device, self._force = plan, config, device, force
+    def __init__(self, out: Path, plan: Plan, config: Config, device: str) -> None:
+        self._plan, self._config, self._device = plan, config, device
         self._seed = config.seed
         self._store, self._split, self._bundle = out / "store", out / "split.parquet", out / "bundle"
         self._predictions, self._metrics, self.page = (
@@ -96,47 +102,45 @@ class _Folder:
         )
         self.scored = [self._metrics / name for name in (MODEL, *NAMES, "ceiling")]
 
-    def preprocess(self) -> None:
+    def preprocess(self, force: bool) -> None:  # noqa: FBT001
         obs = [self._plan.obs] if self._plan.obs else []
-        preprocess(
-            [self._plan.source], self._store, self._config.data, obs=obs, seed=self._seed, force=self._force
-        )
+        preprocess([self._plan.source], self._store, self._config.data, obs=obs, seed=self._seed, force=force)
 
-    def split(self) -> None:
-        make_split(self._store, self._split, self._config, seed=self._seed, force=self._force)
+    def split(self, force: bool) -> None:  # noqa: FBT001
+        make_split(self._store, self._split, self._config, seed=self._seed, force=force)
 
-    def train(self) -> None:
-        train(self._store, self._split, self._bundle, self._config, device=self._device, force=self._force)
+    def train(self, force: bool) -> None:  # noqa: FBT001
+        train(self._store, self._split, self._bundle, self._config, device=self._device, force=force)
 
-    def sample(self) -> None:
+    def sample(self, force: bool) -> None:  # noqa: FBT001
         sample(
             self._bundle, self._store, self._predicted(MODEL),
-            split=self._split, device=self._device, seed=self._seed, force=self._force,
+            split=self._split, device=self._device, seed=self._seed, force=force,
         )  # fmt: skip
 
-    def baselines(self) -> None:
+    def baselines(self, force: bool) -> None:  # noqa: FBT001
         for name in NAMES:
             predict_baseline(
-                name, self._store, self._split, self._predicted(name), seed=self._seed, force=self._force
+                name, self._store, self._split, self._predicted(name), seed=self._seed, force=force
             )
 
-    def ceiling(self) -> None:
+    def ceiling(self, force: bool) -> None:  # noqa: FBT001
         ceiling(
             self._store, self._metrics / "ceiling", self._config.evaluate,
-            split=self._split, dataset=self._plan.name, seed=self._seed, force=self._force,
+            split=self._split, dataset=self._plan.name, seed=self._seed, force=force,
         )  # fmt: skip
 
-    def evaluate(self) -> None:
+    def evaluate(self, force: bool) -> None:  # noqa: FBT001
         for name in (MODEL, *NAMES):
             evaluate(
                 self._predicted(name), self._store, self._metrics / name, self._config.evaluate,
-                method=name, dataset=self._plan.name, seed=self._seed, force=self._force,
+                method=name, dataset=self._plan.name, seed=self._seed, force=force,
             )  # fmt: skip
 
-    def report(self) -> None:
+    def report(self, force: bool) -> None:  # noqa: FBT001
         write_report(
             self.scored, self.page, title=self._plan.name,
-            bundles=[self._bundle], splits=[self._split], records=[self._predictions], force=self._force,
+            bundles=[self._bundle], splits=[self._split], records=[self._predictions], force=force,
         )  # fmt: skip
 
     def _predicted(self, name: str) -> Path:

@@ -52,23 +52,30 @@ def test_the_written_recipe_gives_the_same_files_with_single_commands(run_cli, f
 
 def test_an_edited_recipe_is_not_replaced_but_can_be_used(run_cli, finished):
     recipe = finished / "out" / "recipe.yaml"
-    before = recipe.read_text()
-    recipe.write_text(before.replace("max_steps: 4", "max_steps: 5"))
-    try:
-        done = run_cli("run", finished / "my.h5ad", "--out", finished / "out", *QUICK)
-        assert done.code == 2
-        assert "was edited" in done.err
-        assert f"--config {recipe}" in done.err
-        assert "max_steps: 5" in recipe.read_text()
-        used = run_cli("run", finished / "my.h5ad", "--out", finished / "out", "--config", recipe, "--force")
-        assert used.code == 0, used.err
-        assert recipes.load(finished / "out" / "bundle" / "config.json").train.max_steps == 5
-        assert (finished / "out" / "bundle.previous").is_dir()
-    finally:
-        recipe.write_text(before)
+    recipe.write_text(recipe.read_text().replace("max_steps: 4", "max_steps: 5"))
+    command = ("run", finished / "my.h5ad", "--out", finished / "out")
+    refused = run_cli(*command, *QUICK)
+    assert refused.code == 2
+    assert "was edited" in refused.err
+    assert f"--config {recipe}" in refused.err
+    assert "max_steps: 5" in recipe.read_text()
+    trained = run_cli(*command, "--config", recipe)
+    assert trained.code == 2
+    assert "train.max_steps (4 then, 5 now)" in trained.err
+    done = run_cli(*command, "--config", recipe, "--force")
+    assert done.code == 0, done.err
+    assert (finished / "out" / "bundle.previous").is_dir()
+    assert done.err.count("is up to date") == 2 + 8 + 1 + 8  # only what depends on the model is made again
+    assert run_cli(*command, "--config", recipe, "--seed", "1").code == 2
+
+
+@pytest.fixture
+def few_baselines(monkeypatch):
+    monkeypatch.setattr("perturbdiff.screen.stages.NAMES", ("control", "nearest-context"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_baselines")
 @pytest.mark.parametrize("make", messy_screens.RUN[1:], ids=lambda make: make.__name__)
 def test_messy_files_end_in_a_report(run_cli, tmp_path, make):
     done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
