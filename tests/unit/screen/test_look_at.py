@@ -127,3 +127,9 @@ def test_values_that_are_not_finite_are_told():
     values[3, 4] = np.nan
     adata.X = values
     assert "missing or infinite" in look_at(adata).problems[0]
+
+
+def test_a_cell_line_is_preferred_to_a_cell_type_that_all_cells_share():
+    adata = tiny_counts()
+    adata.obs = adata.obs.rename(columns={"cell_type": "cell_line"}).assign(celltype="lymphoblast")
+    assert look_at(adata).data["cell_type_key"] == "cell_line"

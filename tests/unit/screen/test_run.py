@@ -120,6 +120,18 @@ def test_init_does_not_replace_what_someone_else_made(run_cli, tmp_path):
         assert (folder / name).read_text() == "mine\n"
 
 
+@pytest.mark.parametrize("name", ["recipe.yaml", "samplesheet.csv"])
+def test_init_does_not_replace_what_was_edited(run_cli, tmp_path, name):
+    options = messy_screens.unicode_labels(tmp_path)
+    assert run_cli("init", *options, "--out", tmp_path).code == 0
+    edited = (tmp_path / name).read_text() + "# mine\n"
+    (tmp_path / name).write_text(edited)
+    done = run_cli("init", *options, "--out", tmp_path)
+    assert done.code == 2
+    assert f"{name}: was edited" in done.err
+    assert (tmp_path / name).read_text() == edited
+
+
 def test_the_recipe_of_a_preset_keeps_its_columns_and_its_split(run_cli, tmp_path):
     tiny_counts().write_h5ad(tmp_path / "my.h5ad")
     (tmp_path / "mine.yaml").write_text(
