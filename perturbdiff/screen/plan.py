@@ -17,7 +17,7 @@ from perturbdiff.config.settings import Config
 from perturbdiff.runtime import files, outputs, provenance
 from perturbdiff.runtime.errors import UserError, one_line
 from perturbdiff.screen.held_out import HeldOut, hold_out
-from perturbdiff.screen.screen import Screen, look_at, message
+from perturbdiff.screen.screen import Screen, look_at
 from perturbdiff.splits.split_rules import by_rule
 
 RECIPE, SHEET = "recipe.yaml", "samplesheet.csv"
@@ -159,27 +159,24 @@ def plan_screen(
 
 def _held_out(screen: Screen, config: Config, sources: Mapping[str, str]) -> HeldOut:
     """Choose what to hold out, unless the recipe says it."""
-    by_label = "dose_key" not in screen.data or screen.data["dose_key"] is None
+    by_label = screen.data.get("dose_key") is None
+    own = {screen.data["cell_type_key"]: "cell_type", screen.data["batch_key"]: "batch"}
+    column = own.get(config.split.context_column, config.split.context_column)
     if "split.held_out" not in sources and "split.num_held_out" not in sources:
-        column = config.split.context_column
-        columns = {screen.data["cell_type_key"]: "cell_type", screen.data["batch_key"]: "batch"}
-        wanted = columns.get(column, column)
-        if "split.context_column" in sources and wanted in _KNOWN:
-            return hold_out(screen.conditions, columns=[wanted], by_label=by_label)
+        if "split.context_column" in sources and column in _KNOWN:
+            return hold_out(screen.conditions, columns=[column], by_label=by_label)
         return hold_out(screen.conditions, by_label=by_label)
-    column = config.split.context_column
-    wanted = {screen.data["cell_type_key"]: "cell_type", screen.data["batch_key"]: "batch"}.get(
-        column, column
-    )
-    if wanted in _KNOWN and config.split.choose != "pca" and by_label:
-        table = screen.conditions.assign(context=screen.conditions[wanted])
+    if column in _KNOWN and config.split.choose != "pca" and by_label:
+        table = screen.conditions.assign(context=screen.conditions[column])
         try:
             by_rule(table, config.split, config.seed, lambda names: np.zeros((len(names), 1)))
         except UserError as error:
             raise UserError(
-                message(screen.shown, (f"{error}: change split.* in the recipe, or leave it out",))
+                f"{screen.shown}: {error}: change split.* in the recipe, or leave it out"
             ) from None
-    return HeldOut({}, ("held out: as the recipe says",))
+    scored = {"evaluate.context_column": "batch"}
+    settings = scored if column == "batch" and "evaluate.context_column" not in sources else {}
+    return HeldOut(settings, ("held out: as the recipe says",))
 
 
 def training_line(screen: Screen, config: Config) -> str:
@@ -212,7 +209,7 @@ def _text(
     }
     reasons = {guess.key: guess.why for guess in screen.guesses}
     reasons["data.missing_labels"] = f"{screen.without_label} cells lack a label"
-    if held.settings:
+    if "split.held_out" in held.settings:
         reasons["split.held_out"] = held.why[0].removeprefix("held out: ")
     tree: dict[str, dict[str, Any]] = {}
     for key, value in {**settings, **changes}.items():

@@ -2,16 +2,15 @@
 
 import shutil
 
-import anndata as ad
 import pytest
 from messy_screens import missing_labels, nothing_known
 
 
 @pytest.fixture
 def screen(tmp_path):
-    """A messy file whose name has a space, a quote and a letter beyond ASCII."""
+    """A messy file whose name a shell would take apart."""
     missing_labels(tmp_path)
-    return shutil.move(tmp_path / "my.h5ad", tmp_path / "it's my schöner screen.h5ad")
+    return shutil.move(tmp_path / "my.h5ad", tmp_path / "it's my schöner & touch made & `touch made` screen.h5ad")
 
 
 def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
@@ -23,6 +22,7 @@ def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
     assert sorted(set(names)) == [
         *("BASELINE", "CEILING", "EVALUATE", "PREPROCESS", "REPORT", "SAMPLE", "SPLIT", "STATS", "TRAIN")
     ]
+    assert not list(ran.folder.rglob("made"))
     plan = ran.outdir / "plan"
     assert "missing_labels: drop" in (plan / "recipe.yaml").read_text()
     again = nextflow.run("-stub", "--input", plan / "samplesheet.csv", "--baselines", "control", "-resume")
@@ -35,13 +35,3 @@ def test_what_is_missing_is_told_before_any_task(nextflow, tmp_path):
     assert ran.code != 0
     assert "the cells have no labels" in ran.output
     assert "--obs TABLE.csv" in ran.output
-
-
-def test_names_are_never_taken_as_commands(nextflow, tmp_path):
-    missing_labels(tmp_path)
-    evil = tmp_path / "a;touch made&b`touch made`.h5ad"
-    shutil.move(tmp_path / "my.h5ad", evil)
-    ran = nextflow.run("-stub", "--input", evil, "--baselines", "none")
-    assert not list(tmp_path.rglob("made"))
-    assert ran.code == 0, ran.output
-    assert ad.read_h5ad(evil).n_obs > 0
