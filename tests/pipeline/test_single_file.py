@@ -10,7 +10,9 @@ from messy_screens import missing_labels, nothing_known
 def screen(tmp_path):
     """A messy file whose name a shell would take apart."""
     missing_labels(tmp_path)
-    return shutil.move(tmp_path / "my.h5ad", tmp_path / "it's my schöner & touch made & `touch made` screen.h5ad")
+    return shutil.move(
+        tmp_path / "my.h5ad", tmp_path / "it's my schöner & touch made & `touch made` screen.h5ad"
+    )
 
 
 def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):

@@ -104,7 +104,7 @@ def test_init_writes_what_run_would_use(run_cli, tmp_path):
     assert (config.data.control, config.seed, config.train.max_steps) == ("ctrl", 3, 20)
     assert config.split.held_out[0] in {"Zelle Ä", "細胞"}
     (row,) = pd.read_csv(tmp_path / "plan" / "samplesheet.csv").to_dict("records")
-    assert row["input"] == str(tmp_path / "my.h5ad")
+    assert row["input"] == options[0]
     assert (row["preset"], row["mode"], row["seed"]) == ("recipe.yaml", "train", 3)
 
 
