@@ -35,7 +35,11 @@ def sheetOf(given) {
     def lines = process.inputStream.getText('UTF-8').readLines()
         .collect { line -> shown(line.replaceFirst(/^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+ /, '')) }
     def code  = process.waitFor()
-    if (code) { error("--input ${input.name}:\n  " + lines.findAll { line -> line.startsWith('error') }.join('\n  ')) }
+    if (code) {
+        [folder, folder.parent].each { place -> place.toFile().delete() }   // only if they are empty
+        def told = lines.dropWhile { line -> !line.startsWith('error') }
+        error("--input ${input.name} (perturbdiff init):\n  " + (told ?: lines).join('\n  '))
+    }
     log.info "perturbdiff: one run of ${input.name}\n  " + lines.join('\n  ')
     return folder.resolve('samplesheet.csv')
 }

@@ -40,8 +40,9 @@ class Fallback(logging.Handler):
 
 
 def show_messages() -> None:
-    """Make the package's information visible, unless the program has decided about its logger already."""
+    """Make the package's messages visible, unless the program listens to them. A level that was set stays."""
     package = logging.getLogger(_PACKAGE)
-    if package.level == logging.NOTSET and not package.handlers:
+    if not package.handlers:
         package.addHandler(Fallback())
-        package.setLevel(logging.INFO)
+        if package.level == logging.NOTSET:
+            package.setLevel(logging.INFO)

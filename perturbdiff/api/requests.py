@@ -14,6 +14,7 @@ from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import DataConfig
+from perturbdiff.io.columns import Texts
 from perturbdiff.io.counts import Inputs
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -96,19 +97,33 @@ def control_store(controls: AnyData, bundle: Bundle, data: DataConfig, folder: P
     if path := store_path(controls):
         return Store(path)
     file = cells_file(controls, folder)
-    with Inputs([file], data, folder) as opened:
-        columns = opened.files[0].columns
-    missing = [key for key in ("perturbation_key", "dose_key") if getattr(data, key) not in (None, *columns)]
-    if "perturbation_key" in missing:
-        logger.info("control cells: no column '%s', so that all cells are controls", data.perturbation_key)
+    data = data.model_copy(update=_unlabelled(file, data, folder))
     depth = {} if bundle.target_sum is None else {"target_sum": bundle.target_sum}
     data = data.model_copy(
         update={
             "num_hvgs": None, "hvg_cells": "all", "knockdown": False, "extra_obs": (), **depth,
-            **dict.fromkeys(missing),
         }
     )  # fmt: skip
     genes = folder / "genes.txt"
     genes.write_text("".join(f"{gene}\n" for gene in bundle.genes), encoding="utf-8")
     preprocess([file], folder / "controls", data, genes=genes, machine=Machine(jobs=1))
     return Store(folder / "controls")
+
+
+def _unlabelled(file: Path, data: DataConfig, folder: Path) -> dict[str, None]:
+    """Return the columns to do without: those that are missing, and that of the perturbation if all are controls."""
+    with Inputs([file], data, folder) as opened:
+        (cells,) = opened.files
+        missing = [
+            k for k in ("perturbation_key", "dose_key") if getattr(data, k) not in (None, *cells.columns)
+        ]
+        if "perturbation_key" in missing:
+            logger.info(
+                "control cells: no column '%s', so that all cells are controls", data.perturbation_key
+            )
+        elif data.perturbation_key is not None:
+            texts = Texts()
+            cells.open_column(data.perturbation_key).codes(0, cells.n_cells, texts)
+            if texts.names == [data.control]:
+                missing.append("perturbation_key")
+    return dict.fromkeys(missing)

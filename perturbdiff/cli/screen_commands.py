@@ -9,13 +9,13 @@ import typer
 
 from perturbdiff.cli.options import (
     Device,
-    Force,
     Overrides,
     Recipe,
     Seed,
     Shared,
     with_options,
 )
+from perturbdiff.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from perturbdiff.screen.plan import Plan
@@ -72,7 +72,6 @@ def plan_options(
     recipe: Recipe = None,
     overrides: Overrides = None,
     seed: Seed = None,
-    force: Force = False,
 ) -> Shared:
     """Collect the options that ``run`` and ``init`` share."""
     said = {
@@ -84,7 +83,7 @@ def plan_options(
     given = {
         key: None if value == _NONE and key != "control" else value for key, value in said.items() if value
     }
-    settings = {"given": given, "obs": obs, "overrides": overrides or (), "seed": seed, "force": force}
+    settings = {"given": given, "obs": obs, "overrides": overrides or (), "seed": seed}
     return Shared(recipe, settings)
 
 
@@ -94,8 +93,7 @@ def _plan(source: Path, options: Shared) -> Plan:
 
     from perturbdiff.screen.plan import plan_screen
 
-    settings = {name: value for name, value in options.settings.items() if name != "force"}
-    plan = plan_screen(source, options.config, **settings)
+    plan = plan_screen(source, options.config, **options.settings)
     for line in plan.lines:
         logging.getLogger("perturbdiff").info("%s", line)
     return plan
@@ -119,6 +117,13 @@ def run(
         ),
     ] = None,
     device: Device = "auto",
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Replace results of other settings that took long to make; they are kept as NAME.previous.",
+        ),
+    ] = False,
     *,
     options: Shared,
 ) -> None:
@@ -137,14 +142,17 @@ def run(
     folder = _folder(source, out)
     recipe = folder / RECIPE
     own = options.config is not None and Path(options.config).absolute() == recipe.absolute()
+    said = options.settings
     if not own:
         check_unedited(recipe)
+    elif said["given"] or said["overrides"] or said["seed"] is not None:
+        raise UserError(
+            f"{recipe}: is the recipe of this folder; write the changes into it, and leave the options out"
+        )
     plan = _plan(source, options)
     from perturbdiff.screen.stages import run_plan
 
-    done = run_plan(
-        plan, folder, recipe=recipe if own else None, device=device, force=options.settings["force"]
-    )
+    done = run_plan(plan, folder, recipe=recipe if own else None, device=device, force=force)
     for line in done.lines:
         typer.echo(line)
     typer.echo(str(done.report))
@@ -165,7 +173,7 @@ def init(
     perturbdiff init my.h5ad --out plan
     """
     plan = _plan(source, options)
-    recipe = plan.write(out, force=options.settings["force"])
+    recipe = plan.write(out)
     typer.echo(str(recipe))
     from perturbdiff.screen.plan import SHEET
 

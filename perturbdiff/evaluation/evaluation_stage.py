@@ -229,7 +229,7 @@ def _run(
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
         tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
-    tables.facts, tables.findings = _facts(pairs), list(pairs.findings)
+    tables.facts, tables.findings = _facts(pairs), _findings(pairs)
     if shard[1] == 1:
         stage.results.update(score_tables.write_folder(stage.path, tables, config, names, seed))
     else:
@@ -281,6 +281,15 @@ def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
         "largest_predicted_value": pairs.predicted.highest,
         **pairs.facts,
     }
+
+
+def _findings(pairs: pairing.Pairing) -> list[dict[str, Any]]:
+    """Return the remarks on the inputs, which name files without their folders, because scores are shared."""
+    paths = {pairs.predicted.reader.path, pairs.real.reader.path}
+    found = [dict(entry) for entry in pairs.findings]
+    for path in sorted(paths, key=lambda one: -len(str(one))):
+        found = [{**entry, "text": entry["text"].replace(str(path), path.name)} for entry in found]
+    return found
 
 
 def _settings(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:

@@ -330,7 +330,7 @@ def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
             f"{names}: no control cells, '{config.control}' (data.control) is not a label of obs column "
             f"'{config.perturbation_key}'{hint}"
         )
-    if len(labels) == 1:
+    if len(labels) == 1 and config.perturbation_key is not None:
         logger.warning("%s: every cell is a control; there is no perturbation to learn", names)
     groups = conditions.groupby(["cell_type", "batch"])["perturbation"]
     without = [f"{key[0]} / {key[1]}" for key, group in groups if config.control not in set(group)]  # type: ignore[index]

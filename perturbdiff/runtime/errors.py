@@ -31,11 +31,16 @@ def one_line(text: str) -> str:
 class UserError(Exception):
     """An error that the user can fix. The message names the file, column or gene and says what to do. Exit code 2.
 
-    The message is always one line.
+    The message is one line. Several problems that are found at once are its ``details``, with a numbered line each.
     """
 
-    def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
+    def __init__(self, message: str, details: Iterable[str] = ()) -> None:
+        lines = [one_line(message), *(f"  {k}. {one_line(text)}" for k, text in enumerate(details, 1))]
+        super().__init__("\n".join(lines))
+
+
+class NeedsForce(UserError):
+    """An output that took long to make is there, with other settings. It is replaced only with ``--force``."""
 
 
 class StoppedEarly(Exception):

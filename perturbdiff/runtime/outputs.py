@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.runtime import files, untrusted
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.errors import NeedsForce, UserError, listing
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Output:
             former = read_manifest(self.out) or {}
             different = differences({key: former.get(key) for key in base}, base)
             if different and not force:
-                raise UserError(
+                raise NeedsForce(
                     f"{self.out}: holds a finished result of {self.stage} with other settings, versions or inputs "
                     f"({listing(different)}); choose another output, or add --force, which keeps it as "
                     f"{self.previous.name}"

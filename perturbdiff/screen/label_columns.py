@@ -25,7 +25,7 @@ _CELL_TYPE_NAMES = (
     "celltype", "celltypes", "cellline", "celllines", "celltypename", "celllinename", "cellontologyclass",
     "celllabel", "celltypeannotation", "annotation", "cell",
 )  # fmt: skip
-_CELL_TYPE_PARTS = ("celltype", "cellline")
+_CELL_TYPE_PARTS = ("celltype", "cellline", "annotation")
 _BATCH_NAMES = (
     "donor", "donorid", "patient", "patientid", "subject", "subjectid", "individual", "ind", "batch", "batchid",
     "replicate", "rep", "biorep", "mouse", "plate", "plateid", "gemgroup", "lane", "channel", "library", "libraryid",
@@ -178,7 +178,9 @@ def choose_context(
     names, parts = (_BATCH_NAMES, _BATCH_PARTS) if batch else (_CELL_TYPE_NAMES, _CELL_TYPE_PARTS)
     scores = {name: _name_score(name, names, parts) for name in labels if name not in set(taken)}
     refused = []
-    for name in sorted((name for name, score in scores.items() if score), key=lambda name: -scores[name]):
+    # a column with one label says nothing, so it comes last
+    named = [name for name, score in scores.items() if score]
+    for name in sorted(named, key=lambda name: (len(labels[name].names) == 1, -scores[name])):
         found = labels[name]
         if found.counts.sum() < _FEWEST_CELLS * len(found.names):
             refused.append(f"'{name}' has {len(found.names)} labels for {found.counts.sum()} cells")

@@ -102,8 +102,10 @@ class Screen:
 
     def check(self) -> None:
         """Raise one `UserError` that lists all problems, if there are any."""
+        if len(self.problems) == 1:
+            raise UserError(f"{self.shown}: {self.problems[0]}")
         if self.problems:
-            raise UserError(message(self.shown, self.problems))
+            raise UserError(f"{self.shown}: {len(self.problems)} things to fix", self.problems)
 
     def lines(self) -> list[str]:
         """Return what was found, one line per decision, for the log."""
@@ -113,14 +115,6 @@ class Screen:
             for guess in self.guesses
         ]
         return [one_line(line) for line in (size, *decided, *self.notes)]
-
-
-def message(shown: str, problems: tuple[str, ...]) -> str:
-    """Return one message that lists several problems."""
-    if len(problems) == 1:
-        return f"{shown}: {problems[0]}"
-    numbered = " ".join(f"({number}) {problem}." for number, problem in enumerate(problems, 1))
-    return f"{shown}: {len(problems)} things to fix: {numbered}"
 
 
 def look_at(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from perturbdiff.evaluation.evaluation_stage import CEILING, ceiling, evaluate
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.report.loading.results import Run, read_runs
 from perturbdiff.report.page.page import headline, write_report
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import NeedsForce, UserError
 from perturbdiff.sampling.sampling_stage import sample
 from perturbdiff.screen.plan import MODEL, Plan
 from perturbdiff.splits.splits import make_split
@@ -58,7 +58,7 @@ def run_plan(
     device
         ``auto``, ``cpu`` or ``cuda``.
     force
-        Run every stage again. Outputs that took long to make are kept as ``NAME.previous``.
+        Replace outputs of other settings that took long to make, and keep them as ``NAME.previous``.
 
     Raises
     ------
@@ -67,23 +67,26 @@ def run_plan(
     StoppedEarly
         If training stops before its end; the same command continues.
     """
-    config = recipes.load(recipe or plan.write(out, force=force))
-    steps = Stages.within(
-        out, config, plan.name, source=plan.source, obs=plan.obs, device=device, force=force
-    )
-    stages: list[tuple[str, Callable[[], None]]] = [
-        ("preprocess: counts become a store", steps.make_store),
-        ("split: what is held out", steps.make_split),
-        ("train: the model", steps.train),
-        ("sample: predict the held-out conditions", steps.sample),
-        (f"baseline: {len(NAMES)} simple methods predict the same", steps.predict_baselines),
-        ("ceiling: real cells against real cells", steps.score_ceiling),
-        ("evaluate: scores of all methods", steps.evaluate),
-        ("report: one page", steps.report),
+    config = recipes.load(recipe or plan.write(out))
+    steps = Stages.within(out, config, plan.name, source=plan.source, obs=plan.obs, device=device)
+    stages: list[tuple[str, Callable[[Stages], None]]] = [
+        ("preprocess: counts become a store", Stages.make_store),
+        ("split: what is held out", Stages.make_split),
+        ("train: the model", Stages.train),
+        ("sample: predict the held-out conditions", Stages.sample),
+        (f"baseline: {len(NAMES)} simple methods predict the same", Stages.predict_baselines),
+        ("ceiling: real cells against real cells", Stages.score_ceiling),
+        ("evaluate: scores of all methods", Stages.evaluate),
+        ("report: one page", Stages.report),
     ]
     for number, (title, stage) in enumerate(stages, 1):
         logger.info("[%d/%d] %s", number, len(stages), title)
-        stage()
+        try:
+            stage(steps)
+        except NeedsForce:
+            if not force:
+                raise
+            stage(replace(steps, force=True))
     return Finished(steps.page, tuple(result_lines(steps.scored())))
 
 

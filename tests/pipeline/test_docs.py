@@ -11,9 +11,18 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
     page: re.findall(r"^```(bash|python)\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-    for page in ("usage.md", "embeddings.md", "sampling.md", "training.md", "vocabulary.md", "store.md")
+    for page in (
+        "quickstart.md",
+        "usage.md",
+        "embeddings.md",
+        "sampling.md",
+        "training.md",
+        "vocabulary.md",
+        "store.md",
+    )
 }
 MADE = {
+    "quickstart.md": ("first/report.html", "second/report.html", "third/report.html"),
     "usage.md": ("report.html", "from_python.h5ad"),
     "embeddings.md": ("new.h5ad",),
     "training.md": ("early.h5ad", "finetuned/model.safetensors", "few/model.safetensors"),
@@ -23,11 +32,12 @@ MADE = {
 }
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
-STAGES += ("baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
+STAGES += ("run", "init", "baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
 
 
 def test_every_command_has_an_example():
-    shown = "".join(code for language, code in BLOCKS["usage.md"] if language == "bash")
+    pages = (*BLOCKS["usage.md"], *BLOCKS["quickstart.md"])
+    shown = "".join(code for language, code in pages if language == "bash")
     assert [s for s in STAGES if not re.search(rf"^perturbdiff {s}\b", shown, re.M)] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -117,11 +118,17 @@ def test_evaluation_of_predictions_in_the_users_units(model, screen, scores):
     np.testing.assert_allclose(again[both].iloc[0], scores.loc["perturbdiff", both].astype(float), rtol=1e-6)
 
 
+def findings_of(scores) -> str:
+    return " ".join(
+        entry["text"] for entry in json.loads((scores.folders[0] / "summary.json").read_text())["findings"]
+    )
+
+
 def test_evaluation_of_anyones_anndata(screen):
     real = screen[screen.obs["line"] == "cell_type_1"].copy()
     depth = np.asarray(real.X.sum(1))
     real.X = np.log1p(real.X.toarray() / depth * 1e3)
-    predicted = real[real.obs["gene"] != "ntc"].copy()
+    predicted = real[real.obs["gene"] != "ntc"][:, ::-1].copy()
     found = perturbdiff.evaluate(
         predicted, real, perturbation="gene", control="ntc", cell_type="line", batch="plate", scale="log1p",
         method="copy", metrics=["expression"], settings={"evaluate.bootstrap": 0},
@@ -129,6 +136,9 @@ def test_evaluation_of_anyones_anndata(screen):
     assert list(found.index) == ["copy"]
     assert found.loc["copy", "MSE"] == 0
     assert "energy_distance" not in found
+    said = findings_of(found)
+    assert "perturbdiff-" not in said
+    assert "predictions: its genes are in another order" in said
     with pytest.raises(UserError, match="scale"):
         perturbdiff.evaluate(
             predicted, real, perturbation="gene", control="ntc", cell_type="line", batch="plate"

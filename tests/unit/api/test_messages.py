@@ -30,6 +30,6 @@ def test_a_program_with_its_own_logging_gets_them_alone():
 
 
 def test_the_root_logger_is_left_alone_and_the_level_is_the_users():
-    assert said(before="logging.getLogger('perturbdiff').setLevel('WARNING')") == "careful\n"
+    assert said(before="logging.getLogger('perturbdiff').setLevel('WARNING')") == "warning: careful\n"
     assert said(after="assert not logging.getLogger().handlers").startswith("done")
     assert said(after="logging.getLogger('perturbdiff').setLevel('ERROR')") == ""

@@ -128,7 +128,7 @@ def test_conditions_by_name_by_table_and_by_cells(model, screen):
     assert (perturbed.layers["log1p"] != of_cells.layers["log1p"]).nnz == 0
 
 
-def test_a_saved_bundle_predicts_from_other_control_cells(model, screen, tmp_path):
+def test_a_saved_bundle_predicts_from_other_control_cells(model, screen, tmp_path, caplog):
     place = model.save(tmp_path / "bundle")
     loaded = PerturbDiff.load(str(place))
     name = model.bundle.vocabulary.perturbation[1]
@@ -138,6 +138,10 @@ def test_a_saved_bundle_predicts_from_other_control_cells(model, screen, tmp_pat
         assert (theirs.layers["log1p"] != ours.layers["log1p"]).nnz == 0
     assert theirs.obs["plate"].dtype != ours.obs["plate"].dtype  # a store knows labels as text
     alone = screen[screen.obs["gene"] == "ntc"].copy()
+    caplog.clear()
+    of_controls = loaded.predict(name, controls=alone)
+    assert set(of_controls.obs["gene"]) == {name}
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
     del alone.obs["gene"]  # without the column, all cells are controls
     alone.obs = alone.obs.rename(columns={"line": "louvain"})
     table = ours.obs.value_counts(sort=False).rename("n_cells").reset_index()

@@ -35,6 +35,6 @@ def test_dropped_cells_are_counted_and_the_others_kept(run_cli, tmp_path, unlabe
     assert store.n_cells == unlabelled.n_obs - 7
     kept = unlabelled[7:]
     assert set(store.obs(["source_row"])["source_row"]) == set(range(7, unlabelled.n_obs))
-    counts = kept.obs.groupby(["cell_type", "batch", "perturbation"]).size()
+    counts = kept.obs.groupby(["cell_type", "batch", "perturbation"], observed=True).size()
     found = store.conditions.set_index(["cell_type", "batch", "perturbation"])["n_cells"]
     assert found.sort_index().to_dict() == counts.sort_index().to_dict()

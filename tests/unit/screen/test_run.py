@@ -52,23 +52,30 @@ def test_the_written_recipe_gives_the_same_files_with_single_commands(run_cli, f
 
 def test_an_edited_recipe_is_not_replaced_but_can_be_used(run_cli, finished):
     recipe = finished / "out" / "recipe.yaml"
-    before = recipe.read_text()
-    recipe.write_text(before.replace("max_steps: 4", "max_steps: 5"))
-    try:
-        done = run_cli("run", finished / "my.h5ad", "--out", finished / "out", *QUICK)
-        assert done.code == 2
-        assert "was edited" in done.err
-        assert f"--config {recipe}" in done.err
-        assert "max_steps: 5" in recipe.read_text()
-        used = run_cli("run", finished / "my.h5ad", "--out", finished / "out", "--config", recipe, "--force")
-        assert used.code == 0, used.err
-        assert recipes.load(finished / "out" / "bundle" / "config.json").train.max_steps == 5
-        assert (finished / "out" / "bundle.previous").is_dir()
-    finally:
-        recipe.write_text(before)
+    recipe.write_text(recipe.read_text().replace("max_steps: 4", "max_steps: 5"))
+    command = ("run", finished / "my.h5ad", "--out", finished / "out")
+    refused = run_cli(*command, *QUICK)
+    assert refused.code == 2
+    assert "was edited" in refused.err
+    assert f"--config {recipe}" in refused.err
+    assert "max_steps: 5" in recipe.read_text()
+    trained = run_cli(*command, "--config", recipe)
+    assert trained.code == 2
+    assert "train.max_steps (4 then, 5 now)" in trained.err
+    done = run_cli(*command, "--config", recipe, "--force")
+    assert done.code == 0, done.err
+    assert (finished / "out" / "bundle.previous").is_dir()
+    assert done.err.count("is up to date") == 2 + 8 + 1 + 8  # only what depends on the model is made again
+    assert run_cli(*command, "--config", recipe, "--seed", "1").code == 2
+
+
+@pytest.fixture
+def few_baselines(monkeypatch):
+    monkeypatch.setattr("perturbdiff.screen.stages.NAMES", ("control", "nearest-context"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_baselines")
 @pytest.mark.parametrize("make", messy_screens.RUN[1:], ids=lambda make: make.__name__)
 def test_messy_files_end_in_a_report(run_cli, tmp_path, make):
     done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
@@ -97,7 +104,7 @@ def test_init_writes_what_run_would_use(run_cli, tmp_path):
     assert (config.data.control, config.seed, config.train.max_steps) == ("ctrl", 3, 20)
     assert config.split.held_out[0] in {"Zelle Ä", "細胞"}
     (row,) = pd.read_csv(tmp_path / "plan" / "samplesheet.csv").to_dict("records")
-    assert row["input"] == str(tmp_path / "my.h5ad")
+    assert row["input"] == options[0]
     assert (row["preset"], row["mode"], row["seed"]) == ("recipe.yaml", "train", 3)
 
 
@@ -111,6 +118,18 @@ def test_init_does_not_replace_what_someone_else_made(run_cli, tmp_path):
         assert done.code == 2
         assert name in done.err
         assert (folder / name).read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "samplesheet.csv"])
+def test_init_does_not_replace_what_was_edited(run_cli, tmp_path, name):
+    options = messy_screens.unicode_labels(tmp_path)
+    assert run_cli("init", *options, "--out", tmp_path).code == 0
+    edited = (tmp_path / name).read_text() + "# mine\n"
+    (tmp_path / name).write_text(edited)
+    done = run_cli("init", *options, "--out", tmp_path)
+    assert done.code == 2
+    assert f"{name}: was edited" in done.err
+    assert (tmp_path / name).read_text() == edited
 
 
 def test_the_recipe_of_a_preset_keeps_its_columns_and_its_split(run_cli, tmp_path):
