@@ -190,8 +190,8 @@ def test_mistakes_are_user_errors_that_name_the_remedy(model, screen, tmp_path):
         PerturbDiff.load(model.path).predict("GENE28")
     with pytest.raises(UserError, match="no such|not found|bundle"):
         PerturbDiff.load(tmp_path / "nothing")
-    with pytest.raises(UserError, match="no preset or file 'recomended', did you mean 'recommended'"):
-        unfitted(screen, config="recomended")
+    with pytest.raises(UserError, match="no preset or file 'recommend', did you mean 'recommended'"):
+        unfitted(screen, config="recommend")
     with pytest.raises(UserError, match="train.max_step'"):
         unfitted(screen, settings={"train.max_step": 5})
     with pytest.raises(UserError, match="input not found"):
