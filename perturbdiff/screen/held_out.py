@@ -125,7 +125,8 @@ def _held(context: _Context, conditions: pd.DataFrame, least: int, *, by_label: 
     some = f"{round(100 * (1 - _TRAIN))} % of its" if many else "its"
     why = [
         f"held out: {some} {count} perturbation{'s' * (count != 1)} in {word} '{context.name}', which has "
-        f"{round(100 * context.share)} % of the perturbed cells; the model learns from the others and from its control cells"
+        f"{round(100 * context.share)} % of the perturbed cells; the model learns from the others and "
+        "from its control cells"
     ]
     small = len(context.present) - count
     if small and by_label:
