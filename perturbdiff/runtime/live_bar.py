@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,8 @@ class Bar(Protocol):
 
 def bar() -> Bar | None:
     """Return the bar that fits where this process runs, or None if there is neither terminal nor notebook."""
-    if os.environ.get("RANK", "0") != "0":  # torchrun lets all its processes write to one terminal
+    # torchrun lets all its processes write to one terminal, and so do worker processes
+    if os.environ.get("RANK", "0") != "0" or multiprocessing.parent_process() is not None:
         return None
     if in_notebook():
         return NotebookBar()
