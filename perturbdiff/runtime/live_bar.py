@@ -7,8 +7,6 @@ ends.
 from __future__ import annotations
 
 import contextlib
-import html
-import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -44,6 +42,8 @@ class Bar(Protocol):
 
 def bar() -> Bar | None:
     """Return the bar that fits where this process runs, or None if there is neither terminal nor notebook."""
+    import multiprocessing  # here, because every command imports this module before it says anything
+
     # torchrun lets all its processes write to one terminal, and so do worker processes
     if os.environ.get("RANK", "0") != "0" or multiprocessing.parent_process() is not None:
         return None
@@ -118,6 +118,8 @@ class NotebookBar:
 
     def draw(self, share: float, parts: Sequence[str]) -> None:
         """Show the bar in the output of the running cell, or change it."""
+        import html
+
         from IPython.display import display
 
         text = _SEPARATOR.join(parts)

@@ -6,10 +6,12 @@ import json
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from terminal import CTRL_C, on_terminal
 
+from perturbdiff.baselines.external.adapter_process import OutputLog, Steps
 from perturbdiff.runtime import progress
 from perturbdiff.runtime.live_bar import TerminalBar
 
@@ -106,6 +108,28 @@ def test_the_inner_of_two_is_drawn(monkeypatch, capsys):
     assert drawn == [("outer", "1"), ("inner", "1"), ("inner", "2"), ("inner", "2"), ("outer", "2")]
 
 
+def test_the_steps_of_a_method_of_others_are_shown(monkeypatch):
+    drawn = []
+
+    class Recorded(TerminalBar):
+        every = 0.0
+
+        def draw(self, share, parts):
+            drawn.append((parts[0], round(share, 2)))
+
+    monkeypatch.setattr(progress, "bar", Recorded)
+    with progress.track("cpa", 0, "", details=tuple, lines=False) as work:
+        steps = Steps("cpa", OutputLog(Path("out"), "cpa"), work)
+        for line in ("progress 1/4 epochs", "progress 2/4 epochs", "progress 3/9 cells predicted"):
+            assert steps.take(line)
+        assert not steps.take("something else")
+    assert drawn[:3] == [
+        ("cpa: epochs 1/4", 0.25),
+        ("cpa: epochs 2/4", 0.5),
+        ("cpa: cells predicted 3/9", 0.33),
+    ]
+
+
 def test_a_terminal_that_is_gone_ends_no_work(monkeypatch):
     class Gone:
         encoding = "utf-8"
@@ -146,7 +170,9 @@ def train(trained, out, *changes):
 
 
 def test_a_training_shows_loss_validation_and_time_left(trained, tmp_path):
-    done = on_terminal(train(trained, tmp_path / "b", "train.max_steps=60"), columns=140)
+    log = tmp_path / "log"
+    command = train(trained, tmp_path / "b", "train.max_steps=60")
+    done = on_terminal(command, columns=140, environment={"PD_LOG": str(log)})
     assert done.code == 0, done.text
     shape = (
         r"training (\d+)/60 steps · \d+ s left · loss [\d.e+-]+ · "
@@ -157,6 +183,9 @@ def test_a_training_shows_loss_validation_and_time_left(trained, tmp_path):
     assert steps == sorted(steps)
     assert not [line for line in done.screen if re.search(r"step \d+/60|training \d+/60", line)]
     assert [line for line in done.screen if "validation at step 60" in line]
+    assert re.search(r"INFO step 60/60: loss ", log.read_text()), (
+        "the log has the lines that the bar replaces"
+    )
     assert done.screen[-2:] == [str(tmp_path / "b"), ""]
     assert done.unchanged
 
