@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,25 +14,29 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from perturbdiff.checkpoint.bundle_record import CARD, FORMAT, TABLES, damaged, read_record
 from perturbdiff.conditions.vocabulary import Vocabulary
-from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.embeddings.embedding_tables import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
 from perturbdiff.model import Denoiser
-from perturbdiff.runtime import files, provenance, tabular, untrusted
+from perturbdiff.runtime import tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 
-FORMAT = 1
-TABLES = "embeddings"
-STEPS = "steps"
-"""Folder in a bundle, and in the checkpoints, that holds a bundle for each kept step."""
 SAME_DEPTH = 0.01
 """Two depths that cells are scaled to count as equal if they differ by at most this share."""
 
 _TABLE_FILES: dict[SemanticKind, str] = {kind: f"{TABLES}/{kind}.npz" for kind in SEMANTIC_KINDS}
+_FRONT_MATTER = (
+    "---",
+    "library_name: perturbdiff",
+    "license: unknown",  # that is for the owner of the data to say
+    "tags: [biology, single-cell, transcriptomics, perturbation-prediction, diffusion]",
+    "---",
+    "",
+)
+"""What the Hugging Face Hub reads of a model card. None of its tasks is ours, and our data sets are not its."""
 _SEEN = ("dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role")
 _NOT_NEGATIVE = ("unit", "gate_threshold", "maximum", "zero_level")
-_FILES = ("model.safetensors", "config.json", "genes.json", "vocabulary.json")
 
 
 @dataclass
@@ -89,7 +92,7 @@ class Bundle:
         for kind, table in self.tables.items():
             (folder / TABLES).mkdir(exist_ok=True)
             (folder / TABLES / f"{kind}.npz").write_bytes(table.to_npz())
-        (folder / "README.md").write_text(card(self))
+        (folder / CARD).write_text(card(self))
 
     @classmethod
     def load(cls, folder: Path, device: str | torch.device = "cpu") -> Bundle:
@@ -100,7 +103,8 @@ class Bundle:
         UserError
             If files are missing, damaged or do not fit together.
         """
-        record, config, recorded = _record(folder)
+        record = read_record(folder)
+        config, recorded = record.config, record.unchanged
         genes = _names(folder / "genes.json")
         vocabulary = Vocabulary.from_json(folder / "vocabulary.json")
         weights = _weights(folder / "model.safetensors", config, genes, vocabulary)
@@ -120,8 +124,8 @@ class Bundle:
             config,
             genes,
             vocabulary,
-            record["target_sum"],
-            record["training"],
+            record.target_sum,
+            record.training,
             _seen(optional["seen.parquet"], remedy) if "seen.parquet" in present else pd.DataFrame(),
             tabular.read_csv(optional["training.csv"], remedy)
             if "training.csv" in present
@@ -132,55 +136,6 @@ class Bundle:
                 if name in present
             },
         )
-
-
-def recipe_of(folder: Path) -> Config:
-    """Return the recipe that a bundle was trained with.
-
-    Raises
-    ------
-    UserError
-        If it is not a bundle, or a damaged one.
-    """
-    return _record(folder)[1]
-
-
-def _record(folder: Path) -> tuple[dict[str, Any], Config, set[str] | None]:
-    """Return the content of config.json, the recipe, and the unchanged files (None if no manifest lists them)."""
-    missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
-    if missing:
-        raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
-    recorded = _verified(folder)
-    record = untrusted.read(folder / "config.json", "JSON")
-    try:
-        if record["format"] > FORMAT:
-            raise UserError(f"{folder}: bundle format {record['format']} is newer than this version reads")
-        depth, facts = record["target_sum"], record["training"]
-        if not (depth is None or (isinstance(depth, int | float) and 0 < depth < math.inf)):
-            raise UserError(f"{folder}/config.json: target_sum is {depth!r}, not a depth above zero")
-        if not isinstance(facts, dict):
-            raise TypeError("training")
-        config = record["config"]
-    except (KeyError, TypeError) as error:
-        raise _damaged(folder, error) from None
-    return record, recipes.validated(config, f"{folder}/config.json"), recorded
-
-
-def _verified(folder: Path) -> set[str] | None:
-    """Compare a bundle with its manifest. The manifest of a bundle lists the files of its kept steps too."""
-    place = folder.resolve()
-    outer = place.parent.parent
-    has_manifest, outer_has = (provenance.beside(folder, "manifest").is_file() for folder in (place, outer))
-    if place.parent.name == STEPS and outer_has and not has_manifest:
-        return provenance.verify(outer, below=f"{STEPS}/{place.name}")
-    return provenance.verify(folder, leave=(STEPS,))
-
-
-def _damaged(folder: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{folder}: the bundle is damaged and cannot be read ({type(error).__name__}); "
-        "copy it again or train anew"
-    )
 
 
 def _unfit(folder: Path, why: str) -> UserError:
@@ -216,7 +171,7 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
         _check_shapes(path.parent, shapes, config.model, len(genes), vocabulary)
         weights = load_file(path)
     except (ValueError, TypeError, SafetensorError, OSError) as error:
-        raise _damaged(path.parent, error) from None
+        raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have none
     for name, tensor in weights.items():
         # the maximum is infinite in models that were trained with the authors' code
@@ -329,6 +284,7 @@ def card(bundle: Bundle) -> str:
     targets = bundle.seen[bundle.seen["role"] == "target"] if len(bundle.seen) else bundle.seen
     cells = int(targets["n_cells"].sum()) if len(targets) else 0
     lines = [
+        *_FRONT_MATTER,
         f"# perturbdiff model ({bundle.config.name})",
         "",
         bundle.config.description or "A diffusion model over sets of cells.",

@@ -174,7 +174,7 @@ def sample(
     Predicts the conditions in one part of a split, or those in a table. Writes AnnData in log1p units that includes
     the real control cells. Without --config, the bundle's own recipe is used, with any changes made by --set.
     """
-    from perturbdiff.checkpoint.bundle import recipe_of
+    from perturbdiff.checkpoint.bundle_record import recipe_of
     from perturbdiff.config import recipes
     from perturbdiff.sampling import sample as run
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.runtime.progress import Track, track
 
 FOLDER_VARIABLE = "PERTURBDIFF_DATA"
 """Environment variable that names a folder with files of data sets."""
@@ -128,9 +129,32 @@ def _fetch(dataset: Dataset) -> Path:
     import pooch
 
     try:
-        found = pooch.retrieve(
-            dataset.url, f"sha256:{dataset.sha256}", dataset.file, cache_folder(), progressbar=True
-        )
+        with track(f"fetching {dataset.file}", dataset.bytes, "bytes") as work:
+            found = pooch.retrieve(
+                dataset.url,
+                f"sha256:{dataset.sha256}",
+                dataset.file,
+                cache_folder(),
+                progressbar=_Download(work),  # pyright: ignore[reportArgumentType] # any object with these methods
+            )
     except (OSError, ValueError) as error:
         raise UserError(f"data set '{dataset.name}': {dataset.url} cannot be fetched ({error})") from None
     return Path(found)
+
+
+class _Download:
+    """The methods that pooch asks of a bar. ``total`` is set by it."""
+
+    def __init__(self, work: Track) -> None:
+        self._work, self.total = work, 0
+
+    def update(self, amount: int) -> None:
+        """Count bytes. Pooch counts whole blocks, and so more than there are."""
+        self._work.advance(min(amount, self._work.total - self._work.done))
+
+    def reset(self) -> None:
+        """Begin anew, as pooch does before it counts everything at once at the end."""
+        self._work.done = 0
+
+    def close(self) -> None:
+        """Do nothing: the progress ends with its block."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.bundle_record import CARD
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind, semantic_rows
@@ -284,6 +285,7 @@ def import_checkpoint(
             for line in bundle.training["import"]:
                 logger.info("import: %s", line)
             bundle.save(stage.path)
+            stage.chance = (CARD,)
             stage.results |= {"parameters": bundle.training["parameters"], "genes": len(names)}
     return out
 

@@ -223,10 +223,14 @@ class Output:
                     yield _joined(name, below), file
 
     def missing(self) -> list[str]:
-        """Return the names of files that are missing or differ in size from the manifest."""
-        listed = self._listed(read_manifest(self.out) or {})
+        """Return the names of files that are missing, or differ in size from the manifest."""
+        manifest = read_manifest(self.out) or {}
         there = {name: file.stat().st_size for name, file in self._there() if file.is_file()}
-        return sorted(name for name, entry in listed.items() if there.get(name) != entry.get("size"))
+        fixed = manifest.get("files", {})
+        return sorted(
+            name for name, entry in self._listed(manifest).items()
+            if name not in there or (name in fixed and there[name] != entry.get("size"))
+        )  # fmt: skip
 
     def is_whole(self) -> bool:
         """Return whether the manifest lists files, and all exist with the recorded sizes."""

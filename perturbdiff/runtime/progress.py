@@ -1,4 +1,4 @@
-"""Progress display and logging: a bar on a terminal, one plain line every few seconds elsewhere.
+"""Progress and logging: a bar on a terminal or in a notebook, one plain line every few seconds elsewhere.
 
 With the environment variable ``PD_LOG`` a command also appends its log to that file. Each attempt begins there with a
 line of its own and ends with its exit code, so one file contains the whole history of a run.
@@ -11,21 +11,21 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perturbdiff.runtime.errors import visible
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from perturbdiff.runtime.live_bar import Bar, bar, on_terminal
 
 logger = logging.getLogger(__name__)
 
 LOG_EVERY_SECONDS = 10.0
 LOG_FILE = "PD_LOG"
 """Environment variable with the file to which the log is appended."""
+
+PROGRESS = "progress"
+"""Attribute of log records that say what a bar shows, too (``extra={PROGRESS: True}``)."""
 
 _TIME = "%Y-%m-%d %H:%M:%S"
 
@@ -46,11 +46,15 @@ def set_up_logging(verbosity: int) -> None:
     Log warnings (``verbosity`` -1), information (0) or everything (1).
     """
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
-    if sys.stderr.isatty():
+    if on_terminal():
+        from rich.console import Console
         from rich.logging import RichHandler
 
-        handler: logging.Handler = RichHandler(show_path=False, rich_tracebacks=False)
+        handler: logging.Handler = RichHandler(
+            console=Console(stderr=True), show_path=False, rich_tracebacks=False
+        )
         handler.setFormatter(_Formatter("%(message)s"))
+        handler.addFilter(_beside_the_bar)
     else:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_PLAIN)
@@ -62,6 +66,17 @@ def set_up_logging(verbosity: int) -> None:
         log = LogFile(path)
         package.addHandler(log)
         log.begin()
+
+
+def _beside_the_bar(record: logging.LogRecord) -> bool:
+    """Make room for a line on the terminal. Return False for one that says what the bar shows."""
+    shown = _shown[-1].bar if _shown else None
+    if shown is None:
+        return True
+    if getattr(record, PROGRESS, False):
+        return False
+    shown.erase()
+    return True
 
 
 def log_file() -> Path | None:
@@ -127,49 +142,119 @@ def _now() -> str:
 
 
 class Track:
-    """Counts finished work. `advance` is cheap enough for a loop over blocks."""
+    """Counts finished work and tells of it. `advance` is cheap enough for a loop over blocks or training steps.
 
-    def __init__(self, label: str, total: int, unit: str, bar: Progress | None) -> None:
-        self.label, self.total, self.unit, self.done = label, total, unit, 0
-        self._bar = bar
-        self._task = bar.add_task(label, total=total) if bar else None
+    Parameters
+    ----------
+    label, total, unit
+        Name of the work, and how much there is of it.
+    done
+        What an earlier attempt has done. Rate and time left do not count it.
+    bar
+        Where the work is shown while it goes on, if anywhere.
+    details
+        Returns what the bar says after the time left; by default the rate. It is asked only when the bar is drawn.
+    lines
+        Whether to log a line every few seconds and at the end.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        unit: str,
+        *,
+        done: int = 0,
+        bar: Bar | None = None,
+        details: Callable[[], Sequence[str]] | None = None,
+        lines: bool = True,
+    ) -> None:
+        self.label, self.total, self.unit, self.done = label, total, unit, done
+        self._first, self.bar, self._lines = done, bar, lines
+        self._details = details or (lambda: (f"{self.rate():.0f} {self.unit}/s",))
         self._started = self._spoken = time.monotonic()
+        self._drawn = 0.0
 
     def advance(self, amount: int = 1) -> None:
         """Record that ``amount`` more units are done."""
         self.done += amount
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done)
-        elif time.monotonic() - self._spoken >= LOG_EVERY_SECONDS:
-            self._spoken = time.monotonic()
-            logger.info("%s", self.line())
+        now = time.monotonic()
+        if self.bar is not None and now - self._drawn >= self.bar.every and _shown[-1] is self:
+            self._drawn = now
+            self._draw(self.bar)
+        if self._lines and now - self._spoken >= LOG_EVERY_SECONDS:
+            self._spoken = now
+            logger.info("%s", self.line(), extra={PROGRESS: True})
+
+    def restart(self, total: int, done: int) -> None:
+        """Count anew, for another part of the work."""
+        self.total, self.done, self._first = total, done, done
+        self._started = time.monotonic()
+
+    def rate(self) -> float:
+        """Return the units per second of this attempt."""
+        return (self.done - self._first) / max(time.monotonic() - self._started, 1e-9)
+
+    def time_left(self) -> str:
+        """Return the time left in words, or an empty string if it is unknown."""
+        rate = self.rate()
+        return f"{span(max(self.total - self.done, 0) / rate)} left" if rate > 0 and self.total else ""
 
     def line(self) -> str:
         """Return the plain progress line with done and total, rate and time left."""
-        seconds = max(time.monotonic() - self._started, 1e-9)
-        rate = self.done / seconds
-        left = f", {max(self.total - self.done, 0) / rate:.0f} s left" if rate > 0 and self.total else ""
-        of = f"/{self.total}" if self.total else ""
-        return f"{self.label}: {self.done}{of} {self.unit}, {rate:.0f} {self.unit}/s{left}"
+        left = f", {self.time_left()}" if self.time_left() else ""
+        return f"{self.label}: {self._count()} {self.unit}, {self.rate():.0f} {self.unit}/s{left}"
+
+    def end(self, *, success: bool) -> None:
+        """Erase the bar and log the last line, or leave the bar behind as it was when the work failed."""
+        if self.bar is not None and self._drawn:
+            self._draw(self.bar)
+            self.bar.close(erase=success)
+        if success and self._lines:
+            logger.info("%s", self.line())
+
+    def _count(self) -> str:
+        return f"{self.done}/{self.total}" if self.total else f"{self.done}"
+
+    def _draw(self, bar: Bar) -> None:
+        parts = (f"{self.label} {self._count()} {self.unit}".rstrip(), self.time_left(), *self._details())
+        bar.draw(min(self.done / max(self.total, 1), 1.0), [visible(part) for part in parts if part])
+
+
+_shown: list[Track] = []
+"""Work under way, the innermost last. Only that one is drawn."""
 
 
 @contextmanager
-def track(label: str, total: int, unit: str = "cells") -> Iterator[Track]:
-    """Show progress of ``total`` units of work named ``unit`` while the block runs."""
-    quiet = logger.getEffectiveLevel() > logging.INFO
-    if quiet or not sys.stderr.isatty():
-        work = Track(label, total, unit, None)
+def track(
+    label: str,
+    total: int,
+    unit: str = "cells",
+    *,
+    done: int = 0,
+    details: Callable[[], Sequence[str]] | None = None,
+    lines: bool = True,
+) -> Iterator[Track]:
+    """Show progress of ``total`` units of work named ``unit`` while the block runs. `Track` explains the others."""
+    work = Track(label, total, unit, done=done, bar=None if _quiet() else bar(), details=details, lines=lines)
+    _shown.append(work)
+    success = False
+    try:
         yield work
-        logger.info("%s", work.line())
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        success = True
+    finally:
+        _shown.remove(work)
+        work.end(success=success)
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns) as bar:
-        yield Track(label, total, unit, bar)
+
+def _quiet() -> bool:
+    """Return whether the user asked for warnings alone. Without a command line, nobody has said anything."""
+    level = logging.getLogger("perturbdiff").level
+    return level != logging.NOTSET and level > logging.INFO
+
+
+def span(seconds: float) -> str:
+    """Return a time in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

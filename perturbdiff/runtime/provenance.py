@@ -97,7 +97,8 @@ class Stage:
     checksums
         SHA-256 of output files that need not be read again, by their path in the output.
     chance
-        Folders of the output whose files depend on times and machines, such as logs. ``run.json`` lists them.
+        Files of the output, and folders with files, that may differ between runs (logs) or that people may change (a
+        model card). ``run.json`` lists them.
     """
 
     out: Path

@@ -18,6 +18,7 @@ from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.generation import depth_ceiling
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
+from perturbdiff.runtime.progress import track
 from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
 from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.callbacks.time_limit import TimeLimit
@@ -141,7 +142,7 @@ def fit(
         start_step=start.step, stop_step=config.train.max_steps,
         packed=device == "cuda", pin_memory=device == "cuda",
     )  # fmt: skip
-    with time_limit.listening(), _concluding(run.training_log, curves, config.train.max_steps):
+    with time_limit.listening(), _concluding(run.training_log, curves, start.step, config.train.max_steps):
         run.training_log.throughput.start(start.step)
         try:
             loop.run(batches)
@@ -161,11 +162,14 @@ def fit(
 
 
 @contextmanager
-def _concluding(training_log: TrainingLog, curves: Curves, last: int) -> Iterator[None]:
-    """Say at the end, however it comes, how fast this attempt was."""
+def _concluding(training_log: TrainingLog, curves: Curves, first: int, last: int) -> Iterator[None]:
+    """Show the progress from step ``first`` to ``last``. Say at the end, however it comes, how fast it was."""
     success = False
     try:
-        yield
+        with track(
+            "training", last, "steps", done=first, details=training_log.details, lines=False
+        ) as training_log.bar:
+            yield
         success = True
     finally:
         training_log.throughput.conclude(last)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from perturbdiff.checkpoint.bundle_record import CARD
 from perturbdiff.checkpoint.pretrained_embeddings import read_tables
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import SemanticKind
@@ -270,7 +271,7 @@ def _train(
 
         kept = setup.config.train
         hand_over(folder, stage.path, kept_steps(kept.keep_every, kept.max_steps))
-        stage.chance = (LOGS,)
+        stage.chance = (LOGS, CARD)
         stage.results |= bundle.training
         stage.notes |= fitted.notes
 

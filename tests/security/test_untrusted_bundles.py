@@ -12,7 +12,8 @@ import torch
 from refusals import nothing_left, refused
 from safetensors.torch import load_file, save_file
 
-from perturbdiff.checkpoint.bundle import Bundle, recipe_of
+from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.bundle_record import recipe_of
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.training_stages import train
@@ -55,11 +56,18 @@ def test_a_flipped_bit_is_seen(bundle, name, place):
         recipe_of(bundle)
 
 
-@pytest.mark.parametrize("name", [*FILES, "README.md"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(bundle, name):
     (bundle / name).unlink()
     with pytest.raises(UserError, match=name):
         Bundle.load(bundle)
+
+
+def test_the_card_is_for_people_who_may_change_it(bundle):
+    (bundle / "README.md").write_text("---\nlicense: mit\n---\nOurs.\n")
+    Bundle.load(bundle)
+    (bundle / "README.md").unlink()
+    Bundle.load(bundle)
 
 
 def test_a_changed_bundle_is_not_sampled_from(run_cli, trained, bundle):

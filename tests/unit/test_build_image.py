@@ -1,7 +1,10 @@
 """bin/build-image and bin/image-digest, with a stand-in for Apptainer."""
 
 import hashlib
+import json
 import os
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -203,3 +206,74 @@ def test_digest_is_kept_until_the_file_changes(tmp_path):
 def test_digest_of_no_file(tmp_path):
     done = digest(tmp_path / "x.sif")
     assert (done.returncode, done.stderr) == (1, f"image-digest: there is no image {tmp_path / 'x.sif'}\n")
+
+
+# Docker cannot be run where the tests run: its recipe is held against Apptainer's, which make test-hpc builds.
+CONTAINERS = ROOT / "containers"
+INSTRUCTIONS = ("ARG", "FROM", "COPY", "RUN", "ENV", "ENTRYPOINT", "LABEL")
+
+
+def dockerfile():
+    """The instructions of the Dockerfile, each with its words."""
+    text = (CONTAINERS / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines]
+
+
+def sections():
+    """The sections of Apptainer's recipe."""
+    parts = re.split(r"^%(\w+)\n", (CONTAINERS / "perturbdiff.def").read_text(), flags=re.M)
+    return {
+        name: re.sub(r"^\s*#.*\n", "", text, flags=re.M)
+        for name, text in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def test_both_recipes_take_the_same_files_and_run_the_same_steps():
+    docker, apptainer = dockerfile(), sections()
+    assert {word for word, _ in docker} <= set(INSTRUCTIONS)
+    copied = [rest.split() for word, rest in docker if word == "COPY"]
+    assert copied == [line.split() for line in apptainer["files"].splitlines() if line.strip()]
+    assert all((ROOT / source).exists() for source, _ in copied)
+    assert [rest for word, rest in docker if word == "RUN"] == [
+        "sh /opt/src/install.sh", apptainer["test"].strip()
+    ]  # fmt: skip
+    assert apptainer["post"].rstrip().splitlines()[-1].strip() == "sh /opt/src/install.sh"
+    assert apptainer["environment"].strip() == ". /opt/perturbdiff/environment.sh"
+    assert ("ENV", "BASH_ENV=/opt/perturbdiff/environment.sh") in docker
+    for name in ("install.sh", "environment.sh", "try.sh"):
+        subprocess.run(["sh", "-n", CONTAINERS / name], check=True)
+
+
+def test_both_recipes_have_the_same_arguments_and_labels():
+    docker, apptainer = dockerfile(), sections()
+    given = dict(rest.partition("=")[::2] for word, rest in docker if word == "ARG")
+    theirs = dict(line.strip().partition("=")[::2] for line in apptainer["arguments"].split())
+    assert theirs.pop("BOOTSTRAP") == "docker"
+    assert given == theirs
+    labels = [rest.split("=") for word, rest in docker if word == "LABEL"]
+    assert [label for label in labels if "$" not in label[1]] == [
+        line.split() for line in apptainer["labels"].splitlines() if line.strip()
+    ]
+
+
+def test_the_entry_of_the_docker_image_passes_arguments_on(tmp_path):
+    entry = json.loads(next(rest for word, rest in dockerfile() if word == "ENTRYPOINT"))
+    (tmp_path / "environment.sh").write_text(f"PATH={shlex.quote(str(tmp_path))}:$PATH\n")
+    (tmp_path / "perturbdiff").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "perturbdiff").chmod(0o755)
+    command = [word.replace("/opt/perturbdiff", str(tmp_path)) for word in entry]
+    done = subprocess.run(
+        [*command, "train", "two words", "$HOME"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "train|two words|$HOME|"
+
+
+def test_the_environment_of_an_image_is_the_users_own(tmp_path):
+    code = f". {CONTAINERS / 'environment.sh'}; echo $NUMBA_CACHE_DIR; echo $PATH"
+    env = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", code], env=env, capture_output=True, text=True, check=True)
+    numba, path = done.stdout.split()
+    assert numba == f"{tmp_path}/perturbdiff-{os.getuid()}/numba"
+    assert path.startswith("/opt/venv/bin:")
+    assert (tmp_path / f"perturbdiff-{os.getuid()}").stat().st_mode & 0o077 == 0

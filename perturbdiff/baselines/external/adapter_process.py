@@ -21,7 +21,7 @@ from typing import IO, Any, NoReturn
 
 from perturbdiff.baselines.external import guard
 from perturbdiff.runtime.errors import Killed, UserError
-from perturbdiff.runtime.progress import LOG_EVERY_SECONDS, log_file
+from perturbdiff.runtime.progress import LOG_EVERY_SECONDS, PROGRESS, Track, log_file, track
 
 logger = logging.getLogger(__name__)
 
@@ -123,30 +123,28 @@ class Ended:
 
 
 class Steps:
-    """Turns the lines ``progress N/M text`` into lines of our log, at most one every ten seconds."""
+    """Shows the lines ``progress N/M text`` as a bar, and as lines of our log, at most one every ten seconds."""
 
-    def __init__(self, name: str, log: OutputLog) -> None:
-        self._name, self._log = name, log
+    def __init__(self, name: str, log: OutputLog, work: Track) -> None:
+        self._name, self._log, self._work = name, log, work
         self._spoken = time.monotonic()
-        self._total, self._first, self._since = -1, 0, 0.0
-        self._done = 0
+        work.total = -1
 
     def take(self, line: str) -> bool:
-        """Return whether a line is about progress, and log it if it is time."""
+        """Return whether a line is about progress, and show it."""
         match = _PROGRESS.fullmatch(line)
         if not match:
             return False
-        done, total, now = int(match[1]), int(match[2]), time.monotonic()
-        if total != self._total or done < self._done:  # another part of the work
-            self._total, self._first, self._since = total, done, now
-        self._done = done
+        done, total, now, work = int(match[1]), int(match[2]), time.monotonic(), self._work
+        if total != work.total or done < work.done:  # another part of the work
+            work.restart(total, done)
+        text = f"{match[3] or 'step'}: {done}/{total}"
+        work.label = f"{self._name}: {match[3] or 'step'}"
+        work.advance(done - work.done)
         if now - self._spoken >= LOG_EVERY_SECONDS:
             self._spoken = now
-            text = f"{match[3] or 'step'}: {done}/{total}"
-            if done > self._first:
-                left = (total - done) * (now - self._since) / (done - self._first)
-                text += f", {max(left, 0):.0f} s left"
-            logger.info("%s: %s", self._name, text)
+            text += f", {work.time_left()}" if work.time_left() else ""
+            logger.info("%s: %s", self._name, text, extra={PROGRESS: True})
             self._log.say(text)
         return True
 
@@ -196,8 +194,11 @@ def run(
         finally:
             os.close(writer)
         try:
-            steps = Steps(name, log)
-            timed_out = _follow(process, started + seconds, lambda line: steps.take(line) or log.write(line))
+            with track(name, 0, "", details=tuple, lines=False) as work:
+                steps = Steps(name, log, work)
+                timed_out = _follow(
+                    process, started + seconds, lambda line: steps.take(line) or log.write(line)
+                )
         finally:
             _end(process)
         facts = _facts(report)

@@ -20,7 +20,7 @@ _STAMP = re.compile(
 _END = re.compile(r"^exit code (\d+) after [^:]*(?:: (.*))?$")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _NOISE = re.compile(
-    r"^(progress \d+/\d+|.*\d+ \S+/s(, \d+ s left)?$|Traceback \(most recent|  |\^+$|[-=~*#_\s]*$)"
+    r"^(progress \d+/\d+|.*\d+ \S+/s(, [\d.]+ (s|min|h) left)?$|Traceback \(most recent|  |\^+$|[-=~*#_\s]*$)"
 )
 _MOST = 64 * 1024  # bytes of a log's end that are read
 _LONGEST = 400

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from perturbdiff.checkpoint.bundle import STEPS, Bundle, write_weights
+from perturbdiff.checkpoint.bundle import Bundle, write_weights
+from perturbdiff.checkpoint.bundle_record import STEPS
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import StoppedEarly, UserError

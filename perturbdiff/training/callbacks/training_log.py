@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.progress import PROGRESS, Track, span
 from perturbdiff.training.callbacks.loggers import Curves
 from perturbdiff.training.loop import TrainingLoop
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 SPEAK_SECONDS = 60.0
 """Seconds after which a line is logged even if no row of the training log is due."""
+LOSS_SECONDS = 2.0
+"""Seconds after which the bar shows a new loss. To read it, a GPU has to finish the steps that it was given."""
 COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
 
 
@@ -102,15 +105,8 @@ class Throughput:
         )  # fmt: skip
 
 
-def span(seconds: float) -> str:
-    """Return a time in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 class TrainingLog:
-    """Keeps the table of loss terms, the same after an interruption as without one.
+    """Keeps the table of loss terms, the same after an interruption as without one, and tells how training goes.
 
     Rows of split ``train`` are means over the steps since the last row; ``valid`` rows are added by `Validation`.
 
@@ -120,12 +116,20 @@ class TrainingLog:
         Steps between rows.
     curves
         Loggers that get the rows as well.
+
+    Attributes
+    ----------
+    bar
+        Progress of the steps, which shows `details`.
     """
 
     def __init__(self, every: int, curves: Curves | None = None) -> None:
         self.every, self.curves = every, curves
         self.rows: list[dict[str, Any]] = []
         self.throughput = Throughput()
+        self.bar: Track | None = None
+        self._validation = ""  # in words, for the bar
+        self._loss, self._loss_read = math.nan, 0.0  # of the bar, and when it was read
         self._sums: dict[str, Tensor] = {}
         self._passes = 0  # since the last row
 
@@ -153,6 +157,8 @@ class TrainingLog:
             self._passes += 1
         sets, cells, _ = loop.batch_shape
         self.throughput.step(sets * len(loop.terms) * loop.processes.world_size * cells)
+        if self.bar is not None:
+            self.bar.advance()
         if loop.step % self.every and loop.step != loop.max_steps:
             if loop.first_process and self.throughput.line_is_due():
                 self._say(loop, {name: float(value) / self._passes for name, value in self._sums.items()})
@@ -168,6 +174,20 @@ class TrainingLog:
         if loop.first_process:
             self._say(loop, row)
 
+    def details(self) -> list[str]:
+        """Return what the bar says of the training: loss, validation and cells per second of this attempt."""
+        now = time.monotonic()
+        if self._passes and (math.isnan(self._loss) or now - self._loss_read >= LOSS_SECONDS):
+            self._loss, self._loss_read = float(self._sums["total"] / self._passes), now
+        loss = [] if math.isnan(self._loss) else [f"loss {self._loss:.3g}"]
+        return [*loss, self._validation, f"{self.throughput.facts()['cells_per_second']:.0f} cells/s"]
+
+    def tell(self, validation: str) -> None:
+        """Let the bar say how the last validation went, or how far the present one is."""
+        self._validation = validation
+        if self.bar is not None:
+            self.bar.advance(0)
+
     def add(self, step: int, split: str, values: dict[str, float]) -> None:
         """Add a row of a step and send it to the loggers."""
         self.rows.append({"step": step, "split": split, **values})
@@ -176,11 +196,13 @@ class TrainingLog:
             self.curves.send(len(self.rows) - 1, step, named)
 
     def _say(self, loop: TrainingLoop, row: dict[str, float]) -> None:
+        self._loss, self._loss_read = row["total"], time.monotonic()
         logger.info(
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             loop.step, loop.max_steps, row["total"],
             ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
             loop.optimizer.learning_rate(loop.step - 1), self.throughput.words(loop.step, loop.max_steps),
+            extra={PROGRESS: True},
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:

@@ -23,8 +23,9 @@ from perturbdiff.checkpoint.bundle import write_weights
 from perturbdiff.diffusion.losses import population_energy_distance
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import CellSetBatch, SetLoader
+from perturbdiff.runtime.progress import PROGRESS, span
 from perturbdiff.store.pseudobulk import correlation_of_changes, r2
-from perturbdiff.training.callbacks.training_log import SPEAK_SECONDS, TrainingLog, span
+from perturbdiff.training.callbacks.training_log import SPEAK_SECONDS, TrainingLog
 from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, generator
 from perturbdiff.training.run_folder import CheckpointFolder
@@ -152,6 +153,8 @@ class Validation:
                 best = loop.averaged.denoiser
                 self.folder.keep(self.folder.best(step), best, write_weights, instead_of=former)
             self.best_step, self.best_value = step, value
+        best = f" (best {self.best_value:.3g})" if math.isfinite(self.best_value) else ""
+        self.training_log.tell(f"validation {value:.3g}{best}")
 
     @torch.no_grad()
     def scores(self, module: TrainingModule) -> dict[str, float]:
@@ -160,9 +163,12 @@ class Validation:
         populations: dict[int, Population] = {}
         spoken = time.monotonic()
         for positions, batch in self._batches(module.device):
+            self.training_log.tell(f"validating {positions[0]}/{self.num_sets} sets")
             if time.monotonic() - spoken >= SPEAK_SECONDS:
                 spoken = time.monotonic()
-                logger.info("validating: %d of %d sets done", positions[0], self.num_sets)
+                logger.info(
+                    "validating: %d of %d sets done", positions[0], self.num_sets, extra={PROGRESS: True}
+                )
             terms = module.objective(batch, self._draws(module, positions, batch), paired=False)
             for name, value in terms.items():
                 totals[name] = totals.get(name, 0.0) + float(value) * len(positions)

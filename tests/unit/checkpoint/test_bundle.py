@@ -36,6 +36,16 @@ def test_holds_what_sampling_needs(trained):
     assert "not for decisions about patients" in (trained / "bundle" / "README.md").read_text()
 
 
+def test_a_changed_card_trains_nothing_anew(trained, tmp_path, caplog):
+    caplog.set_level("INFO", "perturbdiff")
+    shutil.copytree(trained / "bundle", out := tmp_path / "bundle")
+    (out / "README.md").write_text("---\nlicense: mit\n---\nOurs.\n")
+    recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4"])
+    train(trained / "store", trained / "split.parquet", out, recipe, device="cpu")
+    assert "is up to date, nothing to do" in caplog.text
+    assert (out / "README.md").read_text().endswith("Ours.\n")
+
+
 def test_a_bundle_of_an_earlier_version_has_no_levels_of_zeros(trained, tmp_path):
     shutil.copytree(trained / "bundle", old := tmp_path / "old")
     weights = load_file(old / "model.safetensors")

@@ -25,6 +25,8 @@ def imported(module, names):
         ("perturbdiff.api.data_functions", ("torch", "matplotlib")),
         ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
         ("perturbdiff.store.store_head", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
+        ("perturbdiff.checkpoint.bundle_record", ("torch", "anndata", "zarr", "pandas", "huggingface_hub")),
+        ("perturbdiff.checkpoint.hub", ("torch", "anndata", "huggingface_hub")),
         (
             "perturbdiff.training.training_stages",
             ("torch._dynamo", "triton", "anndata", "dask", "matplotlib"),

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from perturbdiff.checkpoint.bundle import recipe_of
+from perturbdiff.checkpoint.bundle_record import recipe_of
 from perturbdiff.config import recipes
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
