@@ -50,6 +50,8 @@ class Section:
         Tables, a title of theirs stands above each.
     folded
         Whether the section is closed until the reader opens it.
+    short
+        Whether it is printed although it is folded.
     small
         Whether the figures stand in narrow columns.
     parts
@@ -65,6 +67,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     note: str = ""
     folded: bool = False
+    short: bool = False
     small: bool = False
     parts: list[Section] = field(default_factory=list)
 
@@ -83,7 +86,7 @@ def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
 
 @dataclass
 class ChapterData:
-    """The runs on one data set: models, methods of others, built-in baselines, ceilings, and what failed.
+    """The runs on one data set: models, external methods, built-in baselines, ceilings, and what failed.
 
     Attributes
     ----------
