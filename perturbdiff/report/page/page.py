@@ -17,6 +17,7 @@ from perturbdiff.report.experiments.arm_tables import text as text_arms
 from perturbdiff.report.experiments.experiment import Estimates, experiment, frame
 from perturbdiff.report.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.report.figures import condition_plots, page_tables, seed_means
+from perturbdiff.report.figures.page_data import page_data
 from perturbdiff.report.figures.page_tables import Table, terminal_columns
 from perturbdiff.report.figures.store_figures import data_tables, pictures, read_splits
 from perturbdiff.report.figures.svg import Look, Plot, export, looks, page_color, slug
@@ -267,12 +268,15 @@ def _page(
         "version": __version__,
     }
     curves = [p for _, shown in training for p in shown]
-    return page, [
+    drawn = [
         *(comparison.plots if comparison else []),
         *_drawn(chapters),
         *curves,
         *(p for store in stores for p in store.plots),
     ]
+    arms = {} if comparison is None else comparison.found.look
+    page["block"] = page_data(drawn, {**arms, **look}, [t for c in chapters for t in c.listings])
+    return page, drawn
 
 
 def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perturbdiff.report.figures.perturbation_table import PerturbationTable, perturbations
 from perturbdiff.report.figures.svg import Look, Plot
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.results import Run
@@ -31,6 +32,11 @@ class Chapter:
         """Return all figures, for export."""
         return list(drawn(self.sections))
 
+    @property
+    def listings(self) -> list[PerturbationTable]:
+        """Return the tables whose rows open cards."""
+        return [section.listing for section in self.sections if section.listing is not None]
+
 
 def chapter(
     number_: int,
@@ -50,9 +56,24 @@ def chapter(
     focus, other = about.focus, about.other
     result = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
     result.warnings = _warnings(runs)
-    made = (overview(about), duels(about), genes(about), distinct(about), cells(about))
+    of_cells = cells(about)
+    made = (overview(about), duels(about), _listing(about, of_cells), genes(about), distinct(about), of_cells)
     result.sections = [section for section in made if section.filled or section.intro]
     return result
+
+
+def _listing(about: ChapterData, of_cells: Section) -> Section:
+    """Return the section with the table of all conditions."""
+    anchor = f"{about.anchor}-perturbations"
+    drawn_of = [part for part in of_cells.parts if part.anchor == f"{about.anchor}-cells-0"]
+    pictures = {
+        str(plot.data["condition"].iloc[0]): f"fig-{plot.name}"
+        for part in drawn_of
+        for plot, _ in part.figures
+    }
+    focus, other = about.focus, about.other
+    found = perturbations(about.anchor, about.runs, about.look, focus, other, about.sides, {}, pictures)
+    return Section("Perturbations", anchor, listing=found)
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.figures import condition_plots, gene_plots
+from perturbdiff.report.figures import condition_plots, gene_plots, separation_plot
 from perturbdiff.report.figures.gene_plots import MOST_PANELS, gene_table
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, number
 from perturbdiff.report.figures.score_plots import MOST_METHODS
@@ -175,7 +175,7 @@ def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
     groups = {TRUTH: known[methods[0]].truth, **{m: known[m].predicted for m in methods}}
     if groups[TRUTH].true.sum():
         title = f"Adjusted p of true DE genes and other genes on {subject.name}"
-        plot = gene_plots.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
+        plot = separation_plot.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
         figures.append((plot, _SEPARATION + _left(len(groups), MOST_METHODS + 1, "rows")))
     tables_ = {m: known[m].table for m in methods}
     plot = gene_plots.sizes(
