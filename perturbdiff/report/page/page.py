@@ -15,6 +15,7 @@ from perturbdiff.report.experiments.arm_tables import text as text_arms
 from perturbdiff.report.experiments.experiment import experiment
 from perturbdiff.report.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.report.figures import page_tables, seed_means
+from perturbdiff.report.figures.page_data import page_data
 from perturbdiff.report.figures.store_figures import data_tables, pictures, read_splits
 from perturbdiff.report.figures.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.report.figures.trained_models import costs, pretrained, record_files, trained
@@ -198,6 +199,7 @@ def _page(
         *(plot for _, plots in training for plot in plots),
         *(plot for store in stores for plot in store.plots),
     ]
+    arms = {} if comparison is None else comparison.found.look
     page = {
         "title": config["title"],
         "facts": _facts(runs, absent),
@@ -213,7 +215,7 @@ def _page(
         "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": page_tables.provenance_rows(records),
         "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
-        "block": "{}",
+        "block": page_data(shown, {**arms, **look}, [c.listing for c in chapters if c.listing]),
         "version": __version__,
     }
     return page, shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perturbdiff.report.figures.perturbation_table import PerturbationTable, perturbations
 from perturbdiff.report.figures.svg import Look, Plot
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.results import Run
@@ -32,6 +33,11 @@ class Chapter:
         """Return all figures, for export."""
         return [*(picture.plot for picture in self.overview.cells), *drawn(self.sections)]
 
+    @property
+    def listing(self) -> PerturbationTable | None:
+        """Return the table whose rows open cards."""
+        return next((section.listing for section in self.sections if section.listing is not None), None)
+
 
 def chapter(
     number_: int,
@@ -50,12 +56,28 @@ def chapter(
     about = subject(f"d{number_}", runs, look, against, absent)
     focus, other = about.focus, about.other
     warnings = _warnings(runs)
-    rival = None if other is None else other.method
-    made = (glance(about), duels(about), genes(about), distinct(about), further(about))
-    sections = [section for section in made if section.filled or section.intro]
+    screen = overview(about, warnings)
+    listing = _listing(about, screen)
+    made = (glance(about), duels(about), listing, genes(about), distinct(about), further(about))
     return Chapter(
-        about.name, about.anchor, focus.method, rival, about, overview(about, warnings), sections, warnings
+        about.name,
+        about.anchor,
+        focus.method,
+        None if other is None else other.method,
+        about,
+        screen,
+        [section for section in made if section.filled or section.intro],
+        warnings,
     )
+
+
+def _listing(about: ChapterData, screen: Overview) -> Section:
+    """Return the section with the table of all conditions."""
+    pictures = {picture.condition: f"fig-{picture.plot.name}" for picture in screen.cells}
+    found = perturbations(
+        about.anchor, about.runs, about.look, about.focus, about.other, about.sides, {}, pictures
+    )
+    return Section("Perturbations", f"{about.anchor}-perturbations", listing=found)
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:

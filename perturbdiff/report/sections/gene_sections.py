@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.figures import condition_plots, gene_plots
+from perturbdiff.report.figures import condition_plots, gene_plots, separation_plot
 from perturbdiff.report.figures.gene_plots import MOST_PANELS, gene_table
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, number
 from perturbdiff.report.figures.score_plots import MOST_METHODS
@@ -47,17 +47,17 @@ _COUNTS = (
     "A dot is a perturbation: its number of DE genes in real cells and as predicted. A flat row of dots: the method "
     "gives all perturbations the same strength."
 )
-_TOP = (
-    "The strongest truly changed genes of the perturbations that change most. The bar is the truth. A method is right "
-    "where its mark lies on it. An open mark: the method does not call the gene DE. ±4.32 is the limit (20-fold) that "
-    "the default definition sets where a mean is zero."
+_TOP = "The bar is the truth. A method is right where its mark lies on it. An open mark: it does not call the gene DE."
+_LIMIT = (
+    "Strongest genes: truly changed genes with the largest log₂ fold changes, of the perturbations that change most "
+    "genes. ±4.32 is the limit (20-fold) that the default definition sets where a mean is zero."
 )
-_IN_SIGHT = 4  # perturbations whose genes are in sight
+_IN_SIGHT = 3  # perturbations whose genes are in sight
 
 
 def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
-    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO)
+    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO, small=True, beside=True)
     if (table := alike_table(subject)) is not None:
         section.tables.append(table)
     if (plot := _ranks(subject)) is not None:
@@ -169,7 +169,12 @@ def genes(subject: ChapterData) -> Section:
     shown = [r for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
     if shown:
         section.figures += _pooled(subject, [r.method for r in shown])
-    section.parts = [part for part in (*_by_name(subject), _tables(subject)) if part.filled]
+    strongest = _strongest(subject)
+    section.figures += [(plot, _TOP) for plot in strongest[:_IN_SIGHT]]
+    section.note = _LIMIT if strongest else ""
+    rest = Section("More perturbations", f"{subject.anchor}-top-genes-rest", folded=True, small=True)
+    rest.figures = [(plot, "") for plot in strongest[_IN_SIGHT:]]
+    section.parts = [part for part in (rest, _tables(subject)) if part.filled]
     return section
 
 
@@ -179,7 +184,7 @@ def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
     groups = {TRUTH: known[methods[0]].truth, **{m: known[m].predicted for m in methods}}
     if groups[TRUTH].true.sum():
         title = f"Adjusted p of true DE genes and other genes on {subject.name}"
-        plot = gene_plots.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
+        plot = separation_plot.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
         figures.append((plot, _SEPARATION + _left(len(groups), MOST_METHODS + 1, "rows")))
     tables_ = {m: known[m].table for m in methods}
     plot = gene_plots.sizes(
@@ -198,17 +203,15 @@ def _left(total: int, shown: int, what: str) -> str:
     return f" The first {shown} of {total} {what}. The CSV holds all." if total > shown else ""
 
 
-def _by_name(subject: ChapterData) -> tuple[Section, Section]:
-    """Return the figures of the strongest genes of the perturbations that change most, a few in sight."""
+def _strongest(subject: ChapterData) -> list[Plot]:
+    """Return the figures of the strongest genes of the perturbations that change most."""
     methods = [r.method for r in (subject.focus, subject.other) if r is not None]
-    section = Section("The strongest genes", f"{subject.anchor}-top-genes", intro=_TOP, small=True)
-    rest = Section("More perturbations", f"{subject.anchor}-top-genes-rest", folded=True, small=True)
+    plots = []
     for i, table in enumerate(subject.genes):
         shown = [m for m in methods if m in table]
         name = f"{subject.anchor}-genes-{i}"
-        plot = gene_plots.paired_dots(name, table, shown, subject.focus.alpha, subject.look)
-        (section if i < _IN_SIGHT else rest).figures.append((plot, ""))
-    return section, rest
+        plots.append(gene_plots.paired_dots(name, table, shown, subject.focus.alpha, subject.look))
+    return plots
 
 
 def _tables(subject: ChapterData) -> Section:

@@ -31,13 +31,13 @@ class KeyMetric:
 
 
 KEY = (
-    KeyMetric((ENERGY,), "Are predicted and real cells one population?", "whole populations"),
+    KeyMetric((ENERGY,), "Are the cells one population?", "whole populations"),
     KeyMetric((PDCORR,), "Is the mean change right?", "mean changes"),
-    KeyMetric(("PDS_cos", "PDS_L1"), "Is it the right perturbation’s change?", "telling perturbations apart"),
+    KeyMetric(("PDS_cos", "PDS_L1"), "Is it the right perturbation?", "telling perturbations apart"),
     KeyMetric(("DEOver_10", "DEOver"), "Are the most changed genes found?", "finding the most changed genes"),
     KeyMetric(("AUPRC",), "Do the changed genes come first?", "ranking the changed genes first"),
-    KeyMetric(("DirAgr",), "Do they change in the right direction?", "directions of change"),
-    KeyMetric(("nonzero_ratio",), "Are there as many zeros as in real cells?", "numbers of zeros"),
+    KeyMetric(("DirAgr",), "Is the direction right?", "directions of change"),
+    KeyMetric(("nonzero_ratio",), "Are there as many zeros?", "numbers of zeros"),
 )
 
 

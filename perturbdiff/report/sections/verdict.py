@@ -157,11 +157,12 @@ def _trust(every: Sequence[Standing], heard: Sequence[Standing], perturbations: 
         parts.append(
             f"This test set cannot judge {_skills(silent)}, because real cells are no better than chance there"
         )
+    elif judged and len(judged) == len(heard):
+        count = f"all {len(judged)} ranked key metrics" if len(judged) > 1 else _skills(judged)
+        parts.append(f"This test set can judge {count}, because real cells are clearly better than chance there")
     elif judged:
-        count = f"all {len(judged)}" if len(judged) == len(heard) else f"{len(judged)} of the {len(heard)}"
-        parts.append(
-            f"This test set can judge {count} ranked key metrics: real cells are clearly better than chance in them"
-        )
+        parts.append(f"Real cells are clearly better than chance at {_skills(judged)}")
+        parts.append("For the other key metrics no ceiling or no level of chance is known")
     else:
         lacking = "no ceiling" if all(math.isnan(s.ceiling.value) for s in heard) else "no level of chance"
         parts.append(f"How much this test set can tell stays open, because there is {lacking}")

@@ -208,7 +208,7 @@ def test_three_sentences_say_what_worked_what_failed_and_what_to_trust():
     assert found.worked == "It beats every baseline at whole populations."
     assert found.failed == "It is worse than b0 at mean changes."
     assert found.trust == (
-        "This test set can judge all 2 ranked key metrics: real cells are clearly better than chance in them."
+        "This test set can judge all 2 ranked key metrics, because real cells are clearly better than chance there."
     )
     level = judge([energy(LEVEL), stands(PDCORR, LEVEL)], 7)
     assert (
@@ -217,6 +217,11 @@ def test_three_sentences_say_what_worked_what_failed_and_what_to_trust():
     )
     assert level.failed == "It shows no clear difference from b0 at whole populations and mean changes."
     assert level.trust.endswith("Intervals over 7 perturbations are too narrow.")
+    partly = judge([energy(BETTER), stands(PDCORR, BETTER, chance=math.nan)], 20)
+    assert partly.trust == (
+        "Real cells are clearly better than chance at whole populations. "
+        "For the other key metrics no ceiling or no level of chance is known."
+    )
     alone = judge([energy(ceiling=NONE), stands(ceiling=NONE)], 20)
     assert alone.worked == "It is better than chance at whole populations and mean changes."
     assert alone.failed.startswith("No baseline stands beside it")

@@ -1,0 +1,134 @@
+"""The table of all conditions and what its cards show."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_runs import make_run
+
+from perturbdiff.report.figures.page_data import page_data
+from perturbdiff.report.figures.perturbation_table import MOST_ROWS, perturbations
+from perturbdiff.report.figures.svg import looks
+from perturbdiff.report.loading.de_tables import paired_sides
+from perturbdiff.report.loading.results import read_runs
+
+METHODS = ("perturbdiff", "linear", "ceiling")
+ENERGY = "energy_distance"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return read_runs([make_run(folder / m, m, cells=3) for m in METHODS])
+
+
+def table_of(runs, **changes):
+    focus, other, _ = runs
+    look = looks([r.method for r in runs])
+    sides = {r.method: pair for r in (focus, other) if (pair := paired_sides(r)) is not None}
+    given = {"symbols": {}, "pictures": {}, "sides": sides, "other": other, "focus": focus} | changes
+    return perturbations("d1", runs, look, **given)
+
+
+def test_a_row_for_each_condition_worst_first(runs):
+    made = table_of(runs)
+    heads = made.table.columns
+    assert heads[0] == "Perturbation"
+    assert "Energy distance ↓, perturbdiff" in heads
+    assert "Energy distance ↓, linear" in heads
+    at = {head: i - 1 for i, head in enumerate(heads)}
+    ours = [row.cells[at["Energy distance ↓, perturbdiff"]].value for row in made.table.rows]
+    assert len(ours) == 10
+    assert ours == sorted(ours, reverse=True)
+    known = runs[0].values(ENERGY)
+    for row in made.table.rows:
+        cell_type = row.cells[at["cell type"]].text
+        assert (
+            row.cells[at["Energy distance ↓, perturbdiff"]].value == known[f"{cell_type}|donor 1", row.head]
+        )
+
+
+def test_results_are_wins_ties_and_losses(runs):
+    made = table_of(runs)
+    at = {head: i - 1 for i, head in enumerate(made.table.columns)}
+    for row in made.table.rows:
+        ours, theirs = (row.cells[at[f"Energy distance ↓, {m}"]].value for m in METHODS[:2])
+        assert row.cells[at["result"]].text == ("win" if ours < theirs else "loss")
+    same = table_of(runs, other=runs[0])
+    assert {row.cells[at["result"]].text for row in same.table.rows} == {"tie"}
+    alone = table_of(runs, other=None)
+    assert "result" not in alone.table.columns
+
+
+def test_a_metric_of_contexts_stands_in_the_rows_of_its_context(runs):
+    made = table_of(runs)
+    metric = next(i for i, (heading, _) in enumerate(made.cards["metrics"]) if heading.startswith("PDCorr"))
+    scores = made.cards["scores"][metric][made.cards["methods"].index("perturbdiff")]
+    values = runs[0].values("PDCorr")
+    for (cell_type, _, name), score in zip(made.cards["labels"], scores, strict=True):
+        assert score == values[cell_type, name]
+
+
+def test_cards_hold_the_strongest_genes_by_symbol(runs):
+    real = paired_sides(runs[0])[0]
+    made = table_of(runs, symbols={g: f"symbol of {g}" for g in real.genes})
+    names = made.cards["names"]
+    assert names
+    assert all(n.startswith("symbol of GENE") for n in names)
+    for name, (count, genes, truth, ours, theirs) in made.cards["genes"].items():
+        row = real.perturbations.index(name)
+        assert count == (real.q[row] < runs[0].alpha).sum()
+        assert len(genes) == min(count, 10) == len(ours) == len(theirs)
+        first = real.genes.index(names[genes[0]].removeprefix("symbol of "))
+        assert truth[0] == pytest.approx(float(real.fold[row, first]))
+        assert np.abs(truth[0]) == pytest.approx(np.abs(real.fold[row][real.q[row] < runs[0].alpha]).max())
+
+
+def test_pictures_belong_to_their_rows(runs):
+    label = "B cell|donor 1|drug 2"
+    made = table_of(runs, pictures={label: "fig-x"})
+    ((row, anchor),) = made.cards["pictures"].items()
+    assert "|".join(made.cards["labels"][row]) == label
+    assert anchor == "fig-x"
+
+
+def test_undefined_scores_are_said_and_stay_last(runs, tmp_path):
+    path = make_run(tmp_path / "perturbdiff", "perturbdiff", cells=3)
+    metrics = pd.read_parquet(path / "metrics.parquet")
+    gone = (
+        (metrics["metric"] == ENERGY)
+        & (metrics["perturbation"] == "drug 0")
+        & (metrics["scope"] == "B cell|donor 1")
+    )
+    table = metrics[metrics["metric"] == ENERGY].drop_duplicates(["scope", "perturbation"])
+    keys = table["scope"].str.split("|", expand=True)
+    labels = pd.DataFrame(
+        {"cell_type": keys[0], "batch": keys[1], "perturbation": table["perturbation"], "n_cells": 7}
+    )
+    labels.to_csv(path / "conditions.csv", index=False)
+    metrics.loc[gone, "value"] = np.nan
+    metrics.to_parquet(path / "metrics.parquet")
+    (focus,) = read_runs([path])
+    made = perturbations(
+        "d1", [focus, *runs[1:]], looks([r.method for r in runs]), focus, runs[1], {}, {}, {}
+    )
+    last = made.table.rows[-1]
+    at = {head: i - 1 for i, head in enumerate(made.table.columns)}
+    assert last.head == "drug 0"
+    assert [last.cells[at[h]].text for h in ("cells", "Energy distance ↓, perturbdiff", "result")] == [
+        "7",
+        "n/a",
+        "n/a",
+    ]
+    assert made.cards["genes"] == {}
+    record = json.loads(page_data([], {}, [made]))["cards"]["d1-perturbations"]
+    assert record["scores"][0][0][-1] is None
+
+
+def test_the_rows_on_the_page_are_bounded(runs, monkeypatch):
+    assert MOST_ROWS >= 3000
+    monkeypatch.setattr("perturbdiff.report.figures.perturbation_table.MOST_ROWS", 4)
+    made = table_of(runs)
+    assert len(made.table.rows) == 4
+    assert "4 worst of 10" in made.note
