@@ -25,6 +25,7 @@ from perturbdiff.report.loading.results import Run, families, read_json, read_ru
 from perturbdiff.report.page.multiqc import write_multiqc
 from perturbdiff.report.page.table_files import write_arms, write_tables
 from perturbdiff.report.page.training_curves import curves
+from perturbdiff.report.sections.cell_sections import MOST_PICTURES
 from perturbdiff.report.sections.chapter_data import subject
 from perturbdiff.report.sections.chapters import chapter
 from perturbdiff.report.sections.overview import verdict_of
@@ -284,7 +285,9 @@ def _render(page: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(page_color=page_color, slug=slug, plain=_plain, along=_along)
-    return visible(environment.get_template("report.html.j2").render(page=page).lstrip())
+    return visible(
+        environment.get_template("report.html.j2").render(page=page, most_pictures=MOST_PICTURES).lstrip()
+    )
 
 
 def _plain(value: float | str) -> str:

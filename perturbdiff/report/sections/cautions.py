@@ -12,7 +12,7 @@ from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.chapter_data import ChapterData
 from perturbdiff.report.sections.focus_scores import perturbations
 from perturbdiff.report.sections.standing import Standing
-from perturbdiff.report.sections.verdict import ENOUGH
+from perturbdiff.report.sections.verdict import ENOUGH, capital
 
 _FEW_CELLS = 30
 _ZEROS = (0.8, 1.25)
@@ -82,7 +82,7 @@ def _findings(about: ChapterData, standings: Sequence[Standing], collapse: str) 
 
 def _note(finding: dict[str, Any]) -> Note:
     kind = str(finding.get("kind", ""))
-    text = sentence(str(finding["text"]))
+    text = capital(sentence(str(finding["text"])))
     return Note(_KINDS.get(kind, kind.replace("_", " ").capitalize() or "Note"), text)
 
 

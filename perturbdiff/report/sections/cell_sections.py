@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.chapter_data import ChapterData, Section
 
-_CONDITIONS = 24
+MOST_PICTURES = 24
 _CHANCE = "chance"
 
 
@@ -28,16 +27,20 @@ class CellPicture:
 
 
 def cell_pictures(subject: ChapterData) -> list[CellPicture]:
-    """Return the pictures of the focus's cells, for the first screen. Empty if the run holds no cells."""
+    """Return the pictures of the focus's cells, for the first screen. Empty if the run holds no cells.
+
+    Their names hold what differs between them: the perturbation, and cell type and batch where there are several.
+    """
     drawn = _embedded(subject, subject.focus, 0)
-    names = Counter(condition.rsplit("|", 1)[-1] for condition, _ in drawn)
-    pictures = []
-    for condition, plot in drawn:
-        context, _, perturbation = condition.rpartition("|")
-        where = " · ".join(part for part in context.split("|") if part)
-        label = perturbation if names[perturbation] == 1 else f"{perturbation} ({where})"
-        pictures.append(CellPicture(label, condition, plot))
-    return pictures
+    labels = [condition.split("|") for condition, _ in drawn]
+    differing = [i for i, values in enumerate(zip(*labels, strict=True)) if len(set(values)) > 1]
+    shown = sorted(
+        differing or range(len(labels[0]) if labels else 0), reverse=True
+    )  # the perturbation first
+    return [
+        CellPicture(" · ".join(label[i] for i in shown if label[i]), condition, plot)
+        for label, (condition, plot) in zip(labels, drawn, strict=True)
+    ]
 
 
 def cell_figures(subject: ChapterData) -> list[tuple[Plot, str]]:
@@ -131,5 +134,5 @@ def _embedded(subject: ChapterData, run: Run, index: int) -> list[tuple[str, Plo
                 f"{subject.anchor}-cells-{index}-{i}", label, table.loc[condition == label], limits, color
             ),
         )
-        for i, label in enumerate(list(dict.fromkeys(condition))[:_CONDITIONS])
+        for i, label in enumerate(list(dict.fromkeys(condition))[:MOST_PICTURES])
     ]

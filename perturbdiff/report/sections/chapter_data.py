@@ -39,6 +39,8 @@ class Section:
     ----------
     title, anchor
         Heading and the id that links lead to. The anchor starts with the chapter's.
+    link
+        What the contents bar says instead of a long title.
     intro, note
         Sentences above and below.
     links
@@ -65,6 +67,7 @@ class Section:
 
     title: str
     anchor: str
+    link: str = ""
     intro: str = ""
     links: list[tuple[str, str]] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)

@@ -57,7 +57,14 @@ _IN_SIGHT = 3  # perturbations whose genes are in sight
 
 def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
-    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO, small=True, beside=True)
+    section = Section(
+        "Are the predictions distinct?",
+        f"{subject.anchor}-distinct",
+        "Distinct?",
+        intro=_INTRO,
+        small=True,
+        beside=True,
+    )
     if (table := alike_table(subject)) is not None:
         section.tables.append(table)
     if (plot := _ranks(subject)) is not None:
@@ -165,7 +172,7 @@ def _pictures(subject: ChapterData) -> list[Plot]:
 
 def genes(subject: ChapterData) -> Section:
     """Return the section on differentially expressed genes."""
-    section = Section("Differentially expressed genes", f"{subject.anchor}-genes")
+    section = Section("Differentially expressed genes", f"{subject.anchor}-genes", "Genes")
     shown = [r for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
     if shown:
         section.figures += _pooled(subject, [r.method for r in shown])

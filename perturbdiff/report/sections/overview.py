@@ -152,7 +152,12 @@ def _key_row(s: Standing, color: str) -> Row:
         Cell(_SILENT, "scale silent") if s.silent else Cell(share, "scale", value=along, scale=scale),
         Cell(number(s.ceiling.value, digits), "num faint", value=s.ceiling.value),
     )
-    return Row(s.metric.heading, cells, "silent" if s.silent else "", note=question(s.metric))
+    return Row(
+        s.metric.heading.replace(f" {s.metric.arrow}", f"\u00a0{s.metric.arrow}"),
+        cells,
+        "silent" if s.silent else "",
+        note=question(s.metric),
+    )
 
 
 def _difference(s: Standing, digits: int) -> Cell:
@@ -181,13 +186,9 @@ def _against_table(about: ChapterData, standings: Sequence[Standing]) -> Table |
     if not lines:
         return None
     rows = tuple(row for *_, row in sorted(lines, key=lambda line: line[:2]))
-    heads = (
-        f"{about.focus.method} against",
-        f"{len(ranked)} key metric{'s' * (len(ranked) != 1)}",
-        "Energy distance",
-        "PDCorr",
-    )
-    below = ("", "wins · ties · losses", "per condition", "per perturbation")
+    counted = f"{len(ranked)} key metric{'s' * (len(ranked) != 1)}"
+    heads = ("Wins · ties · losses against", counted, "Energy distance", "PDCorr")
+    below = ("", "", "per condition", "per perturbation")
     return Table(heads, rows, name=f"wins-{slug(about.name)}", below=below)
 
 

@@ -54,7 +54,7 @@ _PAIRS = (
 
 def glance(subject: ChapterData) -> Section:
     """Return the section that shows all methods side by side: mean scores, distances and realism of the cells."""
-    section = Section("All methods at a glance", f"{subject.anchor}-glance")
+    section = Section("All methods at a glance", f"{subject.anchor}-glance", "At a glance")
     section.figures = [(_forest(subject), _FOREST), *cell_figures(subject)]
     if (spread := over_seeds(subject)) is not None:
         section.parts.append(
@@ -139,7 +139,7 @@ def duels(subject: ChapterData) -> Section:
             intro="A comparison needs a second method: add the metrics of a baseline to this report.",
         )
     title = f"{subject.focus.method} against {other.method}"
-    section = Section(title, f"{subject.anchor}-duels", intro=_INTRO, small=True)
+    section = Section(title, f"{subject.anchor}-duels", f"Against {other.method}", intro=_INTRO, small=True)
     rest = Section("The other metrics", f"{subject.anchor}-duels-rest", folded=True, small=True)
     for metric in subject.main:
         if (drawn := _duel(subject, metric)) is not None:

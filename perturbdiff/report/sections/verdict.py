@@ -119,32 +119,29 @@ def _against_baselines(core: Sequence[Standing]) -> tuple[Level, str]:
 def _worked(heard: Sequence[Standing]) -> str:
     """Say where the model beats every baseline, else where it beats chance."""
     if better := [s for s in heard if s.relation == "better"]:
-        return f"It beats every baseline at {_skills(better)}."
+        return f"Better than every baseline at {_skills(better)}."
     above = [s for s in heard if s.over_chance == "better" and s.relation != "worse"]
     if above:
-        but = "It beats no baseline clearly, but it" if any(s.gains for s in heard) else "It"
-        return f"{but} is better than chance at {_skills(above)}."
-    return "No key metric is clearly better than every baseline or than chance."
+        but = "No baseline is beaten clearly, but it is better" if any(s.gains for s in heard) else "Better"
+        return f"{but} than chance at {_skills(above)}."
+    return "Nothing: no key metric is clearly better than every baseline or than chance."
 
 
 def _failed(heard: Sequence[Standing], collapse: str) -> str:
     """Say where the model is no better than chance or than a baseline."""
-    parts = []
-    if collapse in _BROKEN:
-        words = _BROKEN[collapse].split(":", 1)[-1].strip()
-        parts.append(f"gives {words}" if collapse.startswith("collapsed") else words.lower())
+    said = [f"{_BROKEN[collapse]}."] if collapse in _BROKEN else []
     chance = [s for s in heard if s.over_chance in ("level", "worse")]
     if chance:
-        parts.append(f"is no better than chance at {_skills(chance)}")
+        said.append(f"No better than chance at {_skills(chance)}.")
     rest = [s for s in heard if s not in chance]
     if worse := [s for s in rest if s.relation == "worse"]:
-        parts.append(f"is worse than {_rivals(worse)} at {_skills(worse)}")
+        said.append(f"Worse than {_rivals(worse)} at {_skills(worse)}.")
     if level := [s for s in rest if s.relation == "level"]:
-        parts.append(f"shows no clear difference from {_rivals(level)} at {_skills(level)}")
-    if parts:
-        return f"It {', and '.join(parts)}."
+        said.append(f"No clear difference from {_rivals(level)} at {_skills(level)}.")
+    if said:
+        return " ".join(said)
     if any(s.gains for s in heard):
-        return "No key metric is worse than a baseline or no better than chance."
+        return "Nothing: no key metric is worse than a baseline or no better than chance."
     return "No baseline stands beside it, so this report cannot show where it fails."
 
 
@@ -159,7 +156,9 @@ def _trust(every: Sequence[Standing], heard: Sequence[Standing], perturbations: 
         )
     elif judged and len(judged) == len(heard):
         count = f"all {len(judged)} ranked key metrics" if len(judged) > 1 else _skills(judged)
-        parts.append(f"This test set can judge {count}, because real cells are clearly better than chance there")
+        parts.append(
+            f"This test set can judge {count}, because real cells are clearly better than chance there"
+        )
     elif judged:
         parts.append(f"Real cells are clearly better than chance at {_skills(judged)}")
         parts.append("For the other key metrics no ceiling or no level of chance is known")

@@ -80,7 +80,7 @@ def test_wins_ties_and_losses_against_each_rival_the_strongest_first(runs, tmp_p
     strong = make_run(tmp_path / "strong", "resample", skill=0.99, shown=1, cells=4)
     table = overview(about([*runs, strong])).against
     assert table is not None
-    assert table.columns == ("perturbdiff against", "6 key metrics", "Energy distance", "PDCorr")
+    assert table.columns == ("Wins · ties · losses against", "6 key metrics", "Energy distance", "PDCorr")
     assert table.rows[0].head == "resample"
     rows = {r.head: [cell.text for cell in r.cells] for r in table.rows}
     assert rows["control"] == ["6 · 0 · 0", "10 · 0 · 0", "5 · 0 · 0"]
@@ -126,7 +126,7 @@ def test_cells_have_a_picture_for_each_condition_with_a_name_of_its_own(tmp_path
     )
     table.to_parquet(run / "embedding.parquet")
     labels = [p.label for p in overview(about([run])).cells]
-    assert labels == ["drug 0 (CD4 T cell · donor 1)", "drug 0 (CD4 T cell · donor 2)", "drug 2"]
+    assert labels == ["drug 0 · donor 1", "drug 0 · donor 2", "drug 2 · donor 1"]
 
 
 def test_intervals_are_made_where_a_run_holds_none(runs):
@@ -179,13 +179,13 @@ def test_findings_come_first_and_are_not_said_twice(runs):
     notes = every(overview(about(runs), ["toy: the runs were scored against different truths."]))
     assert [n.kind for n in notes[:3]] == ["Comparability", "Few perturbations", "Odd thing"]
     assert notes[0].text == "the runs were scored against different truths."
-    assert notes[1].text == "only 5 to tell apart."
-    assert notes[2].text == "odd!"
+    assert notes[1].text == "Only 5 to tell apart."
+    assert notes[2].text == "Odd!"
     assert sum(n.kind == "Few perturbations" for n in notes) == 1
     assert [n.text for n in notes if n.kind == "Missing perturbations"] == [
         "linear: 2 perturbations are missing."
     ]
-    assert "left out." not in [n.text for n in notes]
+    assert "Left out." not in [n.text for n in notes]
 
 
 @pytest.mark.parametrize(

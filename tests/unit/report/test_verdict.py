@@ -205,17 +205,17 @@ def test_what_the_test_set_cannot_tell_counts_for_no_verdict():
 
 def test_three_sentences_say_what_worked_what_failed_and_what_to_trust():
     found = judge([energy(BETTER), stands(PDCORR, WORSE, LEVEL)], 20)
-    assert found.worked == "It beats every baseline at whole populations."
-    assert found.failed == "It is worse than b0 at mean changes."
+    assert found.worked == "Better than every baseline at whole populations."
+    assert found.failed == "Worse than b0 at mean changes."
     assert found.trust == (
         "This test set can judge all 2 ranked key metrics, because real cells are clearly better than chance there."
     )
     level = judge([energy(LEVEL), stands(PDCORR, LEVEL)], 7)
     assert (
         level.worked
-        == "It beats no baseline clearly, but it is better than chance at whole populations and mean changes."
+        == "No baseline is beaten clearly, but it is better than chance at whole populations and mean changes."
     )
-    assert level.failed == "It shows no clear difference from b0 at whole populations and mean changes."
+    assert level.failed == "No clear difference from b0 at whole populations and mean changes."
     assert level.trust.endswith("Intervals over 7 perturbations are too narrow.")
     partly = judge([energy(BETTER), stands(PDCORR, BETTER, chance=math.nan)], 20)
     assert partly.trust == (
@@ -223,16 +223,15 @@ def test_three_sentences_say_what_worked_what_failed_and_what_to_trust():
         "For the other key metrics no ceiling or no level of chance is known."
     )
     alone = judge([energy(ceiling=NONE), stands(ceiling=NONE)], 20)
-    assert alone.worked == "It is better than chance at whole populations and mean changes."
+    assert alone.worked == "Better than chance at whole populations and mean changes."
     assert alone.failed.startswith("No baseline stands beside it")
     assert alone.trust == "How much this test set can tell stays open, because there is no ceiling."
     poor = judge(
         [energy(WORSE), stands(PDCORR, LEVEL, interval=(0.0, 0.2))], 20, "hardly any change predicted"
     )
-    assert poor.worked == "No key metric is clearly better than every baseline or than chance."
+    assert poor.worked == "Nothing: no key metric is clearly better than every baseline or than chance."
     assert poor.failed == (
-        "It predicts hardly any change, and is no better than chance at mean changes, "
-        "and is worse than b0 at whole populations."
+        "Predicts hardly any change. No better than chance at mean changes. Worse than b0 at whole populations."
     )
 
 
@@ -241,6 +240,7 @@ def test_many_metrics_are_counted_in_a_sentence():
     more = [stands(Column(name, name, "higher"), BETTER) for name in names]
     found = judge([energy(BETTER), stands(PDCORR, BETTER), *more], 20)
     assert (
-        found.worked == "It beats every baseline at whole populations, mean changes and 3 other key metrics."
+        found.worked
+        == "Better than every baseline at whole populations, mean changes and 3 other key metrics."
     )
-    assert found.failed == "No key metric is worse than a baseline or no better than chance."
+    assert found.failed == "Nothing: no key metric is worse than a baseline or no better than chance."

@@ -160,7 +160,7 @@ const startSwitches = () => {
   all.addEventListener("click", () => methods.forEach((method) => turn(method, true)));
   panel.append(all);
   count();
-  document.body.append(element("details", { class: "methods" }, summary, panel));
+  document.querySelector("nav > div").append(element("details", { class: "methods" }, summary, panel));
 };
 
 // ---- cards

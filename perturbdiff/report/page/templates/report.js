@@ -46,7 +46,8 @@ const unfold = () => {
   const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   for (let e = target; e; e = e.parentElement) {
     if (e.tagName === "DETAILS") e.open = true;
-    if (e.classList.contains("choice")) e.querySelector("input").checked = true;
+    const cells = e.tagName === "FIGURE" && e.closest(".cells");
+    if (cells) cells.querySelectorAll("input")[[...cells.querySelectorAll("figure")].indexOf(e)].checked = true;
   }
 };
 addEventListener("hashchange", unfold);
