@@ -15,7 +15,7 @@ from perturbdiff.report.figures.score_plots import Forest, forest, radar
 from perturbdiff.report.figures.svg import Plot, slug
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, radar_columns
 from perturbdiff.report.sections.chapter_data import Section
-from perturbdiff.report.sections.overview import caption
+from perturbdiff.report.sections.key_metrics import caption
 
 _BARS = (ENERGY, "PDCorr", "DEOver", "DEPrec", "AUPRC", "AUROC", "DirAgr", "LFCSpear", "PDS_cos")
 _DOTS = (ENERGY, "PDCorr", "DEOver_10", "DEOver", "AUPRC")

@@ -40,7 +40,7 @@ from perturbdiff.report.figures.svg import (
 )
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.sections.chapter_data import Section
-from perturbdiff.report.sections.overview import caption
+from perturbdiff.report.sections.key_metrics import caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -235,12 +235,12 @@ def _genes(
 
 
 def _note(metric: Column, total: int, shown: int, focus: Run, other: Run | None) -> str:
-    said = [f"Worst {metric.label} of {focus.method} first; a name opens a card with all methods and genes."]
+    said = [f"The worst of {focus.method} first, by {metric.label}. A name opens a card with all methods and genes."]
     if other is not None:
         said.append(f"Result: whether {focus.method} is better than {other.method} in {metric.label} there.")
     said.append(
         "A metric that was not scored in a condition is that of its cell type or batch, else of the pool."
     )
     if shown < total:
-        said.append(f"The {shown:,} worst of {total:,} conditions; metrics.csv of each run holds all.")
+        said.append(f"The {shown:,} worst of {total:,} conditions. metrics.csv of each run holds all.")
     return " ".join(said)

@@ -53,8 +53,12 @@ class Section:
         The table of all conditions, below the others.
     folded
         Whether the section is closed until the reader opens it.
+    short
+        Whether it is printed although it is folded.
     small
         Whether the figures stand in narrow columns.
+    beside
+        Whether the tables stand beside the figures where the page is wide.
     parts
         Sections within this one.
     """
@@ -69,7 +73,9 @@ class Section:
     listing: PerturbationTable | None = None
     note: str = ""
     folded: bool = False
+    short: bool = False
     small: bool = False
+    beside: bool = False
     parts: list[Section] = field(default_factory=list)
 
     @property
@@ -87,7 +93,7 @@ def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
 
 @dataclass
 class ChapterData:
-    """The runs on one data set: models, methods of others, built-in baselines, ceilings, and what failed.
+    """The runs on one data set: models, external methods, built-in baselines, ceilings, and what failed.
 
     Attributes
     ----------
