@@ -235,7 +235,9 @@ def _genes(
 
 
 def _note(metric: Column, total: int, shown: int, focus: Run, other: Run | None) -> str:
-    said = [f"The worst of {focus.method} first, by {metric.label}. A name opens a card with all methods and genes."]
+    said = [
+        f"The worst of {focus.method} first, by {metric.label}. A name opens a card with all methods and genes."
+    ]
     if other is not None:
         said.append(f"Result: whether {focus.method} is better than {other.method} in {metric.label} there.")
     said.append(

@@ -57,7 +57,9 @@ _IN_SIGHT = 3  # perturbations whose genes are in sight
 
 def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
-    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO, small=True, beside=True)
+    section = Section(
+        "Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO, small=True, beside=True
+    )
     if (table := alike_table(subject)) is not None:
         section.tables.append(table)
     if (plot := _ranks(subject)) is not None:

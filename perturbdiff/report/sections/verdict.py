@@ -159,7 +159,9 @@ def _trust(every: Sequence[Standing], heard: Sequence[Standing], perturbations: 
         )
     elif judged and len(judged) == len(heard):
         count = f"all {len(judged)} ranked key metrics" if len(judged) > 1 else _skills(judged)
-        parts.append(f"This test set can judge {count}, because real cells are clearly better than chance there")
+        parts.append(
+            f"This test set can judge {count}, because real cells are clearly better than chance there"
+        )
     elif judged:
         parts.append(f"Real cells are clearly better than chance at {_skills(judged)}")
         parts.append("For the other key metrics no ceiling or no level of chance is known")
