@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 from perturbdiff.report.experiments.experiment import CONVENTION, Estimate, Estimates, Experiment, Work
 from perturbdiff.report.experiments.run_groups import Line
 from perturbdiff.report.figures.axes import (
+    axis_label,
     logarithmic,
     plain,
     reading,
@@ -155,7 +156,7 @@ def curves(
         for i, axes in enumerate(grid):
             axes.set_visible(i < len(panels))
             if i % columns == 0:
-                axes.set_ylabel(metric.heading)
+                axes.set_ylabel(axis_label(metric))
             if i + columns >= len(panels):  # nothing below it
                 axes.set_xlabel(textwrap.fill(across, 30 if columns > 1 else 48))
         handles = [

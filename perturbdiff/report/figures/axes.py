@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from perturbdiff.report.figures.svg import DOTS, of_method
+from perturbdiff.report.loading.metric_columns import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,15 @@ def reading(value: float, low: float = math.nan, high: float = math.nan) -> str:
     """Return a value with the interval that is known of it, for reading."""
     ends = "" if math.isnan(low) or math.isnan(high) else f" ({plain(low, 3)} to {plain(high, 3)})"
     return f"{plain(value, 3)}{ends}"
+
+
+_UNITS = {"energy_distance": "log1p units", "MAE": "log1p units", "MSE": "squared log1p units"}
+
+
+def axis_label(metric: Column) -> str:
+    """Return a metric's name with the direction of better scores and its unit, if it has one."""
+    unit = _UNITS.get(metric.name)
+    return f"{metric.heading}, {unit}" if unit else metric.heading
 
 
 def round_ticks(axis: Axis, most: int, *, whole: bool = False) -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 
 from perturbdiff.report.figures.axes import (
+    axis_label,
     logarithmic,
     named_rows,
     plain,
@@ -116,7 +117,7 @@ def strips(
             if len(x) > 1:
                 _box(axes, x, row, style.color, of_method(method))
         named_rows(axes, [shorten(m, 24) for m in order], order)
-        axes.set(xlim=(low, high), xlabel=metric.heading)
+        axes.set(xlim=(low, high), xlabel=axis_label(metric))
         if not wide:
             round_ticks(axes.xaxis, 4)
         data = pd.concat(

@@ -19,7 +19,7 @@ from perturbdiff.report.loading.results import POOLED, Run
 MOST_ROWS = 4000
 """Rows on the page: a page of more would be slow and large."""
 TOP_GENES = 10
-_OVERLAP = ("DEOver_10", "DEOver")  # of these the first that was scored
+_OVERLAP = ("DEOver", "DEOver_10")  # of these the first that was scored
 _CARD = (ENERGY, PDCORR, "PDS_cos", *_OVERLAP, "DirAgr", "AUPRC")
 _RESULTS = {"win": "better", "tie": "", "loss": "worse"}
 _KEY = ["cell_type", "batch", "perturbation"]

@@ -164,7 +164,7 @@ const startSwitches = () => {
 };
 
 // ---- cards
-const shownNumber = (v) => (v === null || v === undefined ? "n/a" : Number(v).toLocaleString("en", { maximumSignificantDigits: 3 }).replace("-", "−"));
+const shownNumber = (v) => (v === null || v === undefined ? "n/a" : Number(v).toLocaleString("en", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 }).replace("-", "−"));
 const cell = (tag, text, kind = "") => element(tag, { ...(kind && { class: kind }), ...(tag === "th" && { scope: "col" }) }, text);
 const grid = (heads, rows) => {
   const body = element("tbody");
