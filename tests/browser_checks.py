@@ -27,7 +27,7 @@ CLICK_THROUGH = """
 SHOW_ALL = """
 (() => {
   for (const d of document.querySelectorAll('details')) d.open = true;
-  for (const f of document.querySelectorAll('.choice figure')) f.style.display = 'block';
+  for (const f of document.querySelectorAll('.cells figure')) f.style.display = 'block';
 })()
 """
 
