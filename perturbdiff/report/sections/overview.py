@@ -188,7 +188,7 @@ def _against_table(about: ChapterData, standings: Sequence[Standing]) -> Table |
     rows = tuple(row for *_, row in sorted(lines, key=lambda line: line[:2]))
     counted = f"{len(ranked)} key metric{'s' * (len(ranked) != 1)}"
     heads = ("Wins · ties · losses against", counted, "Energy distance", "PDCorr")
-    below = ("", "", "per condition", "per perturbation")
+    below = ("", "", "conditions", "perturbations")
     return Table(heads, rows, name=f"wins-{slug(about.name)}", below=below)
 
 
