@@ -21,7 +21,7 @@ MOST_ROWS = 4000
 TOP_GENES = 10
 _OVERLAP = ("DEOver", "DEOver_10")  # of these the first that was scored
 _CARD = (ENERGY, PDCORR, "PDS_cos", *_OVERLAP, "DirAgr", "AUPRC")
-_RESULTS = {"win": "better", "tie": "", "loss": "worse"}
+_RESULTS = {"win": "mark better", "tie": "mark", "loss": "mark worse"}
 _KEY = ["cell_type", "batch", "perturbation"]
 
 
@@ -153,7 +153,7 @@ def _table(
     other: Run | None,
 ) -> Table:
     shown = [m for m in metrics if m.name in (ENERGY, PDCORR, *_OVERLAP)] or list(metrics)
-    heads, fields = ["Perturbation"], []
+    heads, below, fields = ["Perturbation"], {}, []
     for key, head in (("cell_type", "cell type"), ("batch", "batch")):
         if keys[key].nunique() > 1:
             heads.append(head)
@@ -163,18 +163,21 @@ def _table(
         fields.append([Cell(amount(v), "num", value=float(v)) for v in keys["n_cells"]])
     for i, metric in enumerate(shown):
         ours = scores[metric.name][focus.method]
-        heads.append(f"{metric.heading}, {focus.method}")
+        below[len(heads)] = focus.method
+        heads.append(metric.heading)
         fields.append(_numbers(ours))
         if i or other is None:
             continue
         theirs = scores[metric.name][other.method]
-        heads += [f"{metric.heading}, {other.method}", "result"]
+        below |= {len(heads): other.method, len(heads) + 1: f"in {metric.label}"}
+        heads += [metric.heading, "result"]
         fields.append(_numbers(theirs))
         fields.append(
             [Cell(w or "n/a", _RESULTS.get(w, "na")) for w in _outcomes(ours, theirs, metric.direction)]
         )
     rows = zip(keys["perturbation"], zip(*fields, strict=True), strict=True)
-    return Table(tuple(heads), tuple(Row(str(head), cells) for head, cells in rows), name=name)
+    lines = tuple(Row(str(head), cells) for head, cells in rows)
+    return Table(tuple(heads), lines, name=name, below=tuple(below.get(i, "") for i in range(len(heads))))
 
 
 def _numbers(values: np.ndarray) -> list[Cell]:

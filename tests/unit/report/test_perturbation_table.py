@@ -31,13 +31,19 @@ def table_of(runs, **changes):
     return perturbations("d1", runs, look, **given)
 
 
+def places(table):
+    """Where each column stands among the fields of a row: by its head and what stands below it."""
+    return {
+        f"{h}, {b}" if b else h: i - 1
+        for i, (h, b) in enumerate(zip(table.columns, table.below, strict=True))
+    }
+
+
 def test_a_row_for_each_condition_worst_first(runs):
     made = table_of(runs)
-    heads = made.table.columns
-    assert heads[0] == "Perturbation"
-    assert "Energy distance ↓, perturbdiff" in heads
-    assert "Energy distance ↓, linear" in heads
-    at = {head: i - 1 for i, head in enumerate(heads)}
+    at = places(made.table)
+    assert made.table.columns[0] == "Perturbation"
+    assert {"Energy distance ↓, perturbdiff", "Energy distance ↓, linear"} <= set(at)
     ours = [row.cells[at["Energy distance ↓, perturbdiff"]].value for row in made.table.rows]
     assert len(ours) == 10
     assert ours == sorted(ours, reverse=True)
@@ -51,12 +57,12 @@ def test_a_row_for_each_condition_worst_first(runs):
 
 def test_results_are_wins_ties_and_losses(runs):
     made = table_of(runs)
-    at = {head: i - 1 for i, head in enumerate(made.table.columns)}
+    at = places(made.table)
     for row in made.table.rows:
         ours, theirs = (row.cells[at[f"Energy distance ↓, {m}"]].value for m in METHODS[:2])
-        assert row.cells[at["result"]].text == ("win" if ours < theirs else "loss")
+        assert row.cells[at["result, in Energy distance"]].text == ("win" if ours < theirs else "loss")
     same = table_of(runs, other=runs[0])
-    assert {row.cells[at["result"]].text for row in same.table.rows} == {"tie"}
+    assert {row.cells[at["result, in Energy distance"]].text for row in same.table.rows} == {"tie"}
     alone = table_of(runs, other=None)
     assert "result" not in alone.table.columns
 
@@ -114,13 +120,10 @@ def test_undefined_scores_are_said_and_stay_last(runs, tmp_path):
         "d1", [focus, *runs[1:]], looks([r.method for r in runs]), focus, runs[1], {}, {}, {}
     )
     last = made.table.rows[-1]
-    at = {head: i - 1 for i, head in enumerate(made.table.columns)}
+    at = places(made.table)
     assert last.head == "drug 0"
-    assert [last.cells[at[h]].text for h in ("cells", "Energy distance ↓, perturbdiff", "result")] == [
-        "7",
-        "n/a",
-        "n/a",
-    ]
+    heads = ("cells", "Energy distance ↓, perturbdiff", "result, in Energy distance")
+    assert [last.cells[at[head]].text for head in heads] == ["7", "n/a", "n/a"]
     assert made.cards["genes"] == {}
     record = json.loads(page_data([], {}, [made]))["cards"]["d1-perturbations"]
     assert record["scores"][0][0][-1] is None
