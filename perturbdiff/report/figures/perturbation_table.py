@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, amount, decimals_for, number
-from perturbdiff.report.figures.svg import Look
 from perturbdiff.report.loading.de_tables import Side, top_genes
 from perturbdiff.report.loading.metric_columns import ENERGY, PDCORR, Column, metric_columns, named
 from perturbdiff.report.loading.results import POOLED, Run
@@ -47,11 +46,9 @@ class PerturbationTable:
 def perturbations(
     prefix: str,
     runs: Sequence[Run],
-    look: Mapping[str, Look],
     focus: Run,
     other: Run | None,
     sides: Mapping[str, tuple[Side, Side]],
-    symbols: Mapping[str, str],
     pictures: Mapping[str, str],
 ) -> PerturbationTable | None:
     """Return the table of conditions, our worst energy distance first, or None if nothing was scored by condition.
@@ -66,8 +63,6 @@ def perturbations(
         Whose scores the table shows, and whom they are compared with.
     sides
         For ``focus`` and ``other`` the real and predicted test results, as far as they are known.
-    symbols
-        What genes are called for reading, by their names in the tables.
     pictures
         The id of a condition's picture of cells on the page, by its label ("cell type|batch|perturbation").
     """
@@ -84,7 +79,7 @@ def perturbations(
     scores = {m: {who: v[order] for who, v in by.items()} for m, by in scores.items()}
     table = _table(f"{prefix}-perturbations", shown, every, scores, focus, other)
     cards = _cards(shown, every, scores, runs, focus, other)
-    cards |= _genes(shown, sides, symbols, focus, other)
+    cards |= _genes(shown, sides, focus, other)
     labels = shown["cell_type"] + "|" + shown["batch"] + "|" + shown["perturbation"]
     cards["pictures"] = {i: pictures[label] for i, label in enumerate(labels) if label in pictures}
     return PerturbationTable(table, _note(first, len(keys), len(shown), focus, other), cards)
@@ -211,7 +206,6 @@ def _cards(
 def _genes(
     keys: pd.DataFrame,
     sides: Mapping[str, tuple[Side, Side]],
-    symbols: Mapping[str, str],
     focus: Run,
     other: Run | None,
 ) -> dict[str, Any]:
@@ -231,7 +225,7 @@ def _genes(
         perturbation = str(table["perturbation"].iloc[0])
         if perturbation not in wanted:
             continue
-        codes = [names.setdefault(symbols.get(str(g), str(g)), len(names)) for g in table["gene"]]
+        codes = [names.setdefault(str(g), len(names)) for g in table["gene"]]
         folds = [table[c].astype(float).tolist() for c in ("real", *(method for method, _ in predicted))]
         found[perturbation] = [int(table["de_genes"].iloc[0]), codes, *folds]
     return {"genes": found, "names": list(names)}

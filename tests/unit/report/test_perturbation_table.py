@@ -9,7 +9,6 @@ from report_runs import make_run
 
 from perturbdiff.report.figures.page_data import page_data
 from perturbdiff.report.figures.perturbation_table import MOST_ROWS, perturbations
-from perturbdiff.report.figures.svg import looks
 from perturbdiff.report.loading.de_tables import paired_sides
 from perturbdiff.report.loading.results import read_runs
 
@@ -25,10 +24,9 @@ def runs(tmp_path_factory):
 
 def table_of(runs, **changes):
     focus, other, _ = runs
-    look = looks([r.method for r in runs])
     sides = {r.method: pair for r in (focus, other) if (pair := paired_sides(r)) is not None}
-    given = {"symbols": {}, "pictures": {}, "sides": sides, "other": other, "focus": focus} | changes
-    return perturbations("d1", runs, look, **given)
+    given = {"pictures": {}, "sides": sides, "other": other, "focus": focus} | changes
+    return perturbations("d1", runs, **given)
 
 
 def places(table):
@@ -76,17 +74,17 @@ def test_a_metric_of_contexts_stands_in_the_rows_of_its_context(runs):
         assert score == values[cell_type, name]
 
 
-def test_cards_hold_the_strongest_genes_by_symbol(runs):
+def test_cards_hold_the_strongest_genes(runs):
     real = paired_sides(runs[0])[0]
-    made = table_of(runs, symbols={g: f"symbol of {g}" for g in real.genes})
+    made = table_of(runs)
     names = made.cards["names"]
     assert names
-    assert all(n.startswith("symbol of GENE") for n in names)
+    assert set(names) <= set(real.genes)
     for name, (count, genes, truth, ours, theirs) in made.cards["genes"].items():
         row = real.perturbations.index(name)
         assert count == (real.q[row] < runs[0].alpha).sum()
         assert len(genes) == min(count, 10) == len(ours) == len(theirs)
-        first = real.genes.index(names[genes[0]].removeprefix("symbol of "))
+        first = real.genes.index(names[genes[0]])
         assert truth[0] == pytest.approx(float(real.fold[row, first]))
         assert np.abs(truth[0]) == pytest.approx(np.abs(real.fold[row][real.q[row] < runs[0].alpha]).max())
 
@@ -116,9 +114,7 @@ def test_undefined_scores_are_said_and_stay_last(runs, tmp_path):
     metrics.loc[gone, "value"] = np.nan
     metrics.to_parquet(path / "metrics.parquet")
     (focus,) = read_runs([path])
-    made = perturbations(
-        "d1", [focus, *runs[1:]], looks([r.method for r in runs]), focus, runs[1], {}, {}, {}
-    )
+    made = perturbations("d1", [focus, *runs[1:]], focus, runs[1], {}, {})
     last = made.table.rows[-1]
     at = places(made.table)
     assert last.head == "drug 0"
