@@ -15,8 +15,9 @@ from perturbdiff.report.page.page import write_report
 ODD = '=<b>&"x"</script>'
 METHODS = ("perturbdiff", "linear", "nearest-context", "control", "ceiling")
 CENTRE = """
-(figure, method) => {
-  const data = JSON.parse(document.getElementById('page-data').textContent);
+async (figure, method) => {
+  const bytes = Uint8Array.from(atob(document.getElementById('page-data').textContent), (c) => c.charCodeAt(0));
+  const data = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).json();
   const record = data.figures[figure], svg = document.querySelector(`#fig-${figure} > svg`);
   svg.scrollIntoView({block: 'center', behavior: 'instant'});
   const i = method === null ? 0 : record.m.findIndex((code) => data.texts[code] === method);
@@ -52,6 +53,7 @@ def report_file(tmp_path_factory):
 
 def opened(open_page, width=1280, **settings):
     found = open_page(width, **settings)
+    found.page.wait_for_selector("html[data-figures=ready]")
     found.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     return found
 
