@@ -174,7 +174,7 @@ def test_the_table_of_perturbations_sorts_searches_and_grows(open_page):
     page = opened(open_page).page
     assert rows_of(page).count() == 60  # of 180
     page.locator(".perturbations .scroll").evaluate("e => { e.scrollTop = e.scrollHeight; }")
-    page.wait_for_function("document.querySelectorAll('.perturbations tbody tr').length > 60")
+    rows_of(page).nth(60).wait_for()
     head = page.locator(".perturbations thead th", has_text="cells").last
     head.locator("button").focus()
     page.keyboard.press("Enter")
