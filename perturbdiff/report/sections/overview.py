@@ -178,17 +178,17 @@ def _against_table(about: ChapterData, standings: Sequence[Standing]) -> Table |
         judged = [(s, g) for s, g in by_metric.values() if g.relation != "unknown"]
         if not by_metric:
             continue
-        counts = tuple(sum(g.relation == r for _, g in judged) for r in ("better", "level", "worse"))
+        wins, ties, losses = (sum(g.relation == r for _, g in judged) for r in ("better", "level", "worse"))
         each = [by_metric.get(name, (None, None))[1] for name in (ENERGY, PDCORR)]
-        cells = (_record(*counts, _named(judged)), *(_one_by_one(g) for g in each))
+        cells = (_record(wins, ties, losses, _named(judged)), *(_one_by_one(g) for g in each))
         row = Row(run.method, cells, color=about.look[run.method].color)
-        lines.append((counts[0] - counts[2], len(lines), row))
+        lines.append((wins - losses, len(lines), row))
     if not lines:
         return None
     rows = tuple(row for *_, row in sorted(lines, key=lambda line: line[:2]))
     counted = f"{len(ranked)} key metric{'s' * (len(ranked) != 1)}"
     heads = ("Wins · ties · losses against", counted, "Energy distance", "PDCorr")
-    below = ("", "", "per condition", "per perturbation")
+    below = ("", "", "conditions", "perturbations")
     return Table(heads, rows, name=f"wins-{slug(about.name)}", below=below)
 
 

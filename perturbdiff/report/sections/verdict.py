@@ -209,8 +209,8 @@ def tally(standings: Sequence[Standing]) -> str:
         "level": "no clear difference from the strongest on",
         "worse": "worse than one on",
     }
-    counts = {r: sum(s.relation == r for s in known) for r in words}
-    said = ", ".join(f"{words[r]} {'all' if n == len(known) else n}" for r, n in counts.items() if n)
+    counts = [(word, sum(s.relation == relation for s in known)) for relation, word in words.items()]
+    said = ", ".join(f"{word} {'all' if n == len(known) else n}" for word, n in counts if n)
     return f"Of {len(known)} key metrics: {said}."
 
 
