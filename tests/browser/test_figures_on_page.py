@@ -15,8 +15,9 @@ from perturbdiff.report.page.page import write_report
 ODD = '=<b>&"x"</script>'
 METHODS = ("perturbdiff", "linear", "nearest-context", "control", "ceiling")
 CENTRE = """
-(figure, method) => {
-  const data = JSON.parse(document.getElementById('page-data').textContent);
+async (figure, method) => {
+  const bytes = Uint8Array.from(atob(document.getElementById('page-data').textContent), (c) => c.charCodeAt(0));
+  const data = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).json();
   const record = data.figures[figure], svg = document.querySelector(`#fig-${figure} > svg`);
   svg.scrollIntoView({block: 'center', behavior: 'instant'});
   const i = method === null ? 0 : record.m.findIndex((code) => data.texts[code] === method);
@@ -52,6 +53,7 @@ def report_file(tmp_path_factory):
 
 def opened(open_page, width=1280, **settings):
     found = open_page(width, **settings)
+    found.page.wait_for_selector("html[data-figures=ready]")
     found.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     return found
 
@@ -172,7 +174,7 @@ def test_the_table_of_perturbations_sorts_searches_and_grows(open_page):
     page = opened(open_page).page
     assert rows_of(page).count() == 60  # of 180
     page.locator(".perturbations .scroll").evaluate("e => { e.scrollTop = e.scrollHeight; }")
-    page.wait_for_function("document.querySelectorAll('.perturbations tbody tr').length > 60")
+    rows_of(page).nth(60).wait_for()
     head = page.locator(".perturbations thead th", has_text="cells").last
     head.locator("button").focus()
     page.keyboard.press("Enter")

@@ -94,7 +94,7 @@ _SCALING = (
 _WORK = "Look for curves that level off or turn: where two sizes cross, the smaller one uses the same work better."
 _SIZE = "A curve for each number of steps. Look for a size beyond which nothing is gained."
 _NO_WORK = (
-    "Nothing to draw: sizes are counted from bundles; give the bundles of the runs (--bundle) and the "
+    "Nothing to draw, because sizes are counted from bundles. Give the bundles of the runs (--bundle) and the "
     "folders of their predictions (--records)."
 )
 

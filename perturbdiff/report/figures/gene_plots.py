@@ -84,7 +84,7 @@ def paired_dots(
                     gid=of_method(method),
                 )  # fmt: skip
             said = [
-                f"predicted {plain(f, 3)}, adjusted p {small(p)}; real {plain(r, 3)}"
+                f"predicted {plain(f, 3)}, adjusted p {small(p)}\nreal {plain(r, 3)}"
                 for f, p, r in zip(fold, q, real, strict=True)
             ]
             name_points(axes, fold, place, method, genes["gene"].tolist(), said)

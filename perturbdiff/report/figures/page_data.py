@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +14,11 @@ import pandas as pd
 
 from perturbdiff.report.figures.perturbation_table import PerturbationTable
 from perturbdiff.report.figures.svg import Look, Plot, page_color
+from perturbdiff.runtime.errors import visible
 
 _DIGITS = 7  # of a number in a download: the files beside the page hold all digits
-_MOST_NUMBERS = 60_000
+_MOST_FIELDS = 400_000
 """Fields of a table that the page holds. Of a larger one it holds the first rows and says so."""
-_ESCAPED = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 class _Pool:
@@ -26,13 +28,13 @@ class _Pool:
         self.texts: dict[str, int] = {}
 
     def code(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
+        return self.texts.setdefault(visible(text), len(self.texts))
 
 
 def page_data(
     plots: Iterable[Plot], look: Mapping[str, Look], tables: Sequence[PerturbationTable] = ()
 ) -> str:
-    """Return one JSON record for a script element of the page.
+    """Return a record for a script element of the page: JSON, packed with gzip, as base64.
 
     Parameters
     ----------
@@ -47,15 +49,16 @@ def page_data(
     -------
     str
         ``texts`` are pooled and meant by their numbers, ``methods`` hold colours and markers, ``figures`` named points
-        and columns of numbers by figure, ``cards`` what a row of a table of perturbations opens. No character of it
-        can end the script element.
+        and columns of numbers by figure, ``cards`` what a row of a table of perturbations opens. Texts hold no
+        character that hides or reorders others.
     """
     pool = _Pool()
     figures = {plot.name: _figure(plot, pool) for plot in plots}
     cards = {one.table.name: _rounded(one.cards) for one in tables}
-    methods = {name: [page_color(one.color), one.marker] for name, one in look.items()}
+    methods = {visible(name): [page_color(one.color), one.marker] for name, one in look.items()}
     record = {"texts": list(pool.texts), "methods": methods, "figures": figures, "cards": cards}
-    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
+    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def _figure(plot: Plot, pool: _Pool) -> dict[str, Any]:
@@ -65,8 +68,8 @@ def _figure(plot: Plot, pool: _Pool) -> dict[str, Any]:
         record["x"], record["y"] = (_short(v) for v in (points.x, points.y))
         record["m"] = [pool.code(text) for text in points.methods]
         record["n"] = [pool.code(text) for text in points.names]
-        record["v"] = list(points.values)
-    shown = max(1, _MOST_NUMBERS // max(1, len(plot.data.columns)))
+        record["v"] = [visible(text) for text in points.values]
+    shown = max(1, _MOST_FIELDS // max(1, len(plot.data.columns)))
     record["columns"] = [_column(name, plot.data[name].iloc[:shown], pool) for name in plot.data.columns]
     if shown < len(plot.data):
         record["rows"] = len(plot.data)
@@ -76,10 +79,10 @@ def _figure(plot: Plot, pool: _Pool) -> dict[str, Any]:
 def _column(name: object, values: pd.Series, pool: _Pool) -> list[Any]:
     """Return a column as its name, whether it holds texts, and its values: codes of texts, or numbers."""
     if isinstance(values.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(values):
-        return [str(name), 1, [pool.code("" if _missing(v) else str(v)) for v in values]]
+        return [visible(str(name)), 1, [pool.code("" if _missing(v) else str(v)) for v in values]]
     if pd.api.types.is_bool_dtype(values):
-        return [str(name), 1, [pool.code(str(v)) for v in values]]
-    return [str(name), 0, _numbers(values.to_numpy())]
+        return [visible(str(name)), 1, [pool.code(str(v)) for v in values]]
+    return [visible(str(name)), 0, _numbers(values.to_numpy())]
 
 
 def _missing(value: object) -> bool:
@@ -110,7 +113,9 @@ def _short(values: np.ndarray) -> list[Any]:
 def _rounded(value: Any) -> Any:
     """Return cards with numbers as JSON has them, of four digits."""
     if isinstance(value, Mapping):
-        return {str(key): _rounded(item) for key, item in value.items()}
+        return {visible(str(key)): _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_rounded(item) for item in value]
+    if isinstance(value, str):
+        return visible(value)
     return number(value, 4) if isinstance(value, float) else value

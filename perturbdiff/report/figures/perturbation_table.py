@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, amount, decimals_for, number
-from perturbdiff.report.figures.svg import Look
 from perturbdiff.report.loading.de_tables import Side, top_genes
 from perturbdiff.report.loading.metric_columns import ENERGY, PDCORR, Column, metric_columns, named
 from perturbdiff.report.loading.results import POOLED, Run
@@ -21,7 +20,7 @@ MOST_ROWS = 4000
 TOP_GENES = 10
 _OVERLAP = ("DEOver", "DEOver_10")  # of these the first that was scored
 _CARD = (ENERGY, PDCORR, "PDS_cos", *_OVERLAP, "DirAgr", "AUPRC")
-_RESULTS = {"win": "better", "tie": "", "loss": "worse"}
+_RESULTS = {"win": "mark better", "tie": "mark", "loss": "mark worse"}
 _KEY = ["cell_type", "batch", "perturbation"]
 
 
@@ -47,11 +46,9 @@ class PerturbationTable:
 def perturbations(
     prefix: str,
     runs: Sequence[Run],
-    look: Mapping[str, Look],
     focus: Run,
     other: Run | None,
     sides: Mapping[str, tuple[Side, Side]],
-    symbols: Mapping[str, str],
     pictures: Mapping[str, str],
 ) -> PerturbationTable | None:
     """Return the table of conditions, our worst energy distance first, or None if nothing was scored by condition.
@@ -66,8 +63,6 @@ def perturbations(
         Whose scores the table shows, and whom they are compared with.
     sides
         For ``focus`` and ``other`` the real and predicted test results, as far as they are known.
-    symbols
-        What genes are called for reading, by their names in the tables.
     pictures
         The id of a condition's picture of cells on the page, by its label ("cell type|batch|perturbation").
     """
@@ -84,7 +79,7 @@ def perturbations(
     scores = {m: {who: v[order] for who, v in by.items()} for m, by in scores.items()}
     table = _table(f"{prefix}-perturbations", shown, every, scores, focus, other)
     cards = _cards(shown, every, scores, runs, focus, other)
-    cards |= _genes(shown, sides, symbols, focus, other)
+    cards |= _genes(shown, sides, focus, other)
     labels = shown["cell_type"] + "|" + shown["batch"] + "|" + shown["perturbation"]
     cards["pictures"] = {i: pictures[label] for i, label in enumerate(labels) if label in pictures}
     return PerturbationTable(table, _note(first, len(keys), len(shown), focus, other), cards)
@@ -153,7 +148,7 @@ def _table(
     other: Run | None,
 ) -> Table:
     shown = [m for m in metrics if m.name in (ENERGY, PDCORR, *_OVERLAP)] or list(metrics)
-    heads, fields = ["Perturbation"], []
+    heads, below, fields = ["Perturbation"], {}, []
     for key, head in (("cell_type", "cell type"), ("batch", "batch")):
         if keys[key].nunique() > 1:
             heads.append(head)
@@ -163,18 +158,21 @@ def _table(
         fields.append([Cell(amount(v), "num", value=float(v)) for v in keys["n_cells"]])
     for i, metric in enumerate(shown):
         ours = scores[metric.name][focus.method]
-        heads.append(f"{metric.heading}, {focus.method}")
+        below[len(heads)] = focus.method
+        heads.append(metric.heading)
         fields.append(_numbers(ours))
         if i or other is None:
             continue
         theirs = scores[metric.name][other.method]
-        heads += [f"{metric.heading}, {other.method}", "result"]
+        below |= {len(heads): other.method, len(heads) + 1: f"in {metric.label}"}
+        heads += [metric.heading, "result"]
         fields.append(_numbers(theirs))
         fields.append(
             [Cell(w or "n/a", _RESULTS.get(w, "na")) for w in _outcomes(ours, theirs, metric.direction)]
         )
     rows = zip(keys["perturbation"], zip(*fields, strict=True), strict=True)
-    return Table(tuple(heads), tuple(Row(str(head), cells) for head, cells in rows), name=name)
+    lines = tuple(Row(str(head), cells) for head, cells in rows)
+    return Table(tuple(heads), lines, name=name, below=tuple(below.get(i, "") for i in range(len(heads))))
 
 
 def _numbers(values: np.ndarray) -> list[Cell]:
@@ -208,7 +206,6 @@ def _cards(
 def _genes(
     keys: pd.DataFrame,
     sides: Mapping[str, tuple[Side, Side]],
-    symbols: Mapping[str, str],
     focus: Run,
     other: Run | None,
 ) -> dict[str, Any]:
@@ -228,7 +225,7 @@ def _genes(
         perturbation = str(table["perturbation"].iloc[0])
         if perturbation not in wanted:
             continue
-        codes = [names.setdefault(symbols.get(str(g), str(g)), len(names)) for g in table["gene"]]
+        codes = [names.setdefault(str(g), len(names)) for g in table["gene"]]
         folds = [table[c].astype(float).tolist() for c in ("real", *(method for method, _ in predicted))]
         found[perturbation] = [int(table["de_genes"].iloc[0]), codes, *folds]
     return {"genes": found, "names": list(names)}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _BINS = 60
-_TICKS = (0.0, 0.3, 1.3, 3.0, 10.0, 30.0)
+_TICKS = (0.0, 1.3, 5.0, 15.0, 30.0)
 
 _TRUE, _OTHER = PALETTE[0], PALETTE[1]
 

@@ -74,9 +74,7 @@ def chapter(
 def _listing(about: ChapterData, screen: Overview) -> Section:
     """Return the section with the table of all conditions."""
     pictures = {picture.condition: f"fig-{picture.plot.name}" for picture in screen.cells}
-    found = perturbations(
-        about.anchor, about.runs, about.look, about.focus, about.other, about.sides, {}, pictures
-    )
+    found = perturbations(about.anchor, about.runs, about.focus, about.other, about.sides, pictures)
     return Section("Perturbations", f"{about.anchor}-perturbations", listing=found)
 
 

@@ -1,6 +1,9 @@
 // Figures: names of points, switches for methods, downloads; and the cards of the table of perturbations.
-const found = document.getElementById("page-data");
-const data = found ? JSON.parse(found.textContent) : { texts: [], methods: {}, figures: {}, cards: {} };
+let data = { texts: [], methods: {}, figures: {}, cards: {} };
+const unpack = async (packed) => {
+  const bytes = Uint8Array.from(atob(packed.trim()), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+};
 const off = new Set();
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -243,11 +246,18 @@ function openable(box, row, rows) {
 
 document.body.append(tip, dialog);
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-document.querySelectorAll(".table").forEach(startTable);
-for (const figure of document.querySelectorAll("figure[data-name]")) {
-  const svg = figure.querySelector(":scope > svg"), record = data.figures[figure.dataset.name];
-  if (!svg || !record) continue;
-  startNames(figure, svg, record);
-  startTools(figure, svg, record);
-}
-startSwitches();
+const openers = [...document.querySelectorAll(".table")].map(startTable);
+const start = (record) => {
+  data = record;
+  for (const open of openers) open();
+  for (const figure of document.querySelectorAll("figure[data-name]")) {
+    const svg = figure.querySelector(":scope > svg"), record = data.figures[figure.dataset.name];
+    if (!svg || !record) continue;
+    startNames(figure, svg, record);
+    startTools(figure, svg, record);
+  }
+  startSwitches();
+  document.documentElement.dataset.figures = "ready";
+};
+// a browser without it shows the page as one without scripts does
+if ("DecompressionStream" in window) unpack(document.getElementById("page-data").textContent).then(start);

@@ -62,7 +62,7 @@ const tableCsv = (table, rows) => {
   return csvLines([heads, ...lines].map((line) => line.map(neutral)));
 };
 
-/** Give a table its sorting, its download and, if it is long, rows on demand and a search. */
+/** Give a table its sorting, its download and, if it is long, rows on demand and a search. Return what opens its cards. */
 const startTable = (box) => {
   const table = box.querySelector("table");
   const first = [...table.tBodies[0].rows];
@@ -133,4 +133,5 @@ const startTable = (box) => {
   }
   const name = box.dataset.name;
   box.append(button("CSV", `Download the table ${name} as CSV`, () => download(`${name}.csv`, "text/csv", "\ufeff", tableCsv(table, listed))));
+  return () => { for (const row of listed.slice(0, there)) openable(box, row, first); };
 };
