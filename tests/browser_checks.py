@@ -24,6 +24,18 @@ CLICK_THROUGH = """
 })()
 """
 
+SHOW_ALL = """
+(() => {
+  for (const d of document.querySelectorAll('details')) d.open = true;
+  for (const f of document.querySelectorAll('.cells figure')) f.style.display = 'block';
+})()
+"""
+
+OVERFLOWING = """
+[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg, nav')
+  && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 90))
+"""
+
 CONTRAST = """
 (() => {
   const part = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
@@ -40,9 +52,15 @@ CONTRAST = """
   };
   const seen = new Set();
   const text = 'main :is(p, td, th, li, small, a, dd, summary, figcaption, .t, .save), nav a, .facts';
-  for (const e of document.querySelectorAll(text)) {
-    const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
-    if (e.textContent.trim() && (a + 0.05) / (b + 0.05) < 4.5) seen.add(`${e.tagName}.${e.className}`);
+  // the numbers of the matrix of wins stand on coloured squares of their own
+  const drawn = 'figure:not([id$="-wins"]) svg text, .choice span, button, nav a, h1, h2, h3, h4, dt, dd, .says';
+  const shown = (e) => e.getClientRects().length && e.textContent.trim();
+  for (const e of [...document.querySelectorAll(`${text}, ${drawn}`)].filter(shown)) {
+    const style = getComputedStyle(e);
+    const ink = e.tagName === 'text' ? style.fill : style.color;
+    const [a, b] = [light(ink), light(ground(e))].sort((x, y) => y - x);
+    const what = `${e.tagName}.${e.className.baseVal ?? e.className} ${ink}`;
+    if ((a + 0.05) / (b + 0.05) < 4.5) seen.add(`${what} ${e.textContent.trim().slice(0, 30)}`);
   }
   return [...seen];
 })()

@@ -415,7 +415,7 @@ class EvaluateConfig(Section):
         ge=0,
         description="number of bootstrap draws of perturbations for the intervals",
     )
-    embed_conditions: int = Field(default=6, ge=0, description="number of conditions shown in the embedding")
+    embed_conditions: int = Field(default=12, ge=0, description="number of conditions shown in the embedding")
     embed_cells: int = Field(
         default=300, ge=2, description="number of cells of each kind and condition in the embedding"
     )

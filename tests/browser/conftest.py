@@ -1,6 +1,7 @@
 """A headless Chromium, and a report with all its sections made from a small screen by the real stages."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -65,8 +66,8 @@ def open_page(browser, report_file):
     """Return a function that opens the report, or another file, in a window of a given width."""
     contexts = []
 
-    def opened(width=1280, *, path: Path = report_file, **settings) -> Opened:
-        context = browser.new_context(viewport={"width": width, "height": 844}, **settings)
+    def opened(width=1280, *, height=844, path: Path = report_file, **settings) -> Opened:
+        context = browser.new_context(viewport={"width": width, "height": height}, **settings)
         context.set_default_timeout(20_000)
         contexts.append(context)
         found = Opened(context.new_page())
@@ -79,6 +80,20 @@ def open_page(browser, report_file):
     yield opened
     for context in contexts:
         context.close()
+
+
+@pytest.fixture(scope="session")
+def screenshots(tmp_path_factory) -> Path:
+    """Folder of pictures of the pages that were tested: look at them. PD_SCREENSHOTS keeps them elsewhere."""
+    folder = Path(os.environ.get("PD_SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def keep_screenshot(screenshots):
+    """Return a function that photographs a page, its first screen or the whole."""
+    return lambda page, name, full=False: page.screenshot(path=screenshots / f"{name}.png", full_page=full)
 
 
 def screen(perturbations: int = 6, genes: int = 80) -> ad.AnnData:

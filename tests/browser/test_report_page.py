@@ -1,11 +1,12 @@
-"""The report as a reader meets it: in Chromium, on a desk and on a phone, with scripts and without."""
+"""The report as a reader meets it: in Chromium, on a desk and on a phone, with scripts and without, on paper."""
 
 import csv
 import io
 import itertools
+import re
 
 import pytest
-from browser_checks import CLICK_THROUGH, CONTRAST, assert_sorted
+from browser_checks import CLICK_THROUGH, CONTRAST, OVERFLOWING, SHOW_ALL, assert_sorted
 
 SORTABLE = "table:has(thead button)"
 
@@ -28,7 +29,7 @@ def test_nothing_is_asked_for_but_the_file_and_nothing_complains(open_page, repo
 
 def test_every_figure_is_there_and_holds_something(open_page, figures):
     page = open_page().page
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    page.evaluate(SHOW_ALL)
     shown = page.evaluate(
         """[...document.querySelectorAll('figure')].map(f => {
           const svg = f.querySelector('svg'), box = svg.getBoundingClientRect();
@@ -41,20 +42,73 @@ def test_every_figure_is_there_and_holds_something(open_page, figures):
     assert len(figures) > 12
 
 
-def test_the_first_screen_answers(open_page):
-    page = open_page().page
-    verdict = page.locator(".verdict .says")
-    assert verdict.inner_text()
-    box = verdict.bounding_box()
-    assert box is not None
-    assert box["y"] < 400
+def test_the_first_screen_answers(open_page, keep_screenshot):
+    page = open_page(1400, height=900).page
+    assert page.locator(".verdict .says").inner_text()
+    heads = page.locator(".verdict dt").all_inner_texts()
+    assert heads == ["What worked", "What failed", "What to trust"]
     heads = page.locator(".key thead th").all_inner_texts()
-    assert heads == ["Metric", "ours", "Best baseline", "Difference", "Chance → ceiling", "Chance", "Ceiling"]
+    assert heads == ["Metric", "ours", "Best baseline", "Difference", "Chance", "Chance → ceiling", "Ceiling"]
     assert page.locator(".key tbody tr").count() >= 6
     assert page.locator(".key svg.scale").count() >= 3
-    assert page.locator("nav").is_visible()
     assert page.locator(".verdict .care a").inner_text()
     assert page.locator(".warning li").count() >= 1
+    for part in (".verdict", ".cells figure:visible", ".against", ".key"):
+        box = page.locator(part).first.bounding_box()
+        assert box is not None, part
+        assert box["y"] + box["height"] <= 900, f"{part} is in sight"
+    keep_screenshot(page, "desk-light")
+
+
+def test_the_page_is_short_while_it_is_folded(open_page):
+    page = open_page(1400, height=900).page
+    assert page.evaluate("document.documentElement.scrollHeight") <= 8 * 900
+    folded = ("radars", "training", "data", "metrics", "provenance")
+    closed = page.evaluate("[...document.querySelectorAll('details:not([open])')].map(d => d.id)")
+    assert all(any(name.endswith(what) for name in closed) for what in folded)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_one_perturbation_is_chosen_for_the_picture_of_cells(open_page, scripts):
+    page = open_page(1400, java_script_enabled=scripts).page
+    choices = page.locator(".cells input")
+    assert choices.count() >= 4
+    first = page.locator(".cells figure:visible")
+    assert first.count() == 1
+    before = first.get_attribute("id")
+    choices.first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".cells figure:visible").count() == 1
+    assert page.locator(".cells figure:visible").get_attribute("id") != before
+    page.locator(".cells label").last.click()
+    assert page.locator(".cells figure").last.is_visible()
+
+
+def test_the_summary_is_copied_as_text(open_page):
+    page = open_page(permissions=["clipboard-read", "clipboard-write"]).page
+    page.get_by_role("button", name="Copy summary").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert text == page.evaluate("document.querySelector('#as-text pre').textContent")
+    assert text.startswith("ours on screen: ")
+    for word in ("What worked: ", "What failed: ", "What to trust: ", "Energy distance ↓", "best baseline"):
+        assert word in text
+
+
+def test_the_theme_can_be_switched(open_page):
+    page = open_page(color_scheme="light").page
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    button = page.get_by_role("button", name=re.compile("Theme"))
+    button.click()
+    assert page.evaluate(ground) == light
+    button.click()
+    assert "dark" in button.inner_text()
+    dark = page.evaluate(ground)
+    assert dark != light
+    assert page.evaluate(CONTRAST) == []
+    page.reload()
+    assert page.evaluate(ground) == dark
 
 
 def test_links_lead_somewhere_and_ids_are_unique(open_page):
@@ -123,22 +177,20 @@ def test_every_table_has_a_download_of_its_own_name(open_page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_scrolls_tables_but_not_the_page(open_page, scheme):
+def test_a_phone_scrolls_tables_but_not_the_page(open_page, scheme, keep_screenshot):
     page = open_page(390, color_scheme=scheme).page
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    keep_screenshot(page, f"phone-{scheme}", full=True)
+    page.evaluate(SHOW_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    wide = page.evaluate(
-        """[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg, nav')
-          && e.getBoundingClientRect().right > 391).map(e => e.outerHTML.slice(0, 90))"""
-    )
-    assert wide == []
+    assert page.evaluate(OVERFLOWING) == []
     inner = page.locator(".scores .scroll").first
     assert inner.evaluate("e => e.scrollWidth > e.clientWidth")
 
 
-def test_without_scripts_everything_is_there(open_page, figures):
-    opened = open_page(java_script_enabled=False)
+def test_without_scripts_everything_is_there(open_page, figures, keep_screenshot):
+    opened = open_page(1400, java_script_enabled=False)
     page = opened.page
+    keep_screenshot(page, "no-scripts", full=True)
     assert page.locator("figure").count() == len(figures)
     assert page.locator("thead button").count() == 0
     assert page.locator("button").count() == 0
@@ -149,18 +201,48 @@ def test_without_scripts_everything_is_there(open_page, figures):
     assert opened.console == []
 
 
-def test_dark_and_light_are_legible(open_page):
-    for scheme in ("light", "dark"):
-        page = open_page(color_scheme=scheme).page
-        low = page.evaluate(CONTRAST)
-        assert low == []
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_dark_and_light_are_legible(open_page, scheme, keep_screenshot):
+    page = open_page(1400, color_scheme=scheme).page
+    keep_screenshot(page, f"desk-{scheme}-whole", full=True)
+    page.evaluate(SHOW_ALL)
+    assert page.evaluate(CONTRAST) == []
 
 
-def test_on_paper_everything_is_open(open_page):
-    page = open_page().page
-    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("details:not([open])").count() == 0
+def test_every_control_is_reached_by_keyboard_and_shows_it(open_page):
+    page = open_page(1400).page
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        where, outlined = page.evaluate(
+            """(() => {
+              const e = document.activeElement, mark = e.type === 'radio' ? e.nextElementSibling : e;
+              return [`${e.tagName}.${e.type ?? ''}`, getComputedStyle(mark).outlineStyle !== 'none'];
+            })()"""
+        )
+        assert outlined, where
+        seen.add(where)
+    assert seen >= {"A.", "BUTTON.button", "INPUT.radio"}
+    skip = open_page(1400).page
+    skip.keyboard.press("Tab")
+    skip.keyboard.press("Enter")
+    assert skip.evaluate("location.hash") == "#main"
+
+
+def test_it_prints_on_four_pages(open_page, screenshots):
+    page = open_page(1400, color_scheme="dark").page
+    paper = page.pdf(path=screenshots / "report.pdf", prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", paper)) <= 4
     page.emulate_media(media="print")
     assert not page.locator("nav").is_visible()
+    assert page.locator(".key").is_visible()
+    assert page.locator(".cells figure:visible").count() == 1
+
+
+def test_on_paper_only_what_is_short_is_unfolded(open_page):
+    page = open_page().page
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#runs").get_attribute("open") is not None
+    assert page.locator("#provenance").get_attribute("open") is None
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert page.locator("details:not([open])").count() > 0
+    assert page.locator("#runs").get_attribute("open") is None

@@ -35,12 +35,11 @@ REALISM = (
     "n_DE_pred",
 )
 ABOUT = (
-    "Mean over data sets of the mean over their perturbations (energy distance and realism: over "
-    "conditions), ± sample standard deviation over seeds of a seed’s mean over the data sets (n − 1; none "
-    "for one seed), and in brackets the 95 % bootstrap interval: data sets and then their conditions are "
-    f"drawn with replacement ({DRAWS:,} draws, fixed seed), seeds being averaged within each condition "
-    "beforehand. With few data sets or conditions the intervals are too narrow; an interval needs two "
-    "values."
+    "A score is the mean over data sets of the mean over their perturbations (energy distance and realism: over "
+    "conditions). Behind ± stands the sample standard deviation over seeds of a seed’s mean over the data sets "
+    "(n − 1, none for one seed). In brackets stands the 95 % bootstrap interval: data sets and then their conditions "
+    f"are drawn with replacement ({DRAWS:,} draws, fixed seed), after seeds were averaged within each condition. An "
+    "interval needs two values, and with few data sets or conditions it is too narrow."
 )
 GAPS = (
     "Mean difference to the reference, arm minus reference, on the perturbations or conditions where both "

@@ -15,7 +15,7 @@ from perturbdiff.report.figures.score_plots import Forest, forest, radar
 from perturbdiff.report.figures.svg import Plot, slug
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, radar_columns
 from perturbdiff.report.sections.chapter_data import Section
-from perturbdiff.report.sections.overview import caption
+from perturbdiff.report.sections.key_metrics import caption
 
 _BARS = (ENERGY, "PDCorr", "DEOver", "DEPrec", "AUPRC", "AUROC", "DirAgr", "LFCSpear", "PDS_cos")
 _DOTS = (ENERGY, "PDCorr", "DEOver_10", "DEOver", "AUPRC")
@@ -56,7 +56,7 @@ def _means(experiment: Experiment, estimates: Estimates, name: str, *, bars: boo
 
 _ABLATION = (
     "Bars are means over data sets and seeds, lines their 95 % intervals over data sets and conditions. "
-    "Look at whether what was left out matters in the same direction in every panel; the table of "
+    "Look at whether what was left out matters in the same direction in every panel. The table of "
     "differences tells whether an interval leaves 0 out."
 )
 
@@ -88,8 +88,8 @@ def guidance(experiment: Experiment) -> Section:
 
 _VARIANTS = (
     "A dot is the mean over data sets and seeds, the line its 95 % interval over data sets and "
-    "conditions; the upright line is the ceiling. Look for an arm that is on the better side on every "
-    "data set; one that wins on one alone is likely to be luck."
+    "conditions, the upright line is the ceiling. Look for an arm that is on the better side on every "
+    "data set. One that wins on one alone is likely to be luck."
 )
 _GUIDANCE = (
     "Arms share their trainings and differ by sampling alone. A dot is the mean over data sets and seeds, "
@@ -150,7 +150,7 @@ def fewshot(experiment: Experiment) -> Section:
 
 
 _FEWSHOT = (
-    "The 12 metrics of which more is better, as they are, from 0 (centre) to 1 (rim); values below 0 sit "
+    "The 12 metrics of which more is better, as they are, from 0 (centre) to 1 (rim). Values below 0 sit "
     "at the centre. Look at whether the finetuned model lies outside the one trained from scratch on "
     "every axis, and whether the gap narrows as the share grows. The thin line is the ceiling."
 )

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from perturbdiff.report.experiments.experiment import CONVENTION, Estimate, Estimates, Experiment, Work
 from perturbdiff.report.experiments.run_groups import Line
+from perturbdiff.report.figures.axes import (
+    axis_label,
+    logarithmic,
+    plain,
+    reading,
+    round_ticks,
+    spread,
+)
+from perturbdiff.report.figures.hover import name_points
 from perturbdiff.report.figures.svg import (
     GREY,
     INK,
@@ -26,14 +35,13 @@ from perturbdiff.report.figures.svg import (
     canvas,
     draw,
     legend_text,
-    logarithmic,
     looks,
+    of_method,
     slug,
-    spread,
 )
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.sections.chapter_data import Section
-from perturbdiff.report.sections.overview import caption
+from perturbdiff.report.sections.key_metrics import caption
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +94,7 @@ _SCALING = (
 _WORK = "Look for curves that level off or turn: where two sizes cross, the smaller one uses the same work better."
 _SIZE = "A curve for each number of steps. Look for a size beyond which nothing is gained."
 _NO_WORK = (
-    "Nothing to draw: sizes are counted from bundles; give the bundles of the runs (--bundle) and the "
+    "Nothing to draw, because sizes are counted from bundles. Give the bundles of the runs (--bundle) and the "
     "folders of their predictions (--records)."
 )
 
@@ -142,13 +150,13 @@ def curves(
         grid = figure.subplots(lines, columns, squeeze=False).ravel()
         xs = np.concatenate([p.rows["x"].to_numpy(np.float64) for p in panels])
         for axes, panel in zip(grid, panels, strict=False):
-            _draw_panel(axes, panel, shown, look)
+            _draw_panel(axes, panel, shown, look, metric)
             _axes(axes, panel, xs)
             axes.set_title(textwrap.fill(panel.title, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
         for i, axes in enumerate(grid):
             axes.set_visible(i < len(panels))
             if i % columns == 0:
-                axes.set_ylabel(metric.heading)
+                axes.set_ylabel(axis_label(metric))
             if i + columns >= len(panels):  # nothing below it
                 axes.set_xlabel(textwrap.fill(across, 30 if columns > 1 else 48))
         handles = [
@@ -161,7 +169,9 @@ def curves(
         return draw(figure, name, title, _data(panels, metric))
 
 
-def _draw_panel(axes: Axes, panel: Panel, shown: Sequence[str], look: Mapping[str, Look]) -> None:
+def _draw_panel(
+    axes: Axes, panel: Panel, shown: Sequence[str], look: Mapping[str, Look], metric: Column
+) -> None:
     for words, height in panel.flat.items():
         axes.axhline(height, zorder=1, **_STYLES[words])  # pyright: ignore[reportArgumentType]
     for curve in shown:
@@ -170,12 +180,21 @@ def _draw_panel(axes: Axes, panel: Panel, shown: Sequence[str], look: Mapping[st
         if rows.empty:
             continue
         x, mean, low, high = (rows[c].to_numpy(np.float64) for c in ("x", "mean", "lowest", "highest"))
-        style = look[curve]
-        axes.plot(x, mean, color=style.color, ls=style.dash)
-        axes.plot(x, mean, style.marker, color=style.color, ms=4.5, mec=PAPER, mew=0.5)
+        style, owner = look[curve], of_method(curve)
+        axes.plot(x, mean, color=style.color, ls=style.dash, gid=owner)
+        axes.plot(x, mean, style.marker, color=style.color, ms=4.5, mec=PAPER, mew=0.5, gid=owner)
         if (high > low).any():
-            axes.fill_between(x, low, high, color=style.color, alpha=0.16, lw=0)
-            axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6)
+            axes.fill_between(x, low, high, color=style.color, alpha=0.16, lw=0, gid=owner)
+            axes.vlines(x, low, high, color=style.color, lw=1.0, alpha=0.6, gid=owner)
+        places = [f"{panel.title}, at {plain(v)}" for v in x]
+        ends = zip(mean, low, high, rows["seeds"].tolist() if "seeds" in rows else [1] * len(x), strict=True)
+        said = [_seeds(metric, *end) for end in ends]
+        name_points(axes, x, mean, curve, places, said)
+
+
+def _seeds(metric: Column, mean: float, low: float, high: float, seeds: int) -> str:
+    several = f", {seeds} seeds" if seeds > 1 else ""
+    return f"{metric.label} {reading(mean, low, high) if seeds > 1 else reading(mean)}{several}"
 
 
 def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
@@ -188,16 +207,16 @@ def _axes(axes: Axes, panel: Panel, xs: np.ndarray) -> None:
     elif wide:
         logarithmic(axes, "y", most=6)
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+        round_ticks(axes.yaxis, 4)
     left, right, wide = spread(xs)
     axes.set_xlim(left, right)
     if wide:
         logarithmic(axes, "x", subs=(1.0,), most=5)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(4))
-    plain = FuncFormatter(lambda value, _: f"{value:,.4g}".replace("-", "−"))
-    axes.xaxis.set_major_formatter(plain)
-    axes.yaxis.set_major_formatter(plain)
+        round_ticks(axes.xaxis, 4)
+    numbers = FuncFormatter(lambda value, _: plain(value))
+    axes.xaxis.set_major_formatter(numbers)
+    axes.yaxis.set_major_formatter(numbers)
 
 
 def _data(panels: Sequence[Panel], metric: Column) -> pd.DataFrame:

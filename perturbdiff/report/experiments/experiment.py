@@ -23,8 +23,8 @@ from perturbdiff.runtime.files import sha256
 CONVENTION = (
     "FLOPs are counted, not measured: two for each multiply-add of a matrix product in a forward pass, "
     "three times that for forward and backward, one more forward pass in the share of sets that are "
-    "self-conditioned; times cells of a step, times steps until the weights that were kept. Loss, "
-    "optimiser and the reading of data are left out, and so is the pretraining that a finetuned model "
+    "self-conditioned. This is multiplied by the cells of a step and by the steps until the weights that were "
+    "kept. Loss, optimiser and the reading of data are left out, and so is the pretraining that a finetuned model "
     "started from."
 )
 DRAWS = 2000

@@ -133,5 +133,5 @@ def _cell(value: float, digits: int, sd: float, metric: Column) -> Cell:
 
 NOTE = (
     "Published values are one run each, on the paper’s own preprocessing, split and number of predicted "
-    "cells; equal names do not make them the same test. Compare orders of methods first, then sizes."
+    "cells. Equal names do not make them the same test. Compare orders of methods first, then sizes."
 )

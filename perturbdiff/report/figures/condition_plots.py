@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
+from perturbdiff.report.figures.axes import (
+    axis_label,
+    logarithmic,
+    named_rows,
+    plain,
+    points,
+    reading,
+    round_ticks,
+    sampled,
+    spread,
+)
+from perturbdiff.report.figures.hover import name_points
 from perturbdiff.report.figures.svg import (
     GREY,
     INK,
@@ -22,13 +32,12 @@ from perturbdiff.report.figures.svg import (
     Plot,
     canvas,
     draw,
-    logarithmic,
-    named_rows,
-    points,
+    legend_text,
+    of_method,
     shorten,
-    spread,
 )
 from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.loading.results import POOLED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +54,7 @@ def scatter(
     wide = wide and not metric.higher  # scores with a best value are read on a plain axis
     if not wide:
         low, high, _ = spread(np.concatenate([a, b]), plain=True)
-    won = 100 * float((better + 0.5 * (a == b)).mean())
+    names = condition_names(pairs.index)
     with canvas(NARROW, 3.4) as (figure, axes):
         if wide:
             logarithmic(axes, "x", "y")
@@ -54,14 +63,34 @@ def scatter(
         tied = a == b
         styles = (look[other], look[ours], Look(GREY, "o"))
         for rows, style in zip((~better & ~tied, better, tied), styles, strict=True):
-            points(axes, b[rows], a[rows], style.color, size=size, alpha=0.65, marker=style.marker)
+            kept = np.flatnonzero(rows)
+            kept = kept[
+                points(axes, b[rows], a[rows], style.color, size=size, alpha=0.65, marker=style.marker)
+            ]
+            said = [f"{ours} {plain(float(a[i]), 3)}\n{other} {plain(float(b[i]), 3)}" for i in kept]
+            name_points(axes, b[kept], a[kept], "", [names[i] for i in kept], said)
         axes.set(xlim=(low, high), ylim=(low, high), box_aspect=1)
         axes.set_xlabel(f"{shorten(other, 34)}")
         axes.set_ylabel(f"{shorten(ours, 34)}")
-        axes.set_title(textwrap.fill(metric.heading, 18), loc="left", fontweight="bold")
-        axes.set_title(f"better in {won:.0f} %", loc="right", color=look[ours].color)
+        if not wide:
+            round_ticks(axes.xaxis, 4)
+            round_ticks(axes.yaxis, 4)
+        wins, ties = int(better.sum()), int(tied.sum())
+        counts = f"wins {wins} · ties {ties} · losses {len(a) - wins - ties}"
+        axes.set_title(f"{metric.heading}\n{counts}", loc="left", fontweight="bold", fontsize=9)
         data = pairs.rename(columns={"a": ours, "b": other}).reset_index()
         return draw(figure, name, f"{metric.label}: {ours} against {other}", data)
+
+
+def condition_names(index: Iterable[object]) -> list[str]:
+    """Return names for reading of conditions, given as pairs of scope and perturbation or as one label each."""
+    return [condition_name("|".join(map(str, key)) if isinstance(key, tuple) else str(key)) for key in index]
+
+
+def condition_name(label: str) -> str:
+    """Return 'perturbation · cell type · batch' for 'cell type|batch|perturbation' (of a pool: the perturbation)."""
+    *scope, perturbation = label.split("|")
+    return " · ".join([perturbation, *(part for part in scope if part and part != POOLED[0])])
 
 
 def strips(
@@ -79,11 +108,18 @@ def strips(
         for row, method in enumerate(order):
             x, style = filled[method].to_numpy(), look[method]
             y = row + 0.22 * rng.uniform(-1, 1, len(x))
-            points(axes, x, y, style.color, size=7, alpha=0.35, most=min(1000, 6000 // len(order)))
+            most = min(1000, 6000 // len(order))
+            kept = points(axes, x, y, style.color, size=7, alpha=0.35, most=most, method=method)
+            names = condition_names([filled[method].index[i] for i in kept])
+            name_points(
+                axes, x[kept], y[kept], method, names, [f"{metric.label} {reading(v)}" for v in x[kept]]
+            )
             if len(x) > 1:
-                _box(axes, x, row, style.color)
-        named_rows(axes, [shorten(m, 24) for m in order])
-        axes.set(xlim=(low, high), xlabel=metric.heading)
+                _box(axes, x, row, style.color, of_method(method))
+        named_rows(axes, [shorten(m, 24) for m in order], order)
+        axes.set(xlim=(low, high), xlabel=axis_label(metric))
+        if not wide:
+            round_ticks(axes.xaxis, 4)
         data = pd.concat(
             [s.rename("value").reset_index().assign(method=m) for m, s in filled.items()], ignore_index=True
         )
@@ -94,15 +130,19 @@ def _median_key(series: pd.Series, *, higher: bool) -> tuple[bool, float]:
     return (series.empty, 0.0 if series.empty else float(series.median()) * (-1 if higher else 1))
 
 
-def _box(axes: Axes, x: np.ndarray, row: int, color: str) -> None:
+def _box(axes: Axes, x: np.ndarray, row: int, color: str, owner: str) -> None:
     q1, middle, q3 = np.percentile(x, (25, 50, 75))
-    axes.plot([q1, q3], [row, row], color=PAPER, lw=6, solid_capstyle="butt")
-    axes.plot([q1, q3], [row, row], color=color, lw=4, solid_capstyle="butt")
-    axes.plot([middle, middle], [row - 0.32, row + 0.32], color=INK, lw=2.0)
+    axes.plot([q1, q3], [row, row], color=PAPER, lw=6, solid_capstyle="butt", gid=owner)
+    axes.plot([q1, q3], [row, row], color=color, lw=4, solid_capstyle="butt", gid=owner)
+    axes.plot([middle, middle], [row - 0.32, row + 0.32], color=INK, lw=2.0, gid=owner)
 
 
-def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
-    """Draw one loss term of training.csv over the steps, training in blue and validation in orange."""
+def curves(name: str, title: str, table: pd.DataFrame, term: str, label: str = "") -> Plot:
+    """Draw one column of training.csv over the steps, training in blue and validation in orange.
+
+    ``label`` is what the column is called for reading.
+    """
+    label = label or term
     data = pd.DataFrame(table[["step", "split", term]]).dropna()
     with canvas(NARROW, 2.4) as (figure, axes):
         groups = sorted(
@@ -122,14 +162,24 @@ def curves(name: str, title: str, table: pd.DataFrame, term: str) -> Plot:
                 axes.plot(step, smooth, color=color)
             elif split != "train":
                 axes.plot(step, value, "o", color=color, ms=3.5)
-            axes.plot([], [], color=color, label=f"\u200b{split}")
+            axes.plot([], [], color=color, label=legend_text(_SPLITS.get(str(split), str(split))))
+            kept = sampled(len(rows), _NAMED)
+            said = [f"{label} {reading(v)}" for v in value[kept]]
+            steps = [f"{_SPLITS.get(str(split), str(split))}, step {s:,.0f}" for s in step[kept]]
+            name_points(axes, step[kept], value[kept], "", steps, said)
         if spread(data[term].to_numpy(np.float64))[2]:
             logarithmic(axes, "y")
-        axes.set(xlabel="optimiser step")
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_title(term, loc="left", fontweight="bold")
+        else:
+            round_ticks(axes.yaxis, 4)
+        axes.set(xlabel="training steps")
+        round_ticks(axes.xaxis, 4, whole=True)
+        axes.set_title(label, loc="left", fontweight="bold")
         figure.legend(loc="outside upper right", ncols=3, handlelength=1.2)
         return draw(figure, name, title, data)
+
+
+_SPLITS = {"train": "training", "valid": "validation"}
+_NAMED = 500  # points of a curve that can be pointed at
 
 
 def shared_limits(table: pd.DataFrame) -> tuple[float, float, float, float]:
@@ -154,27 +204,30 @@ def embedding(
     cells
         source (control, real, predicted), x, y and, if known, explained_x, explained_y (shares of variance).
     """
-    label = condition.replace("|", " · ")
+    label = condition_name(condition)
     sources = cells["source"].astype(str).to_numpy()
     places = cells[["x", "y"]].to_numpy(np.float64)
-    with canvas(NARROW, 3.55) as (figure, axes):
+    with canvas(WIDTH, 3.9) as (figure, axes):
         looks = (("control", GREY, 0.35), ("real", INK, 0.4), ("predicted", color, 0.5))
         for source, tint, alpha in looks:
             x, y = places[sources == source].T
-            points(axes, x, y, tint, size=6, alpha=alpha, most=1500)
+            kept = points(axes, x, y, tint, size=6, alpha=alpha, most=1500)
+            name_points(axes, x[kept], y[kept], "", f"{source} cell", [condition_name(condition)] * len(kept))
         for source, tint, _ in looks:
             if (sources == source).any():
                 x, y = places[sources == source].mean(axis=0)
                 axes.plot(x, y, "P", color=tint, ms=9, mec=PAPER, mew=1.0)
+                name_points(axes, x, y, "", f"mean of {source} cells", [condition_name(condition)])
         axes.set(xlim=limits[:2], ylim=limits[2:], box_aspect=0.8)
-        for set_label, axis, number in ((axes.set_xlabel, "x", 1), (axes.set_ylabel, "y", 2)):
+        for set_label, axis, order in ((axes.set_xlabel, "x", "first"), (axes.set_ylabel, "y", "second")):
             share = float(cells[f"explained_{axis}"].iloc[0]) if f"explained_{axis}" in cells else 0.0
-            set_label(f"PC {number} ({100 * share:.1f} %)" if share else f"PC {number}")
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_title(shorten(label, 38), loc="left")
+            set_label(f"{order} axis of variation" + (f" ({100 * share:.1f} %)" if share else ""))
+        round_ticks(axes.xaxis, 4)
+        round_ticks(axes.yaxis, 4)
+        axes.set_title(shorten(label, 48), loc="left")
         handles = [Line2D([], [], marker="o", ls="", color=tint, ms=4) for _, tint, _ in looks]
-        figure.legend(handles, [source for source, _, _ in looks], loc="outside lower center", ncols=3)
+        words = [f"{source} cells" for source, _, _ in looks]
+        figure.legend(handles, words, loc="outside lower center", ncols=3)
         return draw(figure, name, f"Cells of {label}: control, real and predicted", cells)
 
 
@@ -185,10 +238,16 @@ def alike(name: str, method: str, pairs: pd.DataFrame, look: Mapping[str, Look])
     with canvas(NARROW, 3.3) as (figure, axes):
         axes.axline((0, 0), (1, 1), color=INK, lw=0.8, ls=(0, (4, 3)))
         x, y = (shown[side].to_numpy(np.float64) for side in ("real", "predicted"))
-        points(axes, x, y, style.color, size=12 if len(shown) < 300 else 6, marker=style.marker)
+        size = 12 if len(shown) < 300 else 6
+        kept = points(axes, x, y, style.color, size=size, marker=style.marker, method=method)
+        names = [f"{shown['first'].iloc[i]} and {shown['second'].iloc[i]}" for i in kept]
+        said = [f"real {plain(float(x[i]), 2)}, predicted {plain(float(y[i]), 2)}" for i in kept]
+        name_points(axes, x[kept], y[kept], method, names, said)
         every = np.concatenate([x, y, [-0.05, 0.3]])
         ends = float(every.min()) - 0.04, min(1.03, float(every.max()) + 0.05)
         axes.set(xlim=ends, ylim=ends, box_aspect=1)
+        round_ticks(axes.xaxis, 4)
+        round_ticks(axes.yaxis, 4)
         axes.set_xlabel("correlation, real changes")
         axes.set_ylabel("correlation, predicted changes")
         axes.set_title(shorten(method, 36), loc="left", fontweight="bold")

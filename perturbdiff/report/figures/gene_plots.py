@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -9,32 +10,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
+from perturbdiff.report.figures.axes import (
+    counting,
+    logarithmic,
+    named_rows,
+    plain,
+    points,
+    reading,
+    round_ticks,
+    spread,
+)
+from perturbdiff.report.figures.hover import name_points
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, number, small
-from perturbdiff.report.figures.score_plots import MOST_METHODS
 from perturbdiff.report.figures.svg import (
     INK,
     NARROW,
-    PALETTE,
     PAPER,
     WIDTH,
     Look,
     Plot,
     canvas,
-    counting,
     draw,
     legend_text,
-    logarithmic,
-    named_rows,
+    of_method,
     panels,
-    points,
     shorten,
     slug,
-    spread,
 )
-from perturbdiff.report.loading.de_tables import STEP, Split
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,94 +45,6 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 6
 """Methods with a panel of their own. The numbers beside a figure hold all."""
-_BINS = 60
-_TICKS = (0.0, 0.3, 1.3, 3.0, 10.0, 30.0)
-
-_TRUE, _OTHER = PALETTE[0], PALETTE[1]
-
-
-def separations(name: str, title: str, groups: Mapping[str, Split], alpha: float) -> Plot:
-    """Draw −log10 of the adjusted p for true DE genes (above each line) and for the others (below it).
-
-    One panel per method on a root scale, each side scaled to its own peak. Ticks are medians, the number is the
-    probability that a true DE gene has the smaller q.
-
-    Parameters
-    ----------
-    groups
-        Distributions by the label of their row: the real test first, then the methods.
-    alpha
-        A dashed line marks where a gene counts as DE.
-    """
-    shown = list(groups)[: MOST_METHODS + 1]
-    top = max(3.0, _high(groups[shown[0]]))
-    edges = np.linspace(0, np.sqrt(top), _BINS + 1)
-    beyond = edges[-1] * np.array([1.03, 1.1])  # a wider bar for all that is farther right
-    with canvas(WIDTH, 0.95 + 0.46 * len(shown)) as (figure, axes):
-        for row, label in enumerate(shown):
-            for true, color, sign in ((True, _TRUE, -1.0), (False, _OTHER, 1.0)):
-                counts = _binned(groups[label], edges, true=true)
-                height = sign * 0.42 * counts / max(1.0, float(counts.max()))
-                style = {"baseline": row, "fill": True, "color": color, "alpha": 0.75, "lw": 0}
-                axes.stairs(row + height[:-1], edges, **style)
-                axes.stairs(row + height[-1:], beyond, **style)
-                middle = np.sqrt(groups[label].median(true=true))
-                middle = middle if middle < edges[-1] else beyond.mean()
-                axes.plot([middle, middle], [row, row + sign * 0.46], color=INK, lw=1.6)
-            axes.axhline(row, color=INK, lw=0.5)
-            separation = groups[label].separation
-            text = "n/a" if np.isnan(separation) else f"{separation:.2f}"
-            axes.text(1.02, row, text, transform=axes.get_yaxis_transform(), va="center", fontweight="bold")
-        axes.axvline(np.sqrt(-np.log10(alpha)), color=INK, lw=0.9, ls=(0, (4, 3)))
-        _separation_axes(axes, shown, top, beyond)
-        handles = [
-            Patch(fc=_TRUE, alpha=0.75),
-            Patch(fc=_OTHER, alpha=0.75),
-            Line2D([], [], color=INK, lw=1.6),
-        ]
-        words = ("true DE genes", "other genes", "median")
-        figure.legend(handles, words, loc="outside upper left", ncols=3, handlelength=1.0, columnspacing=1.2)
-        return draw(figure, name, title, _separation_data(groups, edges))
-
-
-def _separation_axes(axes: Axes, shown: Sequence[str], top: float, beyond: np.ndarray) -> None:
-    named_rows(axes, [shorten(label, 24) for label in shown])
-    axes.set(xlim=(0, beyond[-1]), xlabel="−log₁₀ adjusted p (root scale)")
-    ticks = [t for t in _TICKS if t <= 0.75 * top]
-    axes.set_xticks([*np.sqrt(ticks), beyond.mean()], [*(f"{t:g}" for t in ticks), f"> {top:.0f}"])
-
-
-def _high(split: Split) -> float:
-    """Return the −log10 q below which 99 % of the true DE genes lie."""
-    if not split.true.sum():
-        return 0.0
-    return float(np.searchsorted(np.cumsum(split.true), 0.99 * split.true.sum()) * STEP)
-
-
-def _binned(split: Split, edges: np.ndarray, *, true: bool) -> np.ndarray:
-    """Return counts in bins of the root of −log10 q, the last of them for all beyond."""
-    counts = split.true if true else split.other
-    middle = np.sqrt((np.arange(len(counts)) + 0.5) * STEP)
-    return np.histogram(middle, np.append(edges, np.inf), weights=counts)[0]
-
-
-def _separation_data(groups: Mapping[str, Split], edges: np.ndarray) -> pd.DataFrame:
-    frames = [
-        pd.DataFrame(
-            {
-                "method": label,
-                "genes": "true DE" if true else "other",
-                "lower": edges**2,
-                "upper": np.append(edges[1:] ** 2, np.inf),
-                "count": _binned(split, edges, true=true),
-                "median": split.median(true=true),
-                "separation": split.separation,
-            }
-        )
-        for label, split in groups.items()
-        for true in (True, False)
-    ]
-    return pd.concat(frames, ignore_index=True)
 
 
 def paired_dots(
@@ -161,17 +76,25 @@ def paired_dots(
                     color=style.color,
                     lw=1.0,
                     alpha=0.5,
+                    gid=of_method(method),
                 )
             for called, fill in ((q < alpha, style.color), (~(q < alpha), PAPER)):
                 axes.plot(
-                    fold[called], place[called], style.marker, ms=5, mfc=fill, mec=style.color, mew=1.2, ls=""
-                )
+                    fold[called], place[called], style.marker, ms=5, mfc=fill, mec=style.color, mew=1.2, ls="",
+                    gid=of_method(method),
+                )  # fmt: skip
+            said = [
+                f"predicted {plain(f, 3)}, adjusted p {small(p)}\nreal {plain(r, 3)}"
+                for f, p, r in zip(fold, q, real, strict=True)
+            ]
+            name_points(axes, fold, place, method, genes["gene"].tolist(), said)
         axes.plot(real, rows, "|", color=INK, ms=10, mew=2.2, ls="")
+        name_points(axes, real, rows, "", genes["gene"].tolist(), [f"real {plain(r, 3)}" for r in real])
         ends = genes[["real", *methods]].to_numpy(np.float64)
         reach = 1.08 * max(0.5, float(np.nanmax(np.abs(ends[np.isfinite(ends)]), initial=0.5)))
-        axes.set(xlim=(-reach, reach), xlabel="log₂ fold change")
+        axes.set(xlim=(-reach, reach), xlabel="log₂ fold change to control")
         named_rows(axes, [shorten(g, 18) for g in genes["gene"]])
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        round_ticks(axes.xaxis, 4)
         axes.set_title(f"{shorten(perturbation, 22)} · {count:,} DE genes", loc="left", fontweight="bold")
         handles = [Line2D([], [], color=INK, marker="|", ms=8, mew=2.2, ls="")]
         handles += [Line2D([], [], color=look[m].color, marker=look[m].marker, ms=5, ls="") for m in methods]
@@ -204,7 +127,9 @@ def rank_histograms(
     with panels(len(shown), 2, WIDTH, 0.5 + 1.12 * lines, sharey=True, sharex=True) as (figure, grid):
         chance = np.diff(edges) / total
         for axes, method in zip(grid, shown, strict=True):
-            axes.stairs(100 * shares[method], edges, fill=True, color=look[method].color, alpha=0.75, lw=0)
+            filled = {"fill": True, "color": look[method].color, "alpha": 0.75, "lw": 0}
+            axes.stairs(100 * shares[method], edges, gid=of_method(method), **filled)
+            _name_bins(axes, method, edges, 100 * shares[method], 100 * chance)
             axes.stairs(100 * chance, edges, color=INK, lw=1.0, ls=(0, (4, 3)), baseline=None)
             right = 100 * float((ranks[method] == 0).mean()) if len(ranks[method]) else 0.0
             axes.text(
@@ -219,13 +144,24 @@ def rank_histograms(
             axes.set_title(shorten(method, 26), loc="left", fontsize=9)
             axes.set(xlim=(0, total), ylim=(0, 105 * top))
             axes.grid(visible=False, axis="x")
-            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(3))
+            round_ticks(axes.xaxis, 4, whole=True)
+            round_ticks(axes.yaxis, 3)
         figure.supxlabel(f"rank of the right perturbation, 0 is first, of {total:,}", fontsize=9)
         figure.supylabel("% of perturbations", fontsize=9)
         data = pd.DataFrame({"lower": edges[:-1], "upper": edges[1:], "chance": chance})
         frames = [data.assign(method=m, share=s, n=len(ranks[m])) for m, s in shares.items()]
         return draw(figure, name, title, pd.concat(frames, ignore_index=True))
+
+
+def _name_bins(axes: Axes, method: str, edges: np.ndarray, shares: np.ndarray, chance: np.ndarray) -> None:
+    middles = (edges[:-1] + edges[1:]) / 2
+    ends = [(math.ceil(low), math.ceil(high) - 1) for low, high in itertools.pairwise(edges)]
+    names = [f"rank {low}" if low == high else f"ranks {low} to {high}" for low, high in ends]
+    said = [
+        f"{plain(s, 3)} % of perturbations, by chance {plain(c, 3)} %"
+        for s, c in zip(shares, chance, strict=True)
+    ]
+    name_points(axes, middles, shares, method, names, said)
 
 
 def sizes(
@@ -266,17 +202,15 @@ def sizes(
                 _size_axes(axes, low, high, wide=wide)
             axes.plot([0, 1e9], [0, 1e9], color=INK, lw=0.8, ls=(0, (4, 3)))
             style = look[method]
-            most = 3000 // max(1, len(shown))
-            points(
-                axes,
-                x,
-                y,
-                style.color,
-                size=14 if len(x) < 100 else 7,
-                marker=style.marker,
-                alpha=0.6,
-                most=most,
-            )
+            most, size = 3000 // max(1, len(shown)), 14 if len(x) < 100 else 7
+            drawing = {"size": size, "marker": style.marker, "alpha": 0.6, "most": most, "method": method}
+            kept = points(axes, x, y, style.color, **drawing)
+            labels_of = tables[method]["perturbation"].tolist()
+            names = [str(labels_of[i]) for i in kept]
+            unit = " DE genes" if counts else ""
+            sizes_of = [(float(x[i]), float(y[i])) for i in kept]
+            said = [f"real {reading(a)}, predicted {reading(b)}{unit}" for a, b in sizes_of]
+            name_points(axes, x[kept], y[kept], method, names, said)
             axes.set_box_aspect(1)
             axes.set_title(shorten(method, 20), loc="left", fontsize=8.5)
         figure.supxlabel(labels[0], fontsize=9)
@@ -291,8 +225,8 @@ def _size_axes(axes: Axes, low: float, high: float, *, wide: bool) -> None:
         axes.set(xlim=(low, high), ylim=(low, high))
         return
     axes.set(xlim=(0, high), ylim=(0, high))
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
+    round_ticks(axes.xaxis, 4)
+    round_ticks(axes.yaxis, 4)
 
 
 def gene_table(genes: pd.DataFrame, method: str, alpha: float, prefix: str) -> Table:

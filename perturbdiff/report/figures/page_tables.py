@@ -116,8 +116,9 @@ def scores(
 ) -> Table:
     """Return mean scores of one data set: methods × metrics, the best and second best marked per metric.
 
-    Below stand methods that failed, then ceilings, and neither are ranked. A mean is over the perturbations where the
-    metric is defined. If these are not all, their number is noted. If there is none, the field says n/a.
+    Methods are ranked by the mean of their ranks over the metrics. Below stand methods that failed, then ceilings, and
+    neither are ranked. A mean is over the perturbations where the metric is defined. If these are not all, their
+    number is noted. If there is none, the field says n/a.
     """
     ranked = [r for r in runs if r.kind != "ceiling"]
     every, competing = (score_table(of, columns, scope) for of in (runs, ranked))
@@ -125,6 +126,7 @@ def scores(
     decimals = {m.name: decimals_for(every[m.name].to_list()) for m in columns}
     counts = {m.name: _usual([_defined(run, m, scope) for run in runs]) for m in columns}
     rows = []
+    ranked = _by_rank(ranked, places)
     for run in [*ranked, *absent, *(r for r in runs if r.kind == "ceiling")]:
         if isinstance(run, FailedRun):
             rows.append(failed(run, len(columns)))
@@ -140,6 +142,13 @@ def scores(
     below = ("", *("" if _whole(count) else count for count in counts.values()))
     name = f"scores-{slug(runs[0].dataset, *scope)}"
     return Table(("Method", *heads), tuple(rows), scope[1], name=name, below=below)
+
+
+def _by_rank(runs: Sequence[Run], places: Mapping[str, pd.Series]) -> list[Run]:
+    """Return runs by the mean of their ranks, a score that is not defined ranking last."""
+    table = pd.DataFrame(places).dropna(axis=1, how="all").fillna(float(len(runs)))
+    mean = dict(zip(table.index, table.to_numpy().mean(axis=1), strict=True)) if len(table.columns) else {}
+    return sorted(runs, key=lambda run: mean.get(run.method, 0.0))
 
 
 def failed(one: FailedRun, width: int) -> Row:

@@ -12,8 +12,18 @@ import pandas as pd
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
+from perturbdiff.report.figures.axes import (
+    bare_rows,
+    logarithmic,
+    named_rows,
+    plain,
+    reading,
+    round_ticks,
+    spread,
+)
+from perturbdiff.report.figures.hover import name_points
 from perturbdiff.report.figures.svg import (
     GREY,
     INK,
@@ -23,15 +33,14 @@ from perturbdiff.report.figures.svg import (
     WIDTH,
     Look,
     Plot,
-    bare_rows,
     canvas,
     draw,
     legend_text,
-    logarithmic,
+    of_method,
     panels,
     shorten,
-    spread,
 )
+from perturbdiff.report.loading.comparison import ranks
 from perturbdiff.report.loading.metric_columns import Column
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
 MOST_METHODS = 16
 """Methods with a row in a figure. The numbers beside it hold all."""
 
-_COLORED = 6
+_COLORED = 14
 _TITLE = 14  # letters in a line of a panel's title
 _DASHES = (0, (4, 3))
 
@@ -68,7 +77,7 @@ def radar(
     *,
     lines: pd.DataFrame | None = None,
 ) -> Plot:
-    """Draw scores in [0, 1] as polygons, the strongest methods in colour. Values outside are drawn at the ends.
+    """Draw scores in [0, 1] as polygons, up to 14 methods in colour. Values outside are drawn at the ends.
 
     Parameters
     ----------
@@ -90,7 +99,10 @@ def radar(
         axes = figure.add_subplot(projection="polar")
         axes.set_theta_offset(np.pi / 2)  # pyright: ignore[reportAttributeAccessIssue]
         axes.set_theta_direction(-1)  # pyright: ignore[reportAttributeAccessIssue]
-        handles = [Line2D([], [], color=look[m].color, lw=2.0, ls=look[m].dash) for m in strong]
+        handles = [
+            Line2D([], [], color=look[m].color, lw=2.0, ls=look[m].dash, marker=look[m].marker, ms=3.5)
+            for m in strong
+        ]
         for i, (_, row) in enumerate(references.iterrows()):
             style = {"color": (INK, GREY)[i % 2], "lw": 1.1, "ls": ("-", _DASHES)[i % 2]}
             axes.plot(around, _ring(row), **style)
@@ -98,9 +110,12 @@ def radar(
         for method in reversed(order):
             ring, shown = _ring(scores.loc[method]), method in strong
             color, width = (look[method].color, 1.6) if shown else (RULE, 0.8)
-            axes.plot(around, ring, color=color, lw=width, ls=look[method].dash)
+            owner = of_method(method)
+            axes.plot(around, ring, color=color, lw=width, ls=look[method].dash, gid=owner)
+            axes.plot(angles, ring[:-1], look[method].marker, color=color, ms=3.0, gid=owner)
             if method == strong[0]:
-                axes.fill(around, ring, color=look[method].color, alpha=0.12, lw=0)
+                axes.fill(around, ring, color=look[method].color, alpha=0.12, lw=0, gid=owner)
+            name_points(axes, angles, ring[:-1], method, labels, [reading(v) for v in scores.loc[method]])
         axes.set_xticks(angles, labels)
         axes.tick_params(axis="x", pad=5)
         axes.set_ylim(0, 1.02)
@@ -132,7 +147,8 @@ def forest(
 ) -> Plot:
     """Draw mean scores with 95 % intervals: a panel per metric, a row per method, the same rows in each.
 
-    The dashed line is chance, the solid one the ceiling, where they are known.
+    Rows are ranked by the mean of a method's ranks over the panels. The dashed line is chance, the solid one the
+    ceiling, where they are known.
 
     Parameters
     ----------
@@ -141,15 +157,14 @@ def forest(
     most
         Methods with a row. The numbers beside the figure hold all.
     """
-    methods = list(dict.fromkeys(m for panel in metrics for m in panel.rows["method"]))[:most]
+    methods = _ranked(metrics, most)
     across = min(3 if len(metrics) > 4 else 2, len(metrics))
     lines = -(-len(metrics) // across)
     height = lines * (0.6 + 0.19 * len(methods)) + 0.25
     with panels(len(metrics), across, WIDTH, height, sharey=True) as (figure, grid):
         for axes, panel in zip(grid, metrics, strict=True):
             _forest_panel(axes, panel, methods, look, bars=bars)
-        grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
-        grid[0].set_ylim(len(methods) - 0.4, -0.6)
+        named_rows(grid[0], [shorten(m, 20) for m in methods], methods)
         handles = [
             Line2D([], [], color=INK, lw=1.0, ls=_DASHES),
             Line2D([], [], color=INK, lw=1.0),
@@ -162,6 +177,21 @@ def forest(
         return draw(figure, name, title, _forest_data(metrics))
 
 
+def _ranked(metrics: Sequence[Forest], most: int) -> list[str]:
+    """Return the methods with a row, the best on average first. A score that is not defined ranks last."""
+    methods = list(dict.fromkeys(str(m) for panel in metrics for m in panel.rows["method"]))[:most]
+    places = []
+    for panel in metrics:
+        known = dict(zip(panel.rows["method"], panel.rows["value"], strict=True))
+        values = pd.Series({m: known.get(m, np.nan) for m in methods}, dtype=np.float64)
+        if panel.metric.direction != "none":
+            places.append(ranks(values, panel.metric.direction).fillna(float(len(methods))))
+    if not places:
+        return methods
+    mean = np.mean([place.to_numpy(np.float64) for place in places], axis=0)
+    return [methods[i] for i in np.argsort(mean, kind="stable")]
+
+
 def _forest_panel(
     axes: Axes, panel: Forest, methods: Sequence[str], look: Mapping[str, Look], *, bars: bool
 ) -> None:
@@ -169,16 +199,21 @@ def _forest_panel(
     for row in panel.rows.to_dict("records"):
         if row["method"] not in methods or not np.isfinite(float(row["value"])):
             continue
-        place, style = methods.index(str(row["method"])), look[str(row["method"])]
-        if np.isfinite(float(row["low"])) and np.isfinite(float(row["high"])):
+        method = str(row["method"])
+        place, style, owner = methods.index(method), look[method], of_method(method)
+        value, low, high = (float(row[c]) for c in ("value", "low", "high"))
+        if np.isfinite(low) and np.isfinite(high):
             line = {"color": INK, "lw": 1.0} if bars else {"color": style.color, "lw": 2.2, "alpha": 0.55}
-            axes.plot([row["low"], row["high"]], [place, place], zorder=3, **line)
-            ends += [float(row["low"]), float(row["high"])]
+            axes.plot([low, high], [place, place], zorder=3, gid=owner, **line)
+            ends += [low, high]
         if bars:
-            axes.barh(place, float(row["value"]), height=0.72, color=style.color, lw=0)
+            axes.barh(place, value, height=0.72, color=style.color, lw=0)[0].set_gid(owner)
         else:
-            axes.plot(row["value"], place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5)
-        ends.append(float(row["value"]))
+            axes.plot(value, place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5, gid=owner)
+        name_points(
+            axes, value, place, method, panel.title, [f"{panel.metric.label} {reading(value, low, high)}"]
+        )
+        ends.append(value)
     for value, dashes in ((panel.chance, _DASHES), (panel.ceiling, "-")):
         if np.isfinite(value):
             axes.axvline(value, color=INK, lw=1.0, ls=dashes, zorder=1)
@@ -187,8 +222,7 @@ def _forest_panel(
     if wide:
         logarithmic(axes, "x", subs=(1.0,), most=5)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(3))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.4g}".replace("-", "−")))
+        round_ticks(axes.xaxis, 3)
     axes.set_xlim(low, high)
     heading = textwrap.fill(panel.title or panel.metric.heading, _TITLE)
     axes.set_title(heading, loc="left", fontsize=8.5, fontweight="bold")
@@ -213,19 +247,25 @@ def realism(
 ) -> Plot:
     """Draw ratios of predicted over real cells: a panel per ratio, the median and middle half per method.
 
+    The method whose ratios are nearest to 1 is on top.
+
     Parameters
     ----------
     ratios
         For each ratio a table with the columns method, median, low, high (quartiles over conditions).
     """
-    methods = list(dict.fromkeys(m for _, rows in ratios for m in rows["method"]))[:MOST_METHODS]
+    every = pd.concat([rows for _, rows in ratios], ignore_index=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        away = np.abs(np.log(every["median"].to_numpy(np.float64)))
+    away, of = np.minimum(np.nan_to_num(away, nan=9.0), 9.0), every["method"].astype(str).to_numpy()
+    methods = list(dict.fromkeys(of))[:MOST_METHODS]
+    methods.sort(key=lambda method: float(away[of == method].mean()))
     across = 3 if len(ratios) > 2 else 2
     height = -(-len(ratios) // across) * (0.6 + 0.19 * len(methods))
     with panels(len(ratios), across, WIDTH, height, sharey=True) as (figure, grid):
         for axes, (metric, rows) in zip(grid, ratios, strict=True):
             _ratio_panel(axes, metric, rows, methods, look)
-        grid[0].set_yticks(range(len(methods)), [shorten(m, 20) for m in methods])
-        grid[0].set_ylim(len(methods) - 0.4, -0.6)
+        named_rows(grid[0], [shorten(m, 20) for m in methods], methods)
         data = pd.concat([rows.assign(metric=m.name) for m, rows in ratios], ignore_index=True)
         return draw(figure, name, title, data)
 
@@ -241,27 +281,23 @@ def _ratio_panel(
     for row in rows.to_dict("records"):
         if row["method"] not in methods or not np.isfinite(float(row["median"])):
             continue
-        place, style = methods.index(str(row["method"])), look[str(row["method"])]
+        method = str(row["method"])
+        place, style, owner = methods.index(method), look[method], of_method(method)
         quartiles = np.clip(np.array([row["low"], row["high"]], np.float64), low, high)
-        axes.plot(quartiles, [place, place], color=style.color, lw=2.2, alpha=0.55)
+        axes.plot(quartiles, [place, place], color=style.color, lw=2.2, alpha=0.55, gid=owner)
         inside = low <= float(row["median"]) <= high
         marker = style.marker if inside else "<" if float(row["median"]) < low else ">"
-        axes.plot(
-            np.clip(float(row["median"]), 1.03 * low, high / 1.03),
-            place,
-            marker,
-            color=style.color,
-            ms=5,
-            mec=PAPER,
-            mew=0.5,
-        )
+        x = float(np.clip(float(row["median"]), 1.03 * low, high / 1.03))
+        axes.plot(x, place, marker, color=style.color, ms=5, mec=PAPER, mew=0.5, gid=owner)
+        said = reading(*(float(row[c]) for c in ("median", "low", "high")))
+        name_points(axes, x, place, method, metric.label, [f"{said}, middle half of conditions"])
     axes.set_xscale("log")
     ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 50.0) if low <= t <= high]
     if len(ticks) > 4:
         ticks = [t for t in ticks if t not in (0.05, 0.2, 0.8, 1.25, 2.0, 10.0)]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(FixedLocator([]))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     axes.set_xlim(low, high)
     axes.set_title(textwrap.fill(metric.label, _TITLE), loc="left", fontsize=8.5, fontweight="bold")
     bare_rows(axes)
@@ -287,6 +323,8 @@ def win_matrix(name: str, title: str, rates: pd.DataFrame, data: pd.DataFrame) -
                 continue
             tint = colors(float(shown[i, j]))
             axes.add_patch(_square(j, i, tint))
+            said = f"better than {methods[j]} in {100 * shown[i, j]:.0f} % of conditions"
+            name_points(axes, j, i, methods[i], "", [said])
             strong = abs(shown[i, j] - 0.5) > 0.3
             axes.text(
                 j, i, f"{100 * shown[i, j]:.0f}", ha="center", va="center", fontsize=7.5,

@@ -17,9 +17,9 @@ from perturbdiff.runtime.errors import one_line
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")
 ABOUT = (
-    "Mean ± standard deviation over runs that differ by their seeds alone (n − 1 in the denominator; none for a single "
-    "run). It is the spread of one method from seed to seed on the same test cells; how well one run's mean is known "
-    "is told by the intervals above."
+    "Mean ± standard deviation over runs that differ by their seeds alone (n − 1 in the denominator, none for a single "
+    "run). It is the spread of one method from seed to seed on the same test cells. The intervals above tell how well "
+    "one run's mean is known."
 )
 
 

@@ -278,7 +278,7 @@ def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         )
         label = f"{start}{name.replace('_', '-')}"
         plot = store_plots.histogram(label, title, table, key, ("cells", what), text, log_axis=True)
-        figures.append((plot, f"{title}; controls are left out."))
+        figures.append((plot, f"{title}, without controls."))
     composition = reader.get("cell_types")
     if composition is not None and len(composition) > 1:
         shown = _largest(composition)
@@ -319,7 +319,7 @@ def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
             else f" Their rank correlation is {page_tables.number(rho, 2)}."
         )
         caption = (
-            f"Number of cells and energy distance ({_KINDS[kind]}) by cell type; mean and 95 % interval."
+            f"Number of cells and energy distance ({_KINDS[kind]}) by cell type, with mean and 95 % interval."
         )
         figures.append((plot, f"{caption}{correlation}{_left(joined, shown)}"))
     return figures

@@ -8,29 +8,38 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter
 from scipy import stats
 
-from perturbdiff.report.figures.svg import (
+from perturbdiff.report.figures.axes import (
     DENSE,
+    bare_rows,
+    logarithmic,
+    named_rows,
+    plain,
+    reading,
+    round_ticks,
+    sampled,
+)
+from perturbdiff.report.figures.hover import name_points
+from perturbdiff.report.figures.svg import (
     GREY,
     INK,
     NARROW,
     PALETTE,
     WIDTH,
     Plot,
-    bare_rows,
     canvas,
     draw,
     legend_text,
-    logarithmic,
-    named_rows,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
+MOST_NAMED = 1000
+"""Distances of one kind that can be pointed at."""
 _BLUE = PALETTE[1]
 _COLORS = {"within": GREY, "between": PALETTE[0], "control": PALETTE[1]}
 _ORDER = {"within": "within one\nperturbation", "between": "between\nperturbations", "control": "to control"}
@@ -61,6 +70,9 @@ def histogram(
     counts = table[key].to_numpy(np.float64)
     with canvas(NARROW, 2.4) as (figure, axes):
         axes.bar(lower, counts, width=upper - lower, align="edge", color=_BLUE, alpha=0.8, lw=0)
+        middles = np.sqrt(lower * upper) if log_axis else (lower + upper) / 2
+        spans = [f"{plain(a, 4)} to {plain(b, 4)} {labels[0]}" for a, b in zip(lower, upper, strict=True)]
+        name_points(axes, middles, counts, "", spans, [f"{plain(c)} {labels[1]}" for c in counts])
         if log_axis:
             logarithmic(axes, "x", most=9, label=_amount)
         else:
@@ -88,20 +100,25 @@ def outlines(name: str, title: str, histograms: Mapping[str, pd.DataFrame]) -> P
             color, dashes = PALETTE[i % len(PALETTE)], ("-", "--", ":")[i // len(PALETTE) % 3]
             edges = np.append(lower, upper[-1])
             axes.stairs(density, edges, color=color, ls=dashes, lw=1.5, label=legend_text(label))
+            spans = [
+                f"{plain(a, 4)} to {plain(b, 4)} non-zero genes" for a, b in zip(lower, upper, strict=True)
+            ]
+            cells = [f"{plain(c)} cells" for c in table["n_cells"]]
+            name_points(axes, (lower + upper) / 2, density, label, spans, cells)
             frames.append(table.assign(data=label, density=density))
         axes.set_yticks([])
         axes.set_ylim(bottom=0)
         axes.spines["left"].set_visible(False)
         _counts(axes.xaxis, 6)
-        axes.set(xlabel="non-zero genes", ylabel="density of cells")
+        axes.set(xlabel="non-zero genes per cell", ylabel="share of cells")
         _title(axes, title)
         figure.legend(loc="outside lower center", ncols=2, handlelength=1.4)
         return draw(figure, name, title, pd.concat(frames, ignore_index=True))
 
 
 def _counts(axis: Axis, most: int) -> None:
-    """Label an axis with at most ``most`` whole numbers."""
-    axis.set_major_locator(MaxNLocator(most, integer=True))
+    """Label an axis with at most ``most`` whole numbers, short ones."""
+    round_ticks(axis, most, whole=True)
     axis.set_major_formatter(FuncFormatter(_amount))
 
 
@@ -114,8 +131,8 @@ def _amount(value: float, _: object = None) -> str:
     size = abs(value)
     for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size >= unit:
-            return f"{value / unit:g}{letter}".replace("-", "−")
-    return f"{value:g}".replace("-", "−")
+            return f"{plain(value / unit)}{letter}"
+    return plain(value)
 
 
 def ranges(name: str, title: str, table: pd.DataFrame) -> Plot:
@@ -126,6 +143,10 @@ def ranges(name: str, title: str, table: pd.DataFrame) -> Plot:
         axes.barh(y, np.maximum(high - low, 0.0), left=low, height=0.55, color=_BLUE, alpha=0.45, lw=0)
         middle = table["median"].to_numpy(np.float64)
         axes.plot(np.stack([middle, middle]), np.stack([y - 0.38, y + 0.38]), color=INK, lw=1.5)
+        said = [
+            f"median {reading(m, a, b)} non-zero genes" for m, a, b in zip(middle, low, high, strict=True)
+        ]
+        name_points(axes, middle, y, "", table["cell_type"].tolist(), said)
         _rows(axes, table)
         axes.set_xlim(0, 1.05 * max(1.0, float(high.max())))
         axes.set_xlabel("non-zero genes per cell")
@@ -144,6 +165,8 @@ def bars(name: str, title: str, table: pd.DataFrame) -> Plot:
 def _cell_bars(axes: Axes, table: pd.DataFrame, *, share: bool = True) -> None:
     counts = table["n_cells"].to_numpy(np.float64)
     axes.barh(np.arange(len(table)), counts, height=0.62, color=_BLUE, alpha=0.8, lw=0)
+    said = [f"{plain(c)} cells" for c in counts]
+    name_points(axes, counts, np.arange(len(table)), "", table["cell_type"].tolist(), said)
     if share and "share" in table:
         for row, (count, part) in enumerate(zip(counts, table["share"], strict=True)):
             axes.annotate(
@@ -170,6 +193,7 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
             _violin(axes, row, values, _COLORS[kind])
             x = row + rng.uniform(-0.08, 0.08, len(values))
             axes.scatter(x, values, s=4, color=_COLORS[kind], alpha=0.5, lw=0, rasterized=len(table) > DENSE)
+            _name_pairs(axes, x, values, pd.DataFrame(table[table["kind"] == kind]))
             interval = pd.DataFrame(means[means["kind"] == kind])
             if len(interval):
                 mean, low, high = (
@@ -189,6 +213,17 @@ def violins(name: str, title: str, table: pd.DataFrame, means: pd.DataFrame) -> 
         axes.tick_params(axis="x", length=0)
         _title(axes, title)
         return draw(figure, name, f"Energy distances: {title}", table)
+
+
+def _name_pairs(axes: Axes, x: np.ndarray, y: np.ndarray, table: pd.DataFrame) -> None:
+    """Name the distances of a table (columns group_a, group_b, ed) at their places."""
+    if len(table) > MOST_NAMED:
+        chosen = sampled(len(table), MOST_NAMED)
+        x, y, table = x[chosen], y[chosen], table.iloc[chosen]
+    pairs = [
+        " and ".join(dict.fromkeys(map(str, p))) for p in zip(table["group_a"], table["group_b"], strict=True)
+    ]
+    name_points(axes, x, y, "", pairs, [f"energy distance {reading(d)}" for d in table["ed"]])
 
 
 def _root(values: np.ndarray) -> np.ndarray:
@@ -242,11 +277,12 @@ def beside(name: str, kind: str, table: pd.DataFrame, values: pd.DataFrame) -> P
             distances = values.loc[values["cell_type"] == line["cell_type"], "ed"].to_numpy(np.float64)
             y = row + rng.uniform(-0.2, 0.2, len(distances))
             right.scatter(distances, y, s=4, color=color, alpha=0.4, lw=0, rasterized=len(values) > DENSE)
+            _name_pairs(right, distances, y, pd.DataFrame(values[values["cell_type"] == line["cell_type"]]))
             if np.isfinite(line["low"]):
                 right.plot([line["low"], line["high"]], [row, row], color=color, lw=4, alpha=0.45)
             right.plot([line["mean"]] * 2, [row - 0.3, row + 0.3], color=INK, lw=1.6)
         bare_rows(right)
-        right.xaxis.set_major_locator(MaxNLocator(5))
+        round_ticks(right.xaxis, 4)
         right.set_xlabel(f"energy distance,\n{kind}")
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9.5)
         return draw(figure, name, f"{title}: {kind}", table)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib as mpl
-import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+from perturbdiff.report.figures.hover import NO_POINTS, Drawing, Points, placed, titles
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import visible
 
@@ -28,30 +27,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Okabe-Ito, without its yellow (too pale on white) and black (the page's ink).
-PALETTE = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
+# Fourteen colours that stay apart for eyes that see no red or no green, on light and on dark ground (figures.css holds
+# their dark twins). Neighbours of alike colours differ in their markers.
+PALETTE = (
+    "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#8C6BB1", "#333D01", "#600A53",
+    "#290E9B", "#B4065F", "#733A37", "#716328", "#6C2CB4", "#05437A", "#0C665A",
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#8A8F98"
-# A scatter of more points than this is drawn as an image inside the SVG.
-DENSE = 1200
 WIDTH = 4.6
 NARROW = 3.5  # of figures in narrow columns: their text keeps its size on the page
 PNG_DPI = 160
 DOTS = "dots"  # group of points that becomes one path, named DOTS-diameter-
 _BATCHES = 6  # overlapping points of one path do not add up, but those of different paths do
-MOST_POINTS = 3000
-"""Points of one kind drawn in a panel. Of more, an even draw is shown."""
-_MARKERS = 200  # up to here points keep their marker and are single elements of the SVG
-
 # Stand-ins that become CSS colours on the page, and in an exported SVG they are what they say.
 INK, RULE, PAPER = "#22272E", "#D5D9DF", "#FDFDFC"
-# Colours too dark for a dark page become variables that the style sheet sets for either.
+# The style sheet sets these for light and for dark pages.
 _PAGE_COLORS = {
     INK: "currentColor",
     RULE: "var(--rule)",
     PAPER: "var(--paper)",
-    "#0072B2": "var(--blue)",
-    "#8C6BB1": "var(--purple)",
+    **{color: f"var(--m{i})" for i, color in enumerate(PALETTE, start=1)},
 }
 
 _STYLE = {
@@ -87,6 +83,8 @@ _STYLE = {
     "savefig.dpi": 200.0,
     "path.simplify": True,
     "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,  # no 1e-5+9.6e-1 at the end of an axis
+    "axes.formatter.limits": (-12, 12),
 }
 
 
@@ -101,7 +99,10 @@ class Look:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn figure: the markup for the page, files of its own (PNG on the page's light ground), its numbers."""
+    """A drawn figure: the markup for the page, files of its own (PNG on the page's light ground), its numbers.
+
+    ``points`` are what the page names when they are pointed at.
+    """
 
     name: str
     title: str
@@ -109,6 +110,7 @@ class Plot:
     file: str
     png: bytes = field(repr=False)
     data: pd.DataFrame
+    points: Points = NO_POINTS
 
 
 def export(plots: Iterable[Plot], folder: Path) -> None:
@@ -122,23 +124,28 @@ def export(plots: Iterable[Plot], folder: Path) -> None:
 def looks(
     models: Sequence[str], ceilings: Sequence[str] = (), families: Mapping[str, str] | None = None
 ) -> dict[str, Look]:
-    """Return a look for each method: a colour first, then another marker once the colours are used up.
+    """Return a look for each method: a colour of its own for up to 14, then again with another marker.
 
     Methods of one family (by name, without one a method is its own) have a colour in common and differ in marker.
     """
     names = list(dict.fromkeys(models))
     family = {name: (families or {}).get(name, name) for name in names}
     order = list(dict.fromkeys(family.values()))
-    turns = math.ceil(len(order) / len(PALETTE))
     seen: Counter[str] = Counter()
     by_method = {}
     for name in names:
-        turn, place = divmod(order.index(family[name]), len(PALETTE))
-        color = PALETTE[(place + 2 * turn) % len(PALETTE)]
-        shape = turn + turns * seen[family[name]]
+        place = order.index(family[name])
+        turn = place // len(PALETTE) + seen[family[name]]
         seen[family[name]] += 1
-        by_method[name] = Look(color, MARKERS[shape % len(MARKERS)], ("-", "--", ":")[shape % 3])
+        hue = place % len(PALETTE)
+        marker = MARKERS[(hue + turn) % len(MARKERS)]
+        by_method[name] = Look(PALETTE[hue], marker, ("-", "--", ":")[turn % 3])
     return {**by_method, **{name: Look(GREY, "D") for name in ceilings}}
+
+
+def of_method(method: str) -> str:
+    """Return the id that marks an element of a figure as this method's, so that the page can switch it off."""
+    return f"m-{method.encode().hex()}"
 
 
 @contextlib.contextmanager
@@ -163,7 +170,7 @@ def _parameters() -> dict[str, Any]:
 def canvas(width: float = WIDTH, height: float = 3.4) -> Iterator[tuple[Figure, Axes]]:
     """Yield a styled figure and its axes, with sizes in inches."""
     with style():
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Drawing(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         yield figure, figure.add_subplot()
 
@@ -188,6 +195,7 @@ def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
     # print_svg draws once, while savefig would draw twice for the layout, which the image uses too. Both are made now,
     # because the figures of many runs would take gigabytes if they were kept until the end.
     FigureCanvasSVG(figure).print_svg(buffer, metadata=blank)
+    points = placed(figure)
     figure.set_layout_engine("none")
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -195,7 +203,8 @@ def draw(figure: Figure, name: str, title: str, data: pd.DataFrame) -> Plot:
     text = re.sub(r"font(-family)?: ?([\d.]+px )?[^;\"]*sans-serif", _short_font, text)
     text = re.sub(r"\n\s*", "\n", text)
     text = visible(_compact(text))
-    return Plot(name, title, _inline(text, name, title), text, image(figure), data)
+    inline = _inline(text.replace("</svg>", f"{titles(points)}</svg>"), name, title)
+    return Plot(name, title, inline, text, image(figure), data, points)
 
 
 def image(figure: Figure) -> bytes:
@@ -209,7 +218,13 @@ def image(figure: Figure) -> bytes:
 def _compact(text: str) -> str:
     """Give coordinates two decimals and make one path of each group of points."""
     text = re.sub(rf'<g id="{DOTS}-[^"]*">.*?</g>\s*</g>', _one_path, text, flags=re.DOTALL)
+    text = re.sub(r'<g id="m-([0-9a-f]*)">', lambda found: f"<g{_method(found[1])}>", text)
     return re.sub(r"<(?!image)[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
+
+
+def _method(code: str) -> str:
+    """Return the attribute that names a method, given the end of an id of `of_method`."""
+    return f' data-method="{escape(bytes.fromhex(code).decode())}"' if code else ""
 
 
 def _one_path(group: re.Match[str]) -> str:
@@ -218,7 +233,7 @@ def _one_path(group: re.Match[str]) -> str:
     fill = re.search(r"<use [^>]*fill: (#\w+)", group[0])
     opacity = re.search(r"<use [^>]*opacity: ([\d.]+)", group[0])
     clip = re.search(r'clip-path="[^"]*"', group[0])
-    size = re.match(rf'<g id="{DOTS}-([\d.]+)-', group[0])
+    size = re.match(rf'<g id="{DOTS}-([\d.]+)-\d+-(?:m-([0-9a-f]*))?"', group[0])
     if not (points and fill and size):
         return group[0]
     alpha = f"; stroke-opacity: {opacity[1]}" if opacity else ""
@@ -227,7 +242,8 @@ def _one_path(group: re.Match[str]) -> str:
     for i in range(min(_BATCHES, len(points))):
         marks = "".join(f"M{float(x):.1f} {float(y):.1f}h0" for x, y in points[i::_BATCHES])
         paths.append(f'<path d="{marks}" style="{look}"/>')
-    return f"<g {clip[0] if clip else ''}>\n" + "\n".join(paths) + "\n</g>"
+    owner = _method(size[2] or "")
+    return f"<g{owner} {clip[0] if clip else ''}>\n" + "\n".join(paths) + "\n</g>"
 
 
 def _short_font(match: re.Match[str]) -> str:
@@ -261,110 +277,12 @@ def shorten(label: str, length: int = 26) -> str:
     return f"{label[: length - 1 - tail]}…{label[-tail:]}"
 
 
+def legend_text(label: str, length: int = 28) -> str:
+    """Return a label for a legend, which would hide one whose first letter is '_'."""
+    return f"\u200b{shorten(label, length)}"
+
+
 def slug(*parts: str) -> str:
     """Return a name for files and ids made of letters, digits and hyphens."""
     text = re.sub(r"[^a-z0-9]+", "-", "-".join(parts).lower()).strip("-")
     return text or "figure"
-
-
-def spread(values: np.ndarray, *, plain: bool = False) -> tuple[float, float, bool]:
-    """Return padded limits and whether a logarithmic axis serves better (all positive, wide spread).
-
-    ``plain`` asks for the limits of a linear axis.
-    """
-    values = values[np.isfinite(values)]
-    if not values.size:
-        return 0.0, 1.0, False
-    low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low > 30 and not plain:
-        return low / 1.3, high * 1.3, True
-    pad = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
-    return low - pad, high + pad, False
-
-
-def logarithmic(
-    axes: Axes,
-    *directions: str,
-    subs: tuple[float, ...] = (1.0, 3.0),
-    most: int | None = None,
-    label: Callable[[float, Any], str] = lambda value, _: f"{value:g}",
-) -> None:
-    """Make axes logarithmic with plain numbers, at most ``most`` of them, because labels are never read as formulas."""
-    for direction in directions:
-        axes.set(**{f"{direction}scale": "log"})
-        axis = axes.xaxis if direction == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=subs, numticks=most))
-        axis.set_major_formatter(FuncFormatter(label))
-        axis.set_minor_formatter(NullFormatter())
-
-
-def bare_rows(axes: Axes) -> None:
-    """Draw no ticks, grid lines and spine along the y axis, whose places are rows."""
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
-
-
-def named_rows(axes: Axes, labels: Sequence[str]) -> None:
-    """Give each row a label on the y axis, the first on top."""
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    bare_rows(axes)
-
-
-def counting(axes: Axes, top: float, *directions: str) -> None:
-    """Make axes of counts logarithmic from 1 on, with a place for 0."""
-    ticks = [0.0, *(float(10**i) for i in range(9) if 10**i <= max(top, 1.0))]
-    if len(ticks) < 4:
-        ticks = sorted({*ticks, *(3.0 * t for t in ticks if 3 * t <= top)})
-    for direction in directions:
-        scale = axes.set_xscale if direction == "x" else axes.set_yscale
-        scale("symlog", linthresh=1.0, linscale=0.5)
-        axis = axes.xaxis if direction == "x" else axes.yaxis
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-        axis.set_minor_formatter(NullFormatter())
-
-
-def sampled(n: int, most: int = MOST_POINTS) -> np.ndarray:
-    """Return which of ``n`` points are drawn: all, or an even draw that is always the same."""
-    if n <= most:
-        return np.arange(n)
-    return np.sort(np.random.default_rng(0).choice(n, most, replace=False))
-
-
-def points(
-    axes: Axes,
-    x: np.ndarray,
-    y: np.ndarray,
-    color: str,
-    *,
-    size: float = 12.0,
-    alpha: float = 0.5,
-    marker: str = "o",
-    most: int = MOST_POINTS,
-) -> None:
-    """Draw points. Many become small round dots that cost few bytes.
-
-    Parameters
-    ----------
-    x, y
-        Coordinates [points]. Those not finite are left out.
-    size
-        Area in square points.
-    most
-        Points drawn. Of more, an even draw.
-    """
-    keep = np.isfinite(x) & np.isfinite(y)
-    x, y = x[keep], y[keep]
-    if len(x) <= _MARKERS:
-        axes.scatter(x, y, s=size, color=color, alpha=alpha, marker=marker, lw=0)
-        return
-    chosen = sampled(len(x), most)
-    gid = f"{DOTS}-{np.sqrt(size):.1f}-{len(axes.collections)}"
-    axes.scatter(x[chosen], y[chosen], s=size, color=color, alpha=alpha, lw=0, gid=gid)
-
-
-def legend_text(label: str, length: int = 28) -> str:
-    """Return a label for a legend, which would hide one whose first letter is '_'."""
-    return f"\u200b{shorten(label, length)}"

@@ -200,8 +200,8 @@ def trained(
 
 
 _NOTE = (
-    "CPU time adds up all threads, so it is what equal budgets are told by. Of an external method the times are its "
-    "own; of our models training is the whole command, and prediction the whole of 'sample'. n/a: no record of it was "
+    "CPU time adds up all threads, so it tells whether budgets are equal. Of an external method the times are its "
+    "own. Of our models training is the whole command, and prediction the whole of 'sample'. n/a: no record of it was "
     "given, or the training was continued after an interruption, whose CPU time is not known."
 )
 

@@ -226,18 +226,21 @@ def top_genes(
     counts = true.sum(axis=1)
     order = [i for i in np.argsort(-counts, kind="stable")[:perturbations] if counts[i]]
     tables = []
+    names = np.array(real.genes)
+    rows_of = [pd.Index(side.perturbations) for _, side in others]
+    genes_of = [pd.Index(side.genes) for _, side in others]
     for i in order:
         size = np.where(true[i], np.abs(np.nan_to_num(real.fold[i])), -1.0)
-        chosen = np.lexsort((np.array(real.genes), real.q[i], -size))[: min(genes, counts[i])]
+        chosen = np.lexsort((names, real.q[i], -size))[: min(genes, counts[i])]
         columns: dict[str, object] = {
             "perturbation": real.perturbations[i],
             "de_genes": int(counts[i]),
             "gene": [real.genes[g] for g in chosen],
             "real": real.fold[i, chosen],
         }
-        for name, side in others:
-            row = pd.Index(side.perturbations).get_indexer(pd.Index([real.perturbations[i]]))[0]
-            place = pd.Index(side.genes).get_indexer(pd.Index([real.genes[g] for g in chosen]))
+        for (name, side), of_rows, of_genes in zip(others, rows_of, genes_of, strict=True):
+            row = of_rows.get_indexer(pd.Index([real.perturbations[i]]))[0]
+            place = of_genes.get_indexer(pd.Index(names[chosen]))
             lacks = (place < 0) | (row < 0)
             columns[name] = np.where(lacks, np.nan, side.fold[row, place])
             columns[f"{name} q"] = np.where(lacks, np.nan, side.q[row, place])

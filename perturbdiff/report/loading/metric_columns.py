@@ -75,7 +75,7 @@ REALISM = (
 )
 NO_SPREAD = (
     "SD of library sizes is not defined where all real cells sum to the same, as in data scaled to one total over "
-    "these very genes: there is no spread to compare with. SD between cells, of a cell’s mean log1p value, is defined "
+    "these very genes. There is no spread to compare with. SD between cells, of a cell’s mean log1p value, is defined "
     "there too."
 )
 

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def external(self) -> bool:
-        """Return whether this is a method of others, trained in an environment or by a script of its own."""
+        """Return whether this is an external method, trained in an environment or by a script of its own."""
         return self.kind == "baseline" and self.made_by.external
 
     @property
@@ -197,7 +197,7 @@ def _rows(table: pd.DataFrame, wanted: pd.Series) -> pd.DataFrame:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the folders of `evaluate`: models first, then methods of others, built-in baselines, ceilings.
+    """Read the folders of `evaluate`: models first, then external methods, built-in baselines, ceilings.
 
     Runs of one method on one data set are told apart by the names of their folders.
 

@@ -15,7 +15,8 @@ from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.metric_columns import ENERGY, Column, metric_columns, named
 from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.chapter_data import ChapterData
-from perturbdiff.report.sections.overview import Overview, key_metrics
+from perturbdiff.report.sections.key_metrics import key_metrics
+from perturbdiff.report.sections.overview import Overview
 from perturbdiff.runtime.errors import visible
 
 _PARENT = {
@@ -86,7 +87,7 @@ def _scores(
         **_PARENT,
         "section_name": "Scores",
         "description": " ".join(
-            [*verdicts, "Means over perturbations; of populations of cells over conditions."]
+            [*verdicts, "Means over perturbations. Of populations of cells, means over conditions."]
         ),
         "plot_type": "table",
         "pconfig": {
@@ -132,7 +133,7 @@ def _boxes(runs: Sequence[Run], metric: Column, *, several: bool) -> dict[str, A
         "id": "perturbdiff_energy_distance",
         **_PARENT,
         "section_name": "Distance between populations",
-        "description": "Energy distance between predicted and real cells of each condition; 0 for equal populations.",
+        "description": "Energy distance between predicted and real cells of each condition. 0 for equal populations.",
         "plot_type": "box",
         "pconfig": {
             "id": "perturbdiff_energy_distance_plot",

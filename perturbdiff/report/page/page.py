@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import pandas as pd
 import yaml
 
 from perturbdiff import __version__
-from perturbdiff.report.experiments import arm_tables
 from perturbdiff.report.experiments.arm_tables import text as text_arms
-from perturbdiff.report.experiments.experiment import Estimates, experiment, frame
+from perturbdiff.report.experiments.experiment import experiment
 from perturbdiff.report.experiments.experiment_chapter import ExperimentRequest, ask
-from perturbdiff.report.figures import condition_plots, page_tables, seed_means
-from perturbdiff.report.figures.page_tables import Table, terminal_columns
+from perturbdiff.report.figures import page_tables, seed_means
+from perturbdiff.report.figures.page_data import page_data
 from perturbdiff.report.figures.store_figures import data_tables, pictures, read_splits
 from perturbdiff.report.figures.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.report.figures.trained_models import costs, pretrained, record_files, trained
@@ -25,68 +23,16 @@ from perturbdiff.report.loading.failed_runs import FailedRun, read_expected
 from perturbdiff.report.loading.metric_columns import metric_columns
 from perturbdiff.report.loading.results import Run, families, read_json, read_runs, unique_names
 from perturbdiff.report.page.multiqc import write_multiqc
+from perturbdiff.report.page.table_files import write_arms, write_tables
+from perturbdiff.report.page.training_curves import curves
+from perturbdiff.report.sections.cell_sections import MOST_PICTURES
 from perturbdiff.report.sections.chapter_data import subject
-from perturbdiff.report.sections.chapters import Chapter, chapter
-from perturbdiff.report.sections.overview import overview
-from perturbdiff.runtime import files, outputs, provenance, tabular
+from perturbdiff.report.sections.chapters import chapter
+from perturbdiff.report.sections.overview import verdict_of
+from perturbdiff.runtime import files, outputs, provenance
 from perturbdiff.runtime.errors import UserError, listing, visible
 
 _MANIFEST_LIMIT = 20_000  # characters of one manifest shown on the page
-
-
-def write_tables(
-    folder: Path, runs: Sequence[Run], absent: Sequence[FailedRun], trained: Table | None
-) -> None:
-    """Write ``over_seeds``, ``trained`` and ``failed`` into an existing folder, each as CSV, the first two as Markdown.
-
-    Parameters
-    ----------
-    runs, absent
-        Scored runs and failed runs of all data sets.
-    trained
-        Table of costs (see `trained_models.trained`).
-    """
-    frames, texts = [], []
-    for dataset in dict.fromkeys(run.dataset for run in runs):
-        of = [run for run in runs if run.dataset == dataset]
-        lines = seed_means.lines(of, [one for one in absent if one.dataset == dataset])
-        columns = metric_columns(of)
-        frames.append(seed_means.frame(lines, columns))
-        texts.append(f"**{dataset}**\n\n{seed_means.markdown(lines, terminal_columns(columns))}")
-    tabular.write_csv(pd.concat(frames, ignore_index=True), folder / "over_seeds.csv")
-    (folder / "over_seeds.md").write_text("\n".join(texts), encoding="utf-8")
-    rows = [(one.dataset, one.method, one.kind, one.why, ";".join(one.logs)) for one in absent]
-    names = pd.Index(["dataset", "method", "kind", "reason", "log"])
-    tabular.write_csv(pd.DataFrame(rows, columns=names), folder / "failed.csv")
-    shown = trained or Table(("Method",), ())
-    tabular.write_csv(_frame(shown), folder / "trained.csv")
-    (folder / "trained.md").write_text(_markdown(shown), encoding="utf-8")
-
-
-def write_arms(folder: Path, groups: Sequence[Estimates]) -> None:
-    """Write ``arms`` into an existing folder: every metric as CSV, the main ones as Markdown, a table per group."""
-    tabular.write_csv(frame(groups), folder / "arms.csv")
-    (folder / "arms.md").write_text(arm_tables.markdown(groups), encoding="utf-8")
-
-
-def _frame(table: Table) -> pd.DataFrame:
-    """Return a table's numbers as they are (seconds, MiB) and its texts. NaN stays empty."""
-    rows = [
-        [row.head, *(cell.text if cell.value is None else cell.value for cell in row.cells), row.note]
-        for row in table.rows
-    ]
-    return pd.DataFrame(rows, columns=pd.Index([*table.columns, "note"]))
-
-
-def _markdown(table: Table) -> str:
-    """Return a table as it is read. Notes stand below it."""
-    rows = [[row.head, *(_field(cell.text, cell.value) for cell in row.cells)] for row in table.rows]
-    notes = dict.fromkeys(f"- {row.head}: {row.note}\n" for row in table.rows if row.note)
-    return seed_means.markdown_table(list(table.columns), rows) + ("\n" if notes else "") + "".join(notes)
-
-
-def _field(text: str, value: float | None) -> str:
-    return "" if value is not None and math.isnan(value) else text
 
 
 def write_report(
@@ -177,7 +123,7 @@ def write_report(
         write_tables(stage.companions["tables"], scored, absent, page["trained"])
         if asked.entries:
             write_arms(stage.companions["tables"], page["experiment"].found.groups)
-        write_multiqc([(c.about, o) for c, o in page["chapters"]], stage.companions["mqc"], absent)
+        write_multiqc([(c.about, c.overview) for c in page["chapters"]], stage.companions["mqc"], absent)
         stage.results.update(runs=len(scored), failed=len(absent), figures=len(drawn))
     return out
 
@@ -197,7 +143,7 @@ def headline(
         if seed_means.repeated(lines):
             spreads += [seed_means.text(lines, page_tables.terminal_columns(metric_columns(of_dataset))), ""]
         about = subject("d", of_dataset, _looks(scored), None, lost)
-        verdict = overview(about).verdict
+        verdict = verdict_of(about)
         verdicts.append(f"{name}: {about.focus.method}: {verdict.title}. {verdict.sentence}".rstrip())
     spreads = ["Mean ± standard deviation over seeds (n − 1)", "", *spreads] if spreads else []
     return "\n".join([*arms, page_tables.text_scores(scored, absent), "", *spreads, *verdicts])
@@ -243,19 +189,25 @@ def _page(
         for i, n in enumerate(names, 1)
     ]
     comparison = asked.chapter(runs, config["against"], by_role["record"], by_role["bundle"], chapters)
-    overviews = [overview(c.about, c.warnings) for c in chapters]
     called = dict(zip(unique_names(by_role["bundle"]), by_role["bundle"], strict=True))
-    training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := _curves(i, n, path))]
+    training = [(n, shown) for i, (n, path) in enumerate(called.items(), 1) if (shown := curves(i, n, path))]
     records = list(_records(runs, by_role))
     stores = pictures(by_role["statistics"])
     cost = costs(runs, by_role["record"], by_role["bundle"])
+    shown = [
+        *(comparison.plots if comparison else []),
+        *(plot for one in chapters for plot in one.plots),
+        *(plot for _, plots in training for plot in plots),
+        *(plot for store in stores for plot in store.plots),
+    ]
+    arms = {} if comparison is None else comparison.found.look
     page = {
         "title": config["title"],
         "facts": _facts(runs, absent),
         "lost": [one for one in absent if one.dataset not in names],
         "experiment": comparison,
-        "chapters": list(zip(chapters, overviews, strict=True)),
-        "glossary": list(dict.fromkeys(line for o in overviews for line in o.glossary)),
+        "chapters": chapters,
+        "glossary": list(dict.fromkeys(line for c in chapters for line in c.overview.glossary)),
         "training": training,
         "data": data_tables(by_role["statistics"], read_splits(by_role["split"])),
         "stores": stores,
@@ -264,24 +216,14 @@ def _page(
         "configs": [(n, text) for n, path in called.items() if (text := _config(path))],
         "provenance": page_tables.provenance_rows(records),
         "manifests": [(f"{name} ({what})", _clipped(m)) for what, name, m, _ in records if m],
+        "block": page_data(shown, {**arms, **look}, [c.listing for c in chapters if c.listing]),
         "version": __version__,
     }
-    curves = [p for _, shown in training for p in shown]
-    return page, [
-        *(comparison.plots if comparison else []),
-        *_drawn(chapters),
-        *curves,
-        *(p for store in stores for p in store.plots),
-    ]
-
-
-def _drawn(chapters: Sequence[Chapter]) -> Iterator[Plot]:
-    for one in chapters:
-        yield from one.plots
+    return page, shown
 
 
 def _looks(runs: Sequence[Run]) -> dict[str, Look]:
-    """Return how methods are drawn: ours first, then methods of others, nearest-context, the other baselines."""
+    """Return how methods are drawn: ours first, then external methods, nearest-context, the other baselines."""
     ceilings = [r.method for r in runs if r.kind == "ceiling"]
     ranked = [r for r in runs if r.kind != "ceiling"]
     order = {"model": 0, "baseline": 1}
@@ -305,22 +247,6 @@ def _facts(runs: Sequence[Run], absent: Sequence[FailedRun]) -> list[str]:
         f"{len(datasets)} data set{'s' * (len(datasets) != 1)}",
         f"metrics as {', '.join(definitions)}",
         f"perturbdiff {__version__}",
-    ]
-
-
-def _curves(index: int, name: str, bundle: Path) -> list[Plot]:
-    """Return a figure per loss term of a bundle's training.csv."""
-    path = bundle / "training.csv"
-    if not path.is_file():
-        return []
-    table = tabular.read_csv(path, "train again or leave this bundle out")
-    if not {"step", "split"} <= set(table.columns):
-        raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
-    terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
-    name = f"training-{index + 1}"
-    return [
-        condition_plots.curves(f"{name}-{slug(t)}", f"{t} while training {bundle.name}", table, str(t))
-        for t in terms
     ]
 
 
@@ -359,7 +285,9 @@ def _render(page: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(page_color=page_color, slug=slug, plain=_plain, along=_along)
-    return visible(environment.get_template("report.html.j2").render(page=page).lstrip())
+    return visible(
+        environment.get_template("report.html.j2").render(page=page, most_pictures=MOST_PICTURES).lstrip()
+    )
 
 
 def _plain(value: float | str) -> str:

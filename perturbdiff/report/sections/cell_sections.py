@@ -1,6 +1,8 @@
-"""Section on the predicted cells as populations: distances, realism, and where they lie beside real cells."""
+"""The predicted cells as populations: distances, realism, and where they lie beside real cells."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,48 +13,62 @@ from perturbdiff.report.loading.metric_columns import ENERGY, Column, named
 from perturbdiff.report.loading.results import Run
 from perturbdiff.report.sections.chapter_data import ChapterData, Section
 
-_CONDITIONS = 6
+MOST_PICTURES = 24
 _CHANCE = "chance"
 
 
-def cells(subject: ChapterData) -> Section:
-    """Return the section on predicted cells as populations."""
-    section = Section("Populations of cells", f"{subject.anchor}-populations")
-    if (plot := _energy(subject)) is not None:
-        section.figures.append((plot, _ENERGY))
-    if (plot := _realism(subject)) is not None:
-        section.figures.append((plot, _REALISM))
-    for i, run in enumerate(r for r in (subject.focus, subject.other) if r is not None):
-        drawn = _embedded(subject, run, i)
-        if not drawn:
-            continue
-        title = (
-            f"Cells predicted by {run.method} beside real cells"
-            if i == 0
-            else f"The same cells predicted by {run.method}"
-        )
-        part = Section(title, f"{subject.anchor}-cells-{i}", folded=i > 0, small=True)
-        part.figures = [(plot, "") for plot in drawn]
-        part.note = _CELLS if i == 0 else ""
-        section.parts.append(part)
+@dataclass(frozen=True)
+class CellPicture:
+    """Real, predicted and control cells of one condition: a short name for the selector, and the figure."""
+
+    label: str
+    condition: str
+    plot: Plot
+
+
+def cell_pictures(subject: ChapterData) -> list[CellPicture]:
+    """Return the pictures of the focus's cells, for the first screen. Empty if the run holds no cells.
+
+    Their names hold what differs between them: the perturbation, and cell type and batch where there are several.
+    """
+    drawn = _embedded(subject, subject.focus, 0)
+    labels = [condition.split("|") for condition, _ in drawn]
+    differing = [i for i, values in enumerate(zip(*labels, strict=True)) if len(set(values)) > 1]
+    shown = sorted(
+        differing or range(len(labels[0]) if labels else 0), reverse=True
+    )  # the perturbation first
+    return [
+        CellPicture(" · ".join(label[i] for i in shown if label[i]), condition, plot)
+        for label, (condition, plot) in zip(labels, drawn, strict=True)
+    ]
+
+
+def cell_figures(subject: ChapterData) -> list[tuple[Plot, str]]:
+    """Return distances and realism of the predicted cells, all methods in one figure each."""
+    made = ((_energy(subject), _ENERGY), (_realism(subject), _REALISM))
+    return [(plot, caption) for plot, caption in made if plot is not None]
+
+
+def opponent_cells(subject: ChapterData) -> Section:
+    """Return the pictures of the cells that the opponent predicts."""
+    section = Section("", f"{subject.anchor}-cells-1", folded=True, small=True)
+    if subject.other is not None:
+        section.title = f"The same cells predicted by {subject.other.method}"
+        section.figures = [(plot, "") for _, plot in _embedded(subject, subject.other, 1)]
+        section.note = _CELLS
     return section
 
 
 _ENERGY = (
-    "Each dot is one condition, the thick line its middle half, the tick the median; methods are sorted by it. Energy "
-    "distance compares whole populations, so that a prediction with the right mean but too little spread is found "
-    "out. Values around 0 are as near as two samples of the same cells; chance, where given, is the first method's "
-    "prediction against the real cells of another perturbation."
+    "A dot is a condition, the thick line the middle half, the tick the median. The best method is on top. 0 is as "
+    "near as two samples of the same cells. Chance: predictions beside the cells of another perturbation."
 )
 _REALISM = (
-    "Predicted over real, per condition: median and middle half. On the line a method's cells vary as real cells do; "
-    "the band is ± 10 %. Left of it they are too much alike. A method that copies a mean to every cell is far left, "
-    "however good its scores are. An arrow head: beyond the axis."
+    "Predicted divided by real, per condition: median and middle half. Methods are ranked by nearness to 1, the band "
+    "is ± 10 %. Left of the line the predicted cells are too much alike. An arrow head: beyond the axis."
 )
 _CELLS = (
-    "All panels share their axes and their principal components, which are fitted on real cells (in brackets their "
-    "share of the variance); crosses mark the mean of each population. A good prediction covers the real cells, in "
-    "place and in spread, and not the controls."
+    "All pictures share their axes, the two main directions in which real cells vary. Crosses mark the means."
 )
 
 
@@ -103,7 +119,8 @@ def _quartiles(method: str, values: pd.Series) -> dict[str, object]:
     }
 
 
-def _embedded(subject: ChapterData, run: Run, index: int) -> list[Plot]:
+def _embedded(subject: ChapterData, run: Run, index: int) -> list[tuple[str, Plot]]:
+    """Return conditions ("cell type|batch|perturbation") and their pictures."""
     table = run.table("embedding")
     if table is None or table.empty:
         return []
@@ -111,8 +128,11 @@ def _embedded(subject: ChapterData, run: Run, index: int) -> list[Plot]:
     condition = table["condition"].astype(str).to_numpy()
     color = subject.look[run.method].color
     return [
-        condition_plots.embedding(
-            f"{subject.anchor}-cells-{index}-{i}", label, table.loc[condition == label], limits, color
+        (
+            label,
+            condition_plots.embedding(
+                f"{subject.anchor}-cells-{index}-{i}", label, table.loc[condition == label], limits, color
+            ),
         )
-        for i, label in enumerate(list(dict.fromkeys(condition))[:_CONDITIONS])
+        for i, label in enumerate(list(dict.fromkeys(condition))[:MOST_PICTURES])
     ]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.report.figures.page_tables import Table
+from perturbdiff.report.figures.perturbation_table import PerturbationTable
 from perturbdiff.report.figures.svg import Look, Plot
 from perturbdiff.report.loading.comparison import ranks
 from perturbdiff.report.loading.de_tables import Effects, Side, effects, paired_sides, top_genes
@@ -38,6 +39,8 @@ class Section:
     ----------
     title, anchor
         Heading and the id that links lead to. The anchor starts with the chapter's.
+    link
+        What the contents bar says instead of a long title.
     intro, note
         Sentences above and below.
     links
@@ -48,30 +51,40 @@ class Section:
         Figures with their captions.
     tables
         Tables, a title of theirs stands above each.
+    listing
+        The table of all conditions, below the others.
     folded
         Whether the section is closed until the reader opens it.
+    short
+        Whether it is printed although it is folded.
     small
         Whether the figures stand in narrow columns.
+    beside
+        Whether the tables stand beside the figures where the page is wide.
     parts
         Sections within this one.
     """
 
     title: str
     anchor: str
+    link: str = ""
     intro: str = ""
     links: list[tuple[str, str]] = field(default_factory=list)
     legend: list[tuple[str, str]] = field(default_factory=list)
     figures: list[tuple[Plot, str]] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    listing: PerturbationTable | None = None
     note: str = ""
     folded: bool = False
+    short: bool = False
     small: bool = False
+    beside: bool = False
     parts: list[Section] = field(default_factory=list)
 
     @property
     def filled(self) -> bool:
         """Return whether there is anything to show."""
-        return bool(self.figures or self.tables or any(part.filled for part in self.parts))
+        return bool(self.figures or self.tables or self.listing or any(part.filled for part in self.parts))
 
 
 def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
@@ -83,7 +96,7 @@ def drawn(sections: Sequence[Section]) -> Iterator[Plot]:
 
 @dataclass
 class ChapterData:
-    """The runs on one data set: models, methods of others, built-in baselines, ceilings, and what failed.
+    """The runs on one data set: models, external methods, built-in baselines, ceilings, and what failed.
 
     Attributes
     ----------
@@ -159,8 +172,13 @@ class ChapterData:
         """Return the strongest DE genes, see `top_genes`. Columns for the focus and its opponent."""
         return self._read[1]
 
+    @property
+    def sides(self) -> dict[str, tuple[Side, Side]]:
+        """Return the real and predicted test results of the focus and its opponent, as far as they are known."""
+        return self._read[2]
+
     @cached_property
-    def _read(self) -> tuple[dict[str, Effects], list[pd.DataFrame]]:
+    def _read(self) -> tuple[dict[str, Effects], list[pd.DataFrame], dict[str, tuple[Side, Side]]]:
         """Read each run's DE tables once and keep only what figures need."""
         found: dict[str, Effects] = {}
         kept: dict[str, tuple[Side, Side]] = {}
@@ -171,12 +189,12 @@ class ChapterData:
             if run in (self.focus, self.other):
                 kept[run.method] = sides
         if self.focus.method not in kept:
-            return found, []
+            return found, [], kept
         predicted = [(method, side) for method, (_, side) in kept.items()]
         real = kept[self.focus.method][0]
         predicted.sort(key=lambda item: item[0] != self.focus.method)
         top = top_genes(real, predicted, self.focus.alpha, perturbations=TOP_PERTURBATIONS, genes=TOP_GENES)
-        return found, top
+        return found, top, kept
 
 
 def competing(runs: Sequence[Run]) -> list[Run]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perturbdiff.report.figures.perturbation_table import PerturbationTable, perturbations
 from perturbdiff.report.figures.svg import Look, Plot
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.results import Run
-from perturbdiff.report.sections.cell_sections import cells
 from perturbdiff.report.sections.chapter_data import ChapterData, Section, drawn, subject
 from perturbdiff.report.sections.gene_sections import distinct, genes
-from perturbdiff.report.sections.score_sections import duels, overview
+from perturbdiff.report.sections.overview import Overview, overview
+from perturbdiff.report.sections.score_sections import duels, further, glance
 
 
 @dataclass
@@ -23,13 +24,19 @@ class Chapter:
     focus: str
     other: str | None
     about: ChapterData
+    overview: Overview
     sections: list[Section] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
     def plots(self) -> list[Plot]:
         """Return all figures, for export."""
-        return list(drawn(self.sections))
+        return [*(picture.plot for picture in self.overview.cells), *drawn(self.sections)]
+
+    @property
+    def listing(self) -> PerturbationTable | None:
+        """Return the table whose rows open cards."""
+        return next((section.listing for section in self.sections if section.listing is not None), None)
 
 
 def chapter(
@@ -48,11 +55,27 @@ def chapter(
     """
     about = subject(f"d{number_}", runs, look, against, absent)
     focus, other = about.focus, about.other
-    result = Chapter(about.name, about.anchor, focus.method, None if other is None else other.method, about)
-    result.warnings = _warnings(runs)
-    made = (overview(about), duels(about), genes(about), distinct(about), cells(about))
-    result.sections = [section for section in made if section.filled or section.intro]
-    return result
+    warnings = _warnings(runs)
+    screen = overview(about, warnings)
+    listing = _listing(about, screen)
+    made = (glance(about), duels(about), listing, genes(about), distinct(about), further(about))
+    return Chapter(
+        about.name,
+        about.anchor,
+        focus.method,
+        None if other is None else other.method,
+        about,
+        screen,
+        [section for section in made if section.filled or section.intro],
+        warnings,
+    )
+
+
+def _listing(about: ChapterData, screen: Overview) -> Section:
+    """Return the section with the table of all conditions."""
+    pictures = {picture.condition: f"fig-{picture.plot.name}" for picture in screen.cells}
+    found = perturbations(about.anchor, about.runs, about.focus, about.other, about.sides, pictures)
+    return Section("Perturbations", f"{about.anchor}-perturbations", listing=found)
 
 
 def _warnings(runs: Sequence[Run]) -> list[str]:
@@ -75,13 +98,13 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     if len(ways) > 1:
         balanced = [r.method for r in runs if r.made_by.controls == "balanced"]
         warnings.append(
-            f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not; their energy "
-            "distances are too low beside the others' (docs/metrics.md)."
+            f"{name}: {', '.join(balanced)} started from balanced control cells, other methods did not. So "
+            "their energy distances are too low beside the others' (docs/metrics.md)."
         )
     reported = {r.method for r in runs if any(f.get("kind") == "controls" for f in r.findings)}
     replaced = {r.method: r.summary.get("control_groups_replaced") for r in runs if r.method not in reported}
     warnings += [
-        f"{name}: {method} came with other control cells in {groups} groups; the real ones were used."
+        f"{name}: {method} came with other control cells in {groups} groups. The real ones were used."
         for method, groups in replaced.items()
         if groups
     ]
@@ -89,7 +112,7 @@ def _warnings(runs: Sequence[Run]) -> list[str]:
     if len(set(sets.values())) > 1:
         sizes = ", ".join(f"{m} {len(s)}" for m, s in sets.items())
         warnings.append(
-            f"{name}: the methods were scored on different perturbations ({sizes}); compare with care."
+            f"{name}: the methods were scored on different perturbations ({sizes}). Compare with care."
         )
     return warnings
 

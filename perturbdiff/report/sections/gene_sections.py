@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.figures import condition_plots, gene_plots
+from perturbdiff.report.figures import condition_plots, gene_plots, separation_plot
 from perturbdiff.report.figures.gene_plots import MOST_PANELS, gene_table
 from perturbdiff.report.figures.page_tables import Cell, Row, Table, number
 from perturbdiff.report.figures.score_plots import MOST_METHODS
@@ -19,48 +19,52 @@ _RANKED = "PDS_cos"
 _PICTURES = 3
 _LEAST = 3  # perturbations
 _INTRO = (
-    "A model that gives every perturbation the same answer can score well on averages, since many perturbations "
-    "change the same genes. Here it is found out."
+    "A model that gives every perturbation the same answer can score well on averages, because many perturbations "
+    "change the same genes. This check finds it out."
 )
 _NOTE = (
-    "Median Pearson correlation of the mean change between two perturbations, among predictions and among real cells, "
-    "and the median size of a predicted change relative to the real one. Changes of few cells are noisy, and noise "
-    "makes them look distinct: compare with the ceiling."
+    "Median correlation of the mean changes of two perturbations, and median size of a predicted change relative to "
+    "the real one. Changes of few cells are noisy, and noise makes them look distinct, so compare with the ceiling."
 )
 _RANKS = (
-    "All real changes are ordered by their cosine distance to a predicted change; the rank of the right one is 0 if "
-    "it is the nearest. A good method has one tall bar at the left. Along the dashed line the ranks are as even as by "
-    "chance. Over all contexts pooled; PDS is 1 − the mean rank / the number of perturbations."
+    "All real changes are ordered by their cosine distance to a predicted one. The rank of the right one is 0 if it is "
+    "the nearest. A good method has one tall bar at the left. Dashed: chance."
 )
 _SIZES = (
-    "A dot is a perturbation: the Euclidean norm over genes of its mean change from control. Below the dashed line "
-    "changes are predicted too small; few cells add noise, and noise adds to the norm."
+    "A dot is a perturbation: the norm of its mean change. Below the dashed line changes are predicted too small. Few "
+    "cells add noise, and noise adds to the norm."
 )
 _PAIRS = (
-    "Each dot is a pair of perturbations. Dots above the dashed line are predicted more alike than they are."
+    "A dot is a pair of perturbations. Dots above the dashed line are predicted more alike than they are."
 )
 TRUTH = "real cells (truth)"
 _SEPARATION = (
-    "Pooled over perturbations; genes are split by the real test. A good method follows the first row: true DE genes "
-    "(orange, above the line) to the right of the dashed threshold, all others (blue, below) to its left. Blue to the "
-    "right of it: genes called without a reason, as by a method with too little spread between cells. The number is "
-    "the probability that a true DE gene has the smaller p (0.5: no better than a coin)."
+    "Genes are split by the real test. A good method follows the first row: true DE genes (above) lie right of the "
+    "dashed threshold, the others (below) left of it. The number is the probability that a true DE gene has the "
+    "smaller p. 0.5 is a coin's."
 )
 _COUNTS = (
-    "A dot is a perturbation: its number of DE genes in real cells and as predicted. On the dashed line strong and "
-    "weak perturbations are told apart rightly; a flat row of dots means that the method gives all the same strength. "
-    "ES is the rank correlation of this picture."
+    "A dot is a perturbation: its number of DE genes in real cells and as predicted. A flat row of dots: the method "
+    "gives all perturbations the same strength."
 )
-_TOP = (
-    "The strongest truly changed genes of the perturbations that change most. The bar is the truth; a method is right "
-    "where its mark lies on it. An open mark: the method does not call the gene DE. ±4.32 is the limit (20-fold) that "
-    "the default definition sets where a mean is zero."
+_TOP = "The bar is the truth. A method is right where its mark lies on it. An open mark: it does not call the gene DE."
+_LIMIT = (
+    "Strongest genes: truly changed genes with the largest log₂ fold changes, of the perturbations that change most "
+    "genes. ±4.32 is the limit (20-fold) that the default definition sets where a mean is zero."
 )
+_IN_SIGHT = 3  # perturbations whose genes are in sight
 
 
 def distinct(subject: ChapterData) -> Section:
     """Return the section on telling perturbations apart."""
-    section = Section("Are the predictions distinct?", f"{subject.anchor}-distinct", intro=_INTRO)
+    section = Section(
+        "Are the predictions distinct?",
+        f"{subject.anchor}-distinct",
+        "Distinct?",
+        intro=_INTRO,
+        small=True,
+        beside=True,
+    )
     if (table := alike_table(subject)) is not None:
         section.tables.append(table)
     if (plot := _ranks(subject)) is not None:
@@ -82,7 +86,14 @@ def distinct(subject: ChapterData) -> Section:
         anchor = f"{subject.anchor}-alike"
         figures = [(plot, "") for plot in pictures]
         section.parts.append(
-            Section("How alike two perturbations are", anchor, figures=figures, note=_PAIRS, small=True)
+            Section(
+                "How alike two perturbations are",
+                anchor,
+                figures=figures,
+                note=_PAIRS,
+                small=True,
+                folded=True,
+            )
         )
     section.note = _NOTE if section.tables else ""
     return section
@@ -161,11 +172,16 @@ def _pictures(subject: ChapterData) -> list[Plot]:
 
 def genes(subject: ChapterData) -> Section:
     """Return the section on differentially expressed genes."""
-    section = Section("Differentially expressed genes", f"{subject.anchor}-genes")
+    section = Section("Differentially expressed genes", f"{subject.anchor}-genes", "Genes")
     shown = [r for r in subject.panels(len(subject.runs)) if r.method in subject.effects]
     if shown:
         section.figures += _pooled(subject, [r.method for r in shown])
-    section.parts = [part for part in (_by_name(subject), _tables(subject)) if part.filled]
+    strongest = _strongest(subject)
+    section.figures += [(plot, _TOP) for plot in strongest[:_IN_SIGHT]]
+    section.note = _LIMIT if strongest else ""
+    rest = Section("More perturbations", f"{subject.anchor}-top-genes-rest", folded=True, small=True)
+    rest.figures = [(plot, "") for plot in strongest[_IN_SIGHT:]]
+    section.parts = [part for part in (rest, _tables(subject)) if part.filled]
     return section
 
 
@@ -175,7 +191,7 @@ def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
     groups = {TRUTH: known[methods[0]].truth, **{m: known[m].predicted for m in methods}}
     if groups[TRUTH].true.sum():
         title = f"Adjusted p of true DE genes and other genes on {subject.name}"
-        plot = gene_plots.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
+        plot = separation_plot.separations(f"{subject.anchor}-separation", title, groups, subject.focus.alpha)
         figures.append((plot, _SEPARATION + _left(len(groups), MOST_METHODS + 1, "rows")))
     tables_ = {m: known[m].table for m in methods}
     plot = gene_plots.sizes(
@@ -191,19 +207,18 @@ def _pooled(subject: ChapterData, methods: list[str]) -> list[tuple[Plot, str]]:
 
 
 def _left(total: int, shown: int, what: str) -> str:
-    return f" The first {shown} of {total} {what}; the CSV holds all." if total > shown else ""
+    return f" The first {shown} of {total} {what}. The CSV holds all." if total > shown else ""
 
 
-def _by_name(subject: ChapterData) -> Section:
+def _strongest(subject: ChapterData) -> list[Plot]:
     """Return the figures of the strongest genes of the perturbations that change most."""
     methods = [r.method for r in (subject.focus, subject.other) if r is not None]
-    section = Section("The strongest genes", f"{subject.anchor}-top-genes", intro=_TOP, small=True)
+    plots = []
     for i, table in enumerate(subject.genes):
         shown = [m for m in methods if m in table]
         name = f"{subject.anchor}-genes-{i}"
-        plot = gene_plots.paired_dots(name, table, shown, subject.focus.alpha, subject.look)
-        section.figures.append((plot, ""))
-    return section
+        plots.append(gene_plots.paired_dots(name, table, shown, subject.focus.alpha, subject.look))
+    return plots
 
 
 def _tables(subject: ChapterData) -> Section:

@@ -1,4 +1,4 @@
-"""Sections on whole methods: mean scores with intervals, radars, means over seeds, and methods against each other."""
+"""Sections on whole methods: scores, distances and realism at a glance, seeds, and methods against each other."""
 
 from __future__ import annotations
 
@@ -20,54 +20,62 @@ from perturbdiff.report.loading.metric_columns import (
     score_table,
     table_columns,
 )
-from perturbdiff.report.loading.results import Run
+from perturbdiff.report.sections.cell_sections import cell_figures, opponent_cells
 from perturbdiff.report.sections.chapter_data import ChapterData, Section
+from perturbdiff.report.sections.focus_scores import chance
 
 _LEAST_FOR_RADAR = 3  # metrics
 _FOREST = (
-    "Mean over perturbations (energy distance: over conditions) with its 95 % bootstrap interval where the run holds "
-    "one. Look for intervals that clear the dashed chance line and come near the solid ceiling; methods whose "
-    "intervals overlap widely are not told apart by this test set. Chance is what the first method scores when its "
-    "predictions are handed to other perturbations."
+    "Means with 95 % intervals, methods by their mean rank. Dashed: chance. Solid: ceiling. Look for intervals that "
+    "clear chance and come near the ceiling. Where intervals overlap widely there is no clear difference."
 )
 _RELATIVE = (
-    "Every metric is scaled to 0 (centre) for the worst and 1 (rim) for the best of the methods compared here, with "
-    "its direction corrected so that outside is better. It shows the order and the relative gaps, not the size of "
-    "the scores: two methods that differ by a hair fill the whole range. An undefined score sits at the centre."
+    "Every metric runs from the worst (centre) to the best (rim) of these methods. It shows the order, not the size: "
+    "two methods with a tiny difference fill the whole range. An undefined score is at the centre."
 )
 _ABSOLUTE = (
-    "The 12 metrics of which more is better, as they are, from 0 (centre) to 1 (rim); values below 0 sit at the "
-    "centre. The paper's radar holds these metrics; it does not say how its axes are scaled. A method is good where "
-    "it is far outside the dashed line of chance and near the ceiling."
+    "The 12 metrics of which more is better, from 0 (centre) to 1 (rim). Values below 0 are at the centre. A good "
+    "method is far outside the dashed line of chance and near the ceiling."
 )
 _INTRO = (
-    "A point is a condition, in the colour of the method that is better there; grey points on the dashed line are "
-    "ties. Look for points on one side throughout, rather than for a good mean that a few conditions carry."
+    "A point is a condition, in the colour of the method that is better there. Grey points are ties. Look for points "
+    "on one side throughout, rather than for a good mean that a few conditions carry."
 )
 _NOTE = (
-    "Win rates count a tie as half a win; their 95 % intervals, and those of the mean advantage, are bootstrap "
-    "intervals over conditions (2,000 draws, fixed seed). Conditions share controls and cell types, so that the true "
-    "uncertainty is somewhat larger."
+    "Intervals of 95 % are over conditions (bootstrap, 2,000 draws, fixed seed). Conditions share controls and cell "
+    "types, so the true uncertainty is somewhat larger."
 )
 _PAIRS = (
-    "How often the method of a row is better than that of a column, in per cent of the conditions scored by both, "
-    "averaged over {n} metrics (each counts the same; ties count half). Orange rows win, blue rows lose; methods are "
-    "sorted by their mean. The CSV holds every metric by itself."
+    "How often the method of a row is better than that of a column, in per cent of the conditions that both were "
+    "scored on. It is the mean over {n} metrics, and a tie counts half. Orange rows win, blue rows lose. The CSV "
+    "holds every metric by itself."
 )
 
 
-def overview(subject: ChapterData) -> Section:
-    """Return the section of all methods' mean scores in figures."""
-    section = Section("Scores at a glance", f"{subject.anchor}-glance")
-    section.figures.append((_forest(subject), _FOREST))
-    if (relative := _relative(subject)) is not None:
-        section.figures.append((relative, _RELATIVE))
-    if (absolute := _absolute(subject)) is not None:
-        section.figures.append((absolute, _ABSOLUTE))
+def glance(subject: ChapterData) -> Section:
+    """Return the section that shows all methods side by side: mean scores, distances and realism of the cells."""
+    section = Section("All methods at a glance", f"{subject.anchor}-glance", "At a glance")
+    section.figures = [(_forest(subject), _FOREST), *cell_figures(subject)]
     if (spread := over_seeds(subject)) is not None:
         section.parts.append(
             Section("Over seeds", f"{subject.anchor}-seeds", tables=[spread], note=seed_means.ABOUT)
         )
+    return section
+
+
+def further(subject: ChapterData) -> Section:
+    """Return what a closer look needs, each part folded: radars, all pairs of methods, the opponent's cells."""
+    section = Section("Further figures", f"{subject.anchor}-further")
+    section.parts = [s for s in (_radars(subject), _all_pairs(subject), opponent_cells(subject)) if s.filled]
+    return section
+
+
+def _radars(subject: ChapterData) -> Section:
+    section = Section("Radars of all scores", f"{subject.anchor}-radars", folded=True)
+    if (relative := _relative(subject)) is not None:
+        section.figures.append((relative, _RELATIVE))
+    if (absolute := _absolute(subject)) is not None:
+        section.figures.append((absolute, _ABSOLUTE))
     return section
 
 
@@ -84,15 +92,6 @@ def _panel(subject: ChapterData, metric: Column) -> Forest:
         rows.append({"method": run.method, "value": run.score(metric.name)[0], "low": low, "high": high})
     ceiling = subject.ceilings[0].score(metric.name)[0] if subject.ceilings else float("nan")
     return Forest(metric, pd.DataFrame(rows), chance(subject.focus, metric.name), ceiling)
-
-
-def chance(run: Run, metric: str) -> float:
-    """Return chance as the run measured it, else as the definition of the metric gives it, or NaN if unknown."""
-    measured = run.chance(metric)
-    total = run.score(metric)[2]
-    if np.isnan(measured) and metric.startswith("PDS") and total > 1:
-        return 0.5 + 0.5 / total
-    return measured
 
 
 def _relative(subject: ChapterData) -> Plot | None:
@@ -127,7 +126,7 @@ def over_seeds(subject: ChapterData) -> Table | None:
     return seed_means.table(lines, subject.key, f"{subject.anchor}-over-seeds")
 
 
-_OPEN = (PDCORR, "PDS_cos", "DEOver", "DirAgr", "AUPRC", ENERGY)
+_OPEN = (PDCORR, "DEOver", "AUPRC", ENERGY)
 
 
 def duels(subject: ChapterData) -> Section:
@@ -140,14 +139,14 @@ def duels(subject: ChapterData) -> Section:
             intro="A comparison needs a second method: add the metrics of a baseline to this report.",
         )
     title = f"{subject.focus.method} against {other.method}"
-    section = Section(title, f"{subject.anchor}-duels", intro=_INTRO, small=True)
+    section = Section(title, f"{subject.anchor}-duels", f"Against {other.method}", intro=_INTRO, small=True)
     rest = Section("The other metrics", f"{subject.anchor}-duels-rest", folded=True, small=True)
     for metric in subject.main:
         if (drawn := _duel(subject, metric)) is not None:
             (section if metric.name in _OPEN else rest).figures.append(drawn)
     if not section.figures:
         section.figures, rest.figures = rest.figures, []
-    section.parts = [s for s in (rest, _all_pairs(subject)) if s.filled]
+    section.parts = [rest] if rest.filled else []
     section.note = _NOTE if section.figures else ""
     return section
 
@@ -160,13 +159,10 @@ def _duel(subject: ChapterData, metric: Column) -> tuple[Plot, str] | None:
     if pairs.empty:
         return None
     result = compare(pairs, higher=metric.higher)
-    low, high = (f"{100 * r:.0f}" for r in result.rate_interval)
     digits = page_tables.decimals_for([result.gain])
     gain, *ends = (number(v, digits) for v in (result.gain, *result.gain_interval))
-    ties = f", {result.ties} tied" if result.ties else ""
     sentence = (
-        f"{'Above' if metric.higher else 'Below'} the line {focus.method} is better: in {result.wins} of {result.n} "
-        f"conditions{ties}, a win rate of {100 * result.rate:.0f} % ({low} to {high} %); mean advantage {gain} "
+        f"{focus.method} is better {'above' if metric.higher else 'below'} the line. Mean advantage {gain} "
         f"({ends[0]} to {ends[1]})."
     )
     name = f"{subject.anchor}-{_SHORT.get(metric.name, slug(metric.name))}-duel"

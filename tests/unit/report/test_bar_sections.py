@@ -7,11 +7,12 @@ import pytest
 from perturbdiff.report.figures.svg import looks
 from perturbdiff.report.loading.metric_columns import named
 from perturbdiff.report.loading.results import Run, read_runs
-from perturbdiff.report.sections.cell_sections import cells
+from perturbdiff.report.sections.cell_sections import cell_figures
 from perturbdiff.report.sections.chapter_data import drawn, subject
 from perturbdiff.report.sections.chapters import chapter
+from perturbdiff.report.sections.focus_scores import chance
 from perturbdiff.report.sections.gene_sections import alike_table, distinct, genes
-from perturbdiff.report.sections.score_sections import chance, duels, over_seeds, overview
+from perturbdiff.report.sections.score_sections import duels, further, glance, over_seeds
 
 POOLED = ("PDCorr", "MSE", "PDS_cos", "AUPRC", "DEOver")
 DIRECTIONS = {"MSE": "lower", "energy_distance": "lower", "gene_sd_ratio": "one"}
@@ -92,7 +93,7 @@ def test_intervals_and_chance_are_read_and_optional(tmp_path):
 
 def test_forest_holds_what_the_runs_hold(three):
     found = about(*three)
-    forest = overview(found).figures[0][0].data.set_index(["metric", "method"])
+    forest = glance(found).figures[0][0].data.set_index(["metric", "method"])
     row = forest.loc[("PDCorr", "mine")]
     run = found.focus
     assert row[["value", "low", "high"]].to_list() == [run.score("PDCorr")[0], *run.interval("PDCorr")]
@@ -112,10 +113,9 @@ def test_who_is_shown_first(three):
 def test_duels_and_win_rates_cover_every_metric(three):
     section = duels(about(*three))
     assert {p.name for p in drawn([section])} == {
-        *(f"d1-{m}-duel" for m in ("pdcorr", "mse", "pds-cos", "auprc", "deover", "energy")),
-        "d1-wins",
+        f"d1-{m}-duel" for m in ("pdcorr", "mse", "pds-cos", "auprc", "deover", "energy")
     }
-    table = next(p.data for p in drawn([section]) if p.name == "d1-wins")
+    table = next(p.data for p in drawn([further(about(*three))]) if p.name == "d1-wins")
     assert set(table["metric"]) == {*POOLED, "energy_distance"}
     assert table.groupby("metric").size().eq(6).all()
     mse = table[table["metric"] == "MSE"].set_index(["method", "against"])["rate"]
@@ -193,7 +193,7 @@ def test_distances_of_chance_stand_beside_the_methods(three):
         "chance_energy_distance": [2.0, 3.0],
     }
     pd.DataFrame(conditions).to_csv(three[0] / "conditions.csv", index=False)
-    data = next(p.data for p in drawn([cells(about(*three))]) if p.name == "d1-energy")
+    data = next(p.data for p, _ in cell_figures(about(*three)) if p.name == "d1-energy")
     assert data.loc[data["method"] == "chance", "value"].to_list() == [2.0, 3.0]
     assert data["method"].nunique() == 5
     (three[0] / "conditions.csv").write_text("a\n1\n")
@@ -201,7 +201,7 @@ def test_distances_of_chance_stand_beside_the_methods(three):
 
 
 def test_realism_shows_quartiles(three):
-    data = next(p.data for p in drawn([cells(about(*three))]) if p.name == "d1-realism").set_index("method")
+    data = next(p.data for p, _ in cell_figures(about(*three)) if p.name == "d1-realism").set_index("method")
     values = about(*three).focus.values("gene_sd_ratio")
     assert data.loc["mine", ["low", "median", "high"]].to_list() == pytest.approx(
         np.percentile(values, (25, 50, 75))

@@ -95,7 +95,9 @@ def test_every_figure_is_well_formed_with_any_label():
         condition_plots.strips("t", odd, {odd: values, "theirs": values.iloc[:0]}, DOWN, look),
         condition_plots.curves("c", odd, table, odd),
         condition_plots.embedding("e", f"{odd}|b|c", cells, condition_plots.shared_limits(cells), PALETTE[0]),
-        condition_plots.alike("a", odd, pd.DataFrame({"real": [0.1], "predicted": [0.9]}), look),
+        condition_plots.alike(
+            "a", odd, pd.DataFrame({"first": odd, "second": "b", "real": [0.1], "predicted": [0.9]}), look
+        ),
     ]
     for plot in found:
         well_formed(plot)
@@ -113,7 +115,7 @@ def test_ties_belong_to_neither():
     plot = condition_plots.scatter(
         "s", pairs([1.0, 2.0, 3.0, 3.0], [1.0, 2.0, 3.0, 1.0]), UP, ("ours", "theirs"), LOOK
     )
-    assert "better in 62 %" in plot.svg  # three ties count half
+    assert "wins 1 · ties 3 · losses 0" in plot.svg
     assert plot.file.lower().count(f"fill: {LOOK['theirs'].color.lower()}") == 0
 
 

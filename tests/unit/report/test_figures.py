@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from perturbdiff.report.figures import condition_plots, gene_plots, score_plots
+from perturbdiff.report.figures import condition_plots, gene_plots, score_plots, separation_plot
 from perturbdiff.report.figures.score_plots import Forest
 from perturbdiff.report.figures.svg import PNG_DPI, export, looks
 from perturbdiff.report.loading.comparison import win_rates
@@ -138,7 +138,7 @@ def split(true, other):
 
 def test_separation_figure_counts_every_gene():
     groups = {"real": split([2.0, 5.0, 30.0], [0.1, 0.2]), "method 0": split([0.5, 46.0], [0.0])}
-    plot = gene_plots.separations("s", "t", groups, 0.05)
+    plot = separation_plot.separations("s", "t", groups, 0.05)
     counts = plot.data.groupby(["method", "genes"])["count"].sum()
     assert counts["real", "true DE"] == 3
     assert counts["method 0", "other"] == 1
@@ -146,9 +146,11 @@ def test_separation_figure_counts_every_gene():
     assert last["count"].sum() == 1  # beyond the axis, in the last bin
     assert plot.data.loc[plot.data["method"] == "real", "separation"].iloc[0] == 1.0
     assert {"1.00", "0.50"} & set(words(plot)) == {"1.00"}
-    many = gene_plots.separations("s", "t", dict.fromkeys([f"m{i}" for i in range(40)], groups["real"]), 0.05)
+    many = separation_plot.separations(
+        "s", "t", dict.fromkeys([f"m{i}" for i in range(40)], groups["real"]), 0.05
+    )
     assert len(many.svg) < LIMIT
-    nothing = gene_plots.separations("s", "t", {"real": split([], [])}, 0.05)
+    nothing = separation_plot.separations("s", "t", {"real": split([], [])}, 0.05)
     assert "n/a" in words(nothing)
 
 
@@ -218,7 +220,7 @@ def test_any_label_is_drawn_as_it_is():
             look,
         ),
         score_plots.win_matrix("c", odd, pd.DataFrame([[0.5]], index=[odd], columns=[odd]), table),
-        gene_plots.separations("d", odd, {odd: split([2.0], [0.1])}, 0.05),
+        separation_plot.separations("d", odd, {odd: split([2.0], [0.1])}, 0.05),
         gene_plots.paired_dots("e", genes, [odd], 0.05, look),
         gene_plots.rank_histograms("f", odd, {odd: np.array([0, 1])}, 3, look),
         gene_plots.sizes("g", odd, {odd: table}, ("de_real", "de_predicted"), ("x", "y"), look),

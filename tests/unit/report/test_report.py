@@ -36,7 +36,9 @@ def runs(made, tmp_path):
 class Page(HTMLParser):
     """Collects what a browser would fetch, ids, and unclosed elements."""
 
-    VOID = frozenset({"meta", "link", "br", "hr", "img", "use", "path", "image", "rect", "circle", "line"})
+    VOID = frozenset(
+        {"meta", "input", "link", "br", "hr", "img", "use", "path", "image", "rect", "circle", "line"}
+    )
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,8 +78,8 @@ def test_page_is_complete_self_contained_and_valid(runs, tmp_path):
     text = out.read_text()
     page = Page(text)
     assert page.fetched == []
-    assert "://" not in text
-    assert page.tags.count("script") == 1
+    assert "://" not in re.sub(r"http://www\.w3\.org/\d+/\w+", "", text)  # names of markup languages
+    assert page.tags.count("script") == 2  # one of them holds data
     assert page.open == []
     assert len(page.ids) == len(set(page.ids))
     words = " ".join(page.words)
@@ -108,6 +110,7 @@ def test_best_and_second_are_marked_and_the_ceiling_is_not(runs, tmp_path):
     for run in runs:
         keep_tables(run)
     text = write_report(runs, tmp_path / "r.html").read_text()
+    text = text[text.index("All scores</h3>") :]
     rows = dict(
         re.findall(r'<th scope="row"[^>]*>(?:<i[^>]*></i>)?([\w-]+)</th>(.*?)</tr>', text, re.DOTALL)[:5]
     )

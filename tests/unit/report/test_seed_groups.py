@@ -10,7 +10,8 @@ from perturbdiff.report.figures import seed_means
 from perturbdiff.report.loading.failed_runs import FailedRun
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.results import Run, _kind, families, read_runs, seed_of, stem
-from perturbdiff.report.page.page import _looks, write_tables
+from perturbdiff.report.page.page import _looks
+from perturbdiff.report.page.table_files import write_tables
 from perturbdiff.report.sections.chapter_data import opponent, subject
 
 PDCORR = Column("PDCorr", "PDCorr", "higher")
