@@ -14,7 +14,7 @@ from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.perturbation_model import Part, PerturbDiff
 from perturbdiff.api.requests import Conditions, condition_file
 from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_of
-from perturbdiff.checkpoint.bundle import recipe_of as own_recipe
+from perturbdiff.checkpoint.bundle_record import read_record
 from perturbdiff.config import recipes
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.predictions import read_predictions
@@ -171,7 +171,7 @@ def sample(
         if split is not None:
             request["split"] = split_file(split, folder)
         if conditions is not None:
-            labels = OwnLabels.of(own_recipe(bundle).data)
+            labels = OwnLabels.of(read_record(bundle).config.data)
             request["conditions"] = condition_file(conditions, Store(place), labels, folder)
         made = sampling_stage(bundle, place, Path(out or folder / "predicted.h5ad"), **request)
         return read_predictions(made)
@@ -182,5 +182,5 @@ def _sampling(bundle: Path, config: Recipe, settings: Settings) -> Any:
     if config is not None:
         return recipe_of(config, settings).sample
     if settings:
-        return recipes.changed(own_recipe(bundle), overrides(settings)).sample
+        return recipes.changed(read_record(bundle).config, overrides(settings)).sample
     return None

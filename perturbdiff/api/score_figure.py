@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.svg import Look, bare_rows, looks, panels
+from perturbdiff.report.figures.axes import bare_rows
+from perturbdiff.report.figures.svg import Look, looks, panels
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.results import Run
 

@@ -13,6 +13,7 @@ from typing import Any
 from perturbdiff import __version__
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
+from perturbdiff.io.recognise import confusion
 from perturbdiff.runtime import files, outputs, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -61,7 +62,9 @@ def read_record(folder: Path) -> Record:
     UserError
         If it is not a bundle, a damaged one, or one of a version of ours that knows more.
     """
-    missing = [name for name in FILES if not (files.existing(folder, "bundle") / name).is_file()]
+    if other := confusion(files.existing(folder, "bundle"), "a model bundle"):
+        raise UserError(f"{folder}: {other}; make a bundle with perturbdiff train")
+    missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
     unchanged = _verified(folder)

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config.data_settings import LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig
+from perturbdiff.config.data_settings import (
+    LARGEST_SEED,
+    Column,
+    DataConfig,
+    Label,
+    Labels,
+    Section,
+    SimulateConfig,
+    SplitConfig,
+)
 from perturbdiff.config.readings import agreeing
 from perturbdiff.runtime.errors import UserError
 
@@ -366,7 +375,7 @@ class EvaluateConfig(Section):
         default="cell-eval-0.6.6",
         description="release of cell-eval whose definitions of the metrics are used",
     )
-    metrics: tuple[str, ...] = Field(
+    metrics: Labels = Field(
         default=(),
         description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
     )
@@ -378,22 +387,22 @@ class EvaluateConfig(Section):
         ge=1,
         description="minimum number of real DE genes for a perturbation to count in DEOver_10 and DEPrec_10",
     )
-    context_column: str | None = Field(
+    context_column: Column = Field(
         default=None,
         description="obs column of the contexts to score separately; none: cell types, if there are any",
     )
-    perturbation_key: str = Field(default="perturbation", description="perturbation column of AnnData files")
-    cell_type_key: str | None = Field(
+    perturbation_key: Label = Field(
+        default="perturbation", description="perturbation column of AnnData files"
+    )
+    cell_type_key: Column = Field(
         default="cell_type", description="cell type column of AnnData files, if they have one"
     )
-    batch_key: str | None = Field(
-        default="batch", description="batch column of AnnData files, if they have one"
-    )
+    batch_key: Column = Field(default="batch", description="batch column of AnnData files, if they have one")
     scale: Literal["declared", "log1p", "counts"] = Field(
         default="declared",
         description="units of the values in AnnData files: as they declare in uns['perturbdiff'], or what you say here",
     )
-    control: str | None = Field(
+    control: Label | None = Field(
         default=None, description="control label of AnnData files that do not declare one"
     )
     controls: Literal["real", "own"] = Field(
