@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,3 +113,13 @@ def test_the_wheel_answers_from_a_bare_folder(built, tmp_path):
     assert answer("-m", "perturbdiff", "--version") == f"perturbdiff {perturbdiff.__version__}\n"
     assert "kang18" in answer("-m", "perturbdiff", "config", "show")
     assert (tmp_path / "bare" / "bin" / "perturbdiff").is_file()
+
+
+def test_one_version_everywhere():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    version, date = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - (\d{4}-\d\d-\d\d)$", changelog, re.M)[0]
+    assert changelog.index("## [Unreleased]") < changelog.index(f"## [{version}]")
+    assert version == perturbdiff.__version__
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {version}\ndate-released: {date}\n" in citation
+    assert re.search(rf"version\s+= '{version}'", (ROOT / "nextflow.config").read_text())

@@ -79,6 +79,7 @@ def test_a_file_is_fetched_once_and_checked(known, tmp_path, monkeypatch, sound)
         entry = replace(known, url=f"http://127.0.0.1:{server.server_port}/{known.file}")
         monkeypatch.setattr(module, "registered", lambda: {"mine": entry})
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("pooch.downloaders.tqdm", None)  # which does not come with the package
         if sound:
             assert datasets.find("mine").read_bytes() == CONTENT
             assert datasets.find("mine").parent == datasets.cache_folder()
