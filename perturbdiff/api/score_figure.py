@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.axes import bare_rows
 from perturbdiff.report.figures.svg import Look, looks, panels
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.results import Run
@@ -58,7 +57,8 @@ def _panel(
             axes.axvline(level, color="#22272E", lw=1.0, zorder=1)
     axes.set_title(column.heading, loc="left", fontweight="bold")
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    bare_rows(axes)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
 def _legend(figure: Figure, *, ceilings: bool) -> None:
