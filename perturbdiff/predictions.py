@@ -349,10 +349,13 @@ def requests(store: Store, split: pd.DataFrame, part: str = "test") -> pd.DataFr
         If the part has no perturbed condition.
     """
     conditions = store.conditions
-    wanted = (parts(conditions, split) == part) & ~conditions["is_control"].to_numpy(bool)
+    wanted = (parts(conditions, split, store.path) == part) & ~conditions["is_control"].to_numpy(bool)
     if not wanted.any():
+        have = split["part"].value_counts()
         raise UserError(
-            f"{store.path}: the split has no perturbed conditions in part '{part}'; nothing to predict"
+            f"{store.path}: the split has no perturbed conditions in part '{part}'; nothing to predict; it has "
+            f"{listing(f'{number} in {name}' for name, number in have.items())}: choose one by --part, or make a "
+            "split that holds some out"
         )
     table = pd.DataFrame(conditions[[*LABELS, "n_cells"]][wanted])
     table.insert(0, "condition", np.flatnonzero(wanted))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_data import tiny_counts
+from trained_folder import make_trained
 
 from perturbdiff.cli import main
 
@@ -69,15 +70,4 @@ def counts_file(tmp_path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
-    from perturbdiff.config import recipes
-    from perturbdiff.preprocessing.preprocessing_stage import preprocess
-    from perturbdiff.splits.splits import make_split
-    from perturbdiff.training.training_stages import train
-
-    folder = tmp_path_factory.mktemp("trained")
-    tiny_counts().write_h5ad(folder / "counts.h5ad")
-    recipe = recipes.load("tiny", ["split.held_out=[d2]", "split.valid_fraction=0.4"])
-    preprocess([folder / "counts.h5ad"], folder / "store", recipe.data)
-    make_split(folder / "store", folder / "split.parquet", recipe)
-    train(folder / "store", folder / "split.parquet", folder / "bundle", recipe, device="cpu")
-    return folder
+    return make_trained(tmp_path_factory.mktemp("trained"))

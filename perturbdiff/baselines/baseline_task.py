@@ -163,7 +163,7 @@ def open_task(store: Store, split: pd.DataFrame, part: str, seed: int) -> tuple[
         If the split does not fit the store or the part has no conditions.
     """
     wanted = predictions.requests(store, split, part)
-    train = parts(store.conditions, split) == "train"
+    train = parts(store.conditions, split, store.path) == "train"
     return Task(store, train, wanted["condition"].to_numpy(np.int64), seed), wanted
 
 

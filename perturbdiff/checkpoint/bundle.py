@@ -19,6 +19,7 @@ from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
 from perturbdiff.embeddings.embedding_tables import SEMANTIC_KINDS, EmbeddingTable, SemanticKind
+from perturbdiff.io.recognise import confusion
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files, provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
@@ -147,7 +148,9 @@ def recipe_of(folder: Path) -> Config:
 
 def _record(folder: Path) -> tuple[dict[str, Any], Config, set[str] | None]:
     """Return the content of config.json, the recipe, and the unchanged files (None if no manifest lists them)."""
-    missing = [name for name in _FILES if not (files.existing(folder, "bundle") / name).is_file()]
+    if other := confusion(files.existing(folder, "bundle"), "a model bundle"):
+        raise UserError(f"{folder}: {other}; make a bundle with perturbdiff train")
+    missing = [name for name in _FILES if not (folder / name).is_file()]
     if missing:
         raise UserError(f"{folder}: not a model bundle, {', '.join(missing)} missing; make one with train")
     recorded = _verified(folder)

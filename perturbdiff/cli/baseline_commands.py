@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from perturbdiff.cli.options import (
     Device,
     Force,
+    Group,
     Out,
     Overrides,
     Part,
+    Quick,
     Recipe,
     Seed,
     SplitFile,
@@ -39,9 +40,9 @@ Names = Annotated[
 def mount(app: typer.Typer) -> None:
     """Add the commands to a group."""
     app.command("install", cls=Work)(install)
-    app.command("list")(list_tools)
-    app.command("show")(show)
-    app.command("remove")(remove)
+    app.command("list", cls=Quick)(list_tools)
+    app.command("show", cls=Quick)(show)
+    app.command("remove", cls=Quick)(remove)
 
 
 def install(
@@ -146,13 +147,13 @@ def _value(value: bool | int | float | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "''"
 
 
-class Methods(TyperGroup):
+class Methods(Group):
     """A command group whose first word is either a sub-command or the name of a method."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the hidden `predict` command before the name of a method."""
         if args and args[0] not in self.commands and args[0] not in _HELP:
-            if not args[0].startswith("-") and not set(args) & set(_HELP):
+            if not ctx.resilient_parsing and not args[0].startswith("-") and not set(args) & set(_HELP):
                 self._check(args[0])
             args = [_PREDICT, *args]
         return super().parse_args(ctx, args)
@@ -161,6 +162,16 @@ class Methods(TyperGroup):
         """Find the command. Hide the name `predict`, so that usage lines read ``baseline NAME``."""
         name, command, rest = super().resolve_command(ctx, args)
         return ("" if name == _PREDICT else name), command, rest
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Offer the names of the methods beside those of the commands."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        offered = super().shell_complete(ctx, "")
+        item = type(offered[0])
+        return [
+            one for one in (*offered, *(item(name) for name in methods())) if one.value.startswith(incomplete)
+        ]
 
     def _check(self, name: str) -> None:
         known = methods()

@@ -10,27 +10,30 @@ import typer
 from perturbdiff.cli.options import (
     LARGEST_SEED,
     Force,
+    Group,
     Jobs,
     Labels,
     MemoryLimit,
     Out,
     Overrides,
+    Quick,
     Recipe,
     Scheduler,
-    Seed,
+    Shared,
     StorePath,
     Work,
     config_of,
+    data_options,
     size_in_bytes,
+    with_options,
 )
 from perturbdiff.runtime.errors import UserError
 
 
+@with_options(data_options)
 def preprocess(
     inputs: Annotated[list[Path], typer.Argument(help="h5ad, zarr or 10x h5 files with raw counts.")],
     out: Out,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
     split: Annotated[
         Path | None,
         typer.Option("--split", help="Split file, needed to select genes from the training cells only."),
@@ -50,8 +53,8 @@ def preprocess(
             help="Folder for the unfinished store, where an interrupted run continues; default: next to OUT.",
         ),
     ] = None,
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    data: Shared,
 ) -> None:
     """Turn raw counts into a store.
 
@@ -61,10 +64,9 @@ def preprocess(
     from perturbdiff.preprocessing.preprocessing_stage import Machine
     from perturbdiff.preprocessing.preprocessing_stage import preprocess as run
 
-    config = config_of(recipe, overrides, seed)
     machine = Machine(jobs, scheduler, size_in_bytes(memory_limit), unfinished)
     files: dict[str, Any] = {"split": split, "genes": genes, "obs": obs or ()}
-    run(inputs, out, config.data, **files, seed=config.seed, force=force, machine=machine)
+    run(inputs, out, data.config.data, **files, **data.settings, machine=machine)
     typer.echo(str(out))
 
 
@@ -122,7 +124,7 @@ def stats(
     typer.echo(f"{done}")
 
 
-store_app = typer.Typer(help="Describe, check or export a store.", no_args_is_help=True)
+store_app = typer.Typer(cls=Group, help="Describe, check or export a store.", no_args_is_help=True)
 
 
 @store_app.command("export", cls=Work)
@@ -199,7 +201,7 @@ def store_check(
     typer.echo(f"{store}: no problem found")
 
 
-@store_app.command("info")
+@store_app.command("info", cls=Quick)
 def store_info(
     store: StorePath,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
@@ -219,7 +221,7 @@ def store_info(
         typer.echo(render(facts))
 
 
-vocabulary_app = typer.Typer(help="Choose one gene list for many data sets.", no_args_is_help=True)
+vocabulary_app = typer.Typer(cls=Group, help="Choose one gene list for many data sets.", no_args_is_help=True)
 
 
 @vocabulary_app.command("build", cls=Work)

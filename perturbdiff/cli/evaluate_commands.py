@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from perturbdiff.cli.options import (
+    BatchColumn,
+    CellTypeColumn,
+    Control,
     Force,
     Out,
     Overrides,
     Part,
+    PerturbationColumn,
     Recipe,
     Seed,
     Shared,
+    changed,
     config_of,
     shard_of,
     with_options,
 )
 
-if TYPE_CHECKING:
-    from perturbdiff.config.settings import EvaluateConfig
-
 Truth = Annotated[Path, typer.Argument(help="Real cells: a store or an AnnData file (h5ad or zarr).")]
-Column = Annotated[
-    str | None, typer.Option("--pert-col", metavar="COLUMN", help="obs column with the perturbation.")
-]
-Control = Annotated[
-    str | None, typer.Option("--control", metavar="LABEL", help="Label of the control cells.")
-]
 ContextColumn = Annotated[
     str | None,
     typer.Option(
@@ -37,12 +33,6 @@ ContextColumn = Annotated[
         metavar="COLUMN",
         help="obs column of the contexts to score separately; default: cell types, if any.",
     ),
-]
-CellTypeColumn = Annotated[
-    str | None, typer.Option("--cell-type-col", metavar="COLUMN", help="obs column with the cell type.")
-]
-BatchColumn = Annotated[
-    str | None, typer.Option("--batch-col", metavar="COLUMN", help="obs column with the batch or donor.")
 ]
 DefinitionName = Annotated[
     Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] | None,
@@ -79,7 +69,7 @@ Dataset = Annotated[
 
 
 def scoring_options(
-    perturbation: Column = None,
+    perturbation: PerturbationColumn = None,
     control: Control = None,
     context: ContextColumn = None,
     cell_type: CellTypeColumn = None,
@@ -109,7 +99,7 @@ def scoring_options(
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}
-    return Shared(_changed(config.evaluate, options), settings)
+    return Shared(changed(config.evaluate, options), settings)
 
 
 @with_options(scoring_options)
@@ -143,7 +133,7 @@ def evaluate(
     from perturbdiff.evaluation.evaluation_stage import evaluate as run
 
     controls = "own" if predicted_controls else None
-    config = _changed(scoring.config, {"missing": missing, "controls": controls})
+    config = changed(scoring.config, {"missing": missing, "controls": controls})
     typer.echo(str(run(predictions, truth, out, config, method=method, **scoring.settings)))
 
 
@@ -198,8 +188,3 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _changed(config: EvaluateConfig, options: dict[str, Any]) -> EvaluateConfig:
-    """Return the settings with those replaced whose option was used."""
-    return config.model_copy(update={key: value for key, value in options.items() if value is not None})

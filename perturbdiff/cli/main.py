@@ -13,20 +13,26 @@ from typing import Annotated, Any
 
 import typer
 
+from perturbdiff.cli import completion
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
 from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
 from perturbdiff.cli.options import (
     Force,
+    Group,
     Out,
     Overrides,
     Program,
+    Quick,
     Recipe,
     Seed,
+    Shared,
     Work,
     config_of,
+    data_options,
     print_version,
+    with_options,
 )
 from perturbdiff.runtime.errors import (
     EXIT_FAILURE,
@@ -69,12 +75,11 @@ app = typer.Typer(
     cls=Program,
     help="Predict how populations of single cells respond to a perturbation: raw counts → store → model → report.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help halves the start-up time
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-config_app = typer.Typer(help="Show recipes, or the schema of all settings.", no_args_is_help=True)
+config_app = typer.Typer(cls=Group, help="Show recipes, or the schema of all settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 app.add_typer(store_app, name="store")
 app.add_typer(vocabulary_app, name="vocabulary")
@@ -125,19 +130,18 @@ app.command(cls=Work)(preprocess)
 
 
 @app.command(cls=Work)
+@with_options(data_options)
 def split(
     source: Annotated[Path, typer.Argument(help="A store, or the raw input (h5ad, zarr, 10x h5).")],
     out: Out,
-    recipe: Recipe = None,
-    overrides: Overrides = None,
     toml: Annotated[
         Path | None, typer.Option("--toml", help="STATE-style TOML file that defines the split.")
     ] = None,
     obs: Annotated[
         Path | None, typer.Option("--obs", help="Table of cell labels, for raw input that lacks them.")
     ] = None,
-    seed: Seed = None,
-    force: Force = False,
+    *,
+    data: Shared,
 ) -> None:
     """Choose which conditions are held out.
 
@@ -145,8 +149,7 @@ def split(
     """
     from perturbdiff.splits.splits import make_split
 
-    config = config_of(recipe, overrides, seed)
-    _done(make_split(source, out, config, toml=toml, obs=obs, seed=config.seed, force=force))
+    _done(make_split(source, out, data.config, toml=toml, obs=obs, **data.settings))
 
 
 app.command(cls=Work)(stats)
@@ -225,10 +228,14 @@ def report(
 app.command(cls=Work)(doctor)
 
 
-@config_app.command("show")
+@config_app.command("show", cls=Quick)
 def config_show(
     recipe: Annotated[
-        str | None, typer.Argument(help="Preset name or YAML file; without it, the presets are listed.")
+        str | None,
+        typer.Argument(
+            autocompletion=completion.presets,
+            help="Preset name or YAML file; without it, the presets are listed.",
+        ),
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -238,7 +245,7 @@ def config_show(
     typer.echo(describe(recipe, overrides or ()) if recipe or overrides else "\n".join(presets()))
 
 
-@config_app.command("schema")
+@config_app.command("schema", cls=Quick)
 def config_schema() -> None:
     """Print the JSON schema of the configuration."""
     import json
@@ -252,7 +259,7 @@ def main() -> None:
     """Run the command line, and turn errors into a readable message and an exit code."""
     code, text = 0, ""
     try:
-        app()
+        app(prog_name="perturbdiff")
     except SystemExit as stop:  # Typer ends this way, both on success and on usage errors
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == EXIT_INTERRUPTED:  # Ctrl-C while Typer read the command line
@@ -260,6 +267,10 @@ def main() -> None:
             typer.secho(text, err=True)
     except UserError as error:
         code, text = EXIT_USER_ERROR, f"error: {error}"
+        typer.secho(text, fg=typer.colors.RED, err=True)
+    except PermissionError as error:
+        code = EXIT_USER_ERROR
+        text = f"error: {error.filename}: permission denied; get the right to read it, or give a copy that you may read"
         typer.secho(text, fg=typer.colors.RED, err=True)
     except StoppedEarly as error:
         code, text = EXIT_STOPPED_EARLY, f"stopped early: {error}"

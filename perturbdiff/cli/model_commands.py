@@ -7,15 +7,20 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from perturbdiff.cli import completion
 from perturbdiff.cli.options import (
     LARGEST_SEED,
+    BatchColumn,
+    CellTypeColumn,
     Checkpoints,
+    Control,
     Device,
     Embeddings,
     Force,
     Out,
     Overrides,
     Part,
+    PerturbationColumn,
     Recipe,
     Resume,
     Seed,
@@ -131,6 +136,9 @@ def sample(
             help="CSV of conditions to predict instead: cell_type, batch, perturbation[, n_cells, guidance].",
         ),
     ] = None,
+    perturbation: PerturbationColumn = None,
+    cell_type: CellTypeColumn = None,
+    batch: BatchColumn = None,
     shard: Annotated[
         str, typer.Option("--shard", metavar="I/N", help="Predict only part I of N, counted from 0.")
     ] = "0/1",
@@ -143,7 +151,12 @@ def sample(
     embeddings: Embeddings = None,
     recipe: Annotated[
         str | None,
-        typer.Option("--config", "-c", help="Preset name or YAML file; default: the bundle's own recipe."),
+        typer.Option(
+            "--config",
+            "-c",
+            autocompletion=completion.presets,
+            help="Preset name or YAML file; default: the bundle's own recipe.",
+        ),
     ] = None,
     overrides: Overrides = None,
     device: Annotated[
@@ -173,6 +186,7 @@ def sample(
 
     Predicts the conditions in one part of a split, or those in a table. Writes AnnData in log1p units that includes
     the real control cells. Without --config, the bundle's own recipe is used, with any changes made by --set.
+    --pert-col, --cell-type-col and --batch-col name the columns of the table that --conditions gives.
     """
     from perturbdiff.checkpoint.bundle import recipe_of
     from perturbdiff.config import recipes
@@ -185,6 +199,7 @@ def sample(
         "split": split,
         "part": part,
         "conditions": conditions,
+        "columns": {"perturbation": perturbation, "cell_type": cell_type, "batch": batch},
         "shard": shard_of(shard),
         "random_init": random_init,
         "embeddings": embeddings_of(embeddings),
@@ -212,12 +227,7 @@ def import_checkpoint(
             help="Weights to import: the moving average (ema), or those of the step itself (raw).",
         ),
     ] = "ema",
-    control: Annotated[
-        str | None,
-        typer.Option(
-            "--control", help="Label of the control cells; default: the label in the released data."
-        ),
-    ] = None,
+    control: Control = None,
     embeddings: Embeddings = None,
     target_sum: Annotated[
         float | None,
@@ -227,7 +237,8 @@ def import_checkpoint(
 ) -> None:
     """Turn a released checkpoint into a bundle.
 
-    No code in the file is executed. The bundle works with sample and finetune.
+    No code in the file is executed. The bundle works with sample and finetune. Without --control, the control has the
+    label that it has in the released data.
     """
     from perturbdiff.released.checkpoint_import import import_checkpoint as run
 

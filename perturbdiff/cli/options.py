@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,6 +15,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perturbdiff import __version__
+from perturbdiff.cli import completion
+from perturbdiff.cli.examples import EXAMPLES
+from perturbdiff.cli.usage_errors import UsageError, explain, words_of
 from perturbdiff.runtime.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -25,21 +29,45 @@ logger = logging.getLogger(__name__)
 LARGEST_SEED = (1 << 32) - 1  # as in perturbdiff.config.data_settings, whose import would slow down --help
 
 
-class Work(TyperCommand):
+def _write_examples(ctx: typer.Context, formatter: Any) -> None:
+    """Add a command's examples to its help."""
+    with formatter.section("Examples"):
+        for line in EXAMPLES.get(" ".join(words_of(ctx)), ()):
+            formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+
+
+class Quick(TyperCommand):
+    """A command that ends within a second. Its help ends with examples."""
+
+    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the examples."""
+        _write_examples(ctx, formatter)
+
+
+class Work(Quick):
     """A command that takes more than a second. It logs a line before the slow imports."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Log the name of the command, then run it."""
-        names, at = [], ctx
-        while at.parent is not None:
-            names.append(str(at.info_name or ""))
-            at = at.parent
-        logger.info("%s: loading libraries and inputs", " ".join(filter(None, reversed(names))))
+        logger.info("%s: loading libraries and inputs", " ".join(words_of(ctx)))
         return super().invoke(ctx)
 
 
-class Program(TyperGroup):
-    """The whole command line."""
+class Group(TyperGroup):
+    """Several commands. Their help ends with examples."""
+
+    def format_epilog(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the examples."""
+        _write_examples(ctx, formatter)
+
+
+class Program(Group):
+    """The whole command line. A wrong one is a `UserError` that says what to write instead."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the words before the command."""
+        with _explaining():
+            return super().make_context(*args, **options)
 
     def invoke(self, ctx: typer.Context) -> Any:
         """Run a command.
@@ -50,9 +78,21 @@ class Program(TyperGroup):
             After Ctrl-C. Typer alone would exit without a message.
         """
         try:
-            return super().invoke(ctx)
+            with _explaining():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             raise Interrupted from None
+
+
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+    """Turn what Typer says of a wrong command line into an error that names the right one."""
+    try:
+        yield
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        raise UserError(explain(error)) from None
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,12 @@ StorePath = Annotated[Path, typer.Argument(metavar="STORE", help="Store folder."
 SplitFile = Annotated[Path, typer.Option("--split", help="Split file (parquet).")]
 Recipe = Annotated[
     str | None,
-    typer.Option("--config", "-c", help="Recipe: a preset name or a YAML file; default: recommended."),
+    typer.Option(
+        "--config",
+        "-c",
+        autocompletion=completion.presets,
+        help="Recipe: a preset name or a YAML file; default: recommended.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -101,6 +146,7 @@ Overrides = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
+        autocompletion=completion.keys,
         help="Change one value of the recipe (repeatable), e.g. train.max_steps=500.",
     ),
 ]
@@ -114,6 +160,20 @@ Force = Annotated[
         "--force",
         help="Run even if an equal output exists. An output that took long to make is kept as OUT.previous.",
     ),
+]
+PerturbationColumn = Annotated[
+    str | None, typer.Option("--pert-col", metavar="COLUMN", help="Column with the perturbation.")
+]
+Control = Annotated[
+    str | None, typer.Option("--control", metavar="LABEL", help="Label of the control cells.")
+]
+CellTypeColumn = Annotated[
+    str | None,
+    typer.Option("--cell-type-col", metavar="COLUMN", help="Column with the cell type; none: one type."),
+]
+BatchColumn = Annotated[
+    str | None,
+    typer.Option("--batch-col", metavar="COLUMN", help="Column with the batch or donor; none: one batch."),
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device to compute on.")]
 
@@ -217,6 +277,30 @@ def config_of(recipe: str | None, overrides: list[str] | None, seed: int | None 
 
     config = load(recipe, overrides or ())
     return config if seed is None else config.model_copy(update={"seed": seed})
+
+
+def changed(section: Any, options: dict[str, Any]) -> Any:
+    """Return a section of the recipe with those values replaced whose option was used; 'none' stands for none."""
+    used = {key: None if value == "none" else value for key, value in options.items() if value is not None}
+    return section.model_copy(update=used)
+
+
+def data_options(
+    perturbation: PerturbationColumn = None,
+    control: Control = None,
+    cell_type: CellTypeColumn = None,
+    batch: BatchColumn = None,
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    seed: Seed = None,
+    force: Force = False,
+) -> Shared:
+    """Collect the options of commands that read counts: the recipe, with the columns that the options name."""
+    config = config_of(recipe, overrides, seed)
+    columns = {"perturbation_key": perturbation, "cell_type_key": cell_type, "batch_key": batch}
+    data = changed(config.data, {**columns, "control": control})
+    config = config.model_copy(update={"data": data})
+    return Shared(config, {"seed": config.seed, "force": force})
 
 
 def store_and_split(text: str) -> tuple[Path, Path]:

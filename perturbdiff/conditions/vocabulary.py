@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
+from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.runtime import files, untrusted
 from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -209,10 +210,7 @@ class GeneMap:
         self.missing = [gene for gene in self.target if gene not in present]
         self.extra = [gene for gene, column in zip(self.source, self.columns, strict=True) if column < 0]
         if len(self.missing) == len(self.target):
-            raise UserError(
-                f"{name}: no gene in common with the {target_name} (here e.g. {listing(self.source, 3)}; {target_name} "
-                f"{listing(self.target, 3)}); use the same kind of gene names"
-            )
+            raise UserError(f"{name}: {unshared(self.source, self.target, 'here', f'the {target_name}')}")
 
     @property
     def identity(self) -> bool:

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import date
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST_SEED = (1 << 32) - 1  # accepted by every library
 LARGEST_NUMBER = 10**10
+
+
+def _label(value: Any) -> Any:
+    """Return a label as the text that data have for it: 3 and 3.0 are '3', as in `perturbdiff.io.columns`."""
+    if isinstance(value, bool):
+        raise PydanticCustomError(
+            "truth_value",
+            "yes, no, on, off, true and false are truth values in YAML; put this name in quotes, on the command line "
+            "in quotes of both kinds, as in --set \"data.control='off'\"",
+        )
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) if isinstance(value, int | float | date) else value
+
+
+def _several(value: Any) -> Any:
+    """Return one label as a list of it."""
+    return [value] if isinstance(value, str | int | float | date) else value
+
+
+def _column(value: Any) -> Any:
+    """Return None for the word none, as in a YAML file null."""
+    return None if value in ("none", "None") else value
+
+
+Label = Annotated[str, BeforeValidator(_label)]
+"""A label or the name of a column. A number stands for its text."""
+Column = Annotated[Label | None, BeforeValidator(_column)]
+"""The name of a column; none or null: there is none."""
+Labels = Annotated[tuple[Label, ...], BeforeValidator(_several)]
+"""Several labels or names. One alone needs no list."""
 
 
 class Section(BaseModel):
@@ -33,26 +65,26 @@ class Section(BaseModel):
 class DataConfig(Section):
     """The meaning of the input's columns, and how counts become a store."""
 
-    perturbation_key: str | None = Field(
+    perturbation_key: Column = Field(
         default="perturbation",
         description="obs column with the perturbation label; none: all cells are unperturbed",
     )
-    control: str = Field(
+    control: Label = Field(
         default="control", description="label of the control cells in the perturbation column"
     )
-    cell_type_key: str | None = Field(
+    cell_type_key: Column = Field(
         default="cell_type", description="obs column with the cell type; none: one type"
     )
-    batch_key: str | None = Field(
+    batch_key: Column = Field(
         default="batch", description="obs column with the batch or donor; none: one batch"
     )
-    dose_key: str | None = Field(
+    dose_key: Column = Field(
         default=None, description="obs column with the dose, which is joined to the label as 'drug@dose'"
     )
-    extra_obs: tuple[str, ...] = Field(
+    extra_obs: Labels = Field(
         default=(), description="further obs columns to keep (e.g. to choose held-out conditions by)"
     )
-    layer: str = Field(default="X", description="where the values are stored: X, raw, or layers/NAME")
+    layer: str = Field(default="X", description="where the values are stored: X, raw, or the name of a layer")
     input_scale: Literal["counts", "log1p"] = Field(default="counts", description="units of the values")
     min_counts: int = Field(default=0, ge=0, description="drop cells with fewer counts")
     min_genes: int = Field(default=0, ge=0, description="drop cells with fewer detected genes")
@@ -71,7 +103,7 @@ class DataConfig(Section):
         default=False, description="select genes per batch and combine them (scanpy's batch_key)"
     )
     hvg_cells: Literal["all", "train"] = Field(default="all", description="cells used to select genes")
-    gene_key: str | None = Field(
+    gene_key: Column = Field(
         default=None,
         description="var column with the gene names (ids or symbols); none: the index of var",
     )
@@ -84,7 +116,7 @@ class DataConfig(Section):
         default=False,
         description="for CRISPRi, keep only perturbations and cells whose target gene is knocked down",
     )
-    knockdown_gene_key: str | None = Field(
+    knockdown_gene_key: Column = Field(
         default=None,
         description="obs column with the target gene; none: the perturbation's label is the gene",
     )
@@ -115,8 +147,8 @@ class DataConfig(Section):
 class SplitConfig(Section):
     """The rules that choose held-out conditions. A STATE-style TOML replaces them."""
 
-    context_column: str = Field(default="batch", description="obs column whose values are held out")
-    held_out: tuple[str, ...] = Field(default=(), description="contexts to hold out by name")
+    context_column: Label = Field(default="batch", description="obs column whose values are held out")
+    held_out: Labels = Field(default=(), description="contexts to hold out by name")
     num_held_out: int = Field(default=0, ge=0, description="number of contexts to choose if none is named")
     choose: Literal["random", "pca"] = Field(
         default="random",
@@ -131,13 +163,11 @@ class SplitConfig(Section):
         lt=1,
         description="share of a held-out context's remaining perturbations that go to validation",
     )
-    valid_contexts: tuple[str, ...] = Field(
+    valid_contexts: Labels = Field(
         default=(),
         description="names of contexts in which the held-out perturbations are used for validation",
     )
-    perturbations: tuple[str, ...] = Field(
-        default=(), description="perturbations that can be held out; empty: all"
-    )
+    perturbations: Labels = Field(default=(), description="perturbations that can be held out; empty: all")
 
 
 class SimulateConfig(Section):

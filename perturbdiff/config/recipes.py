@@ -119,7 +119,7 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
         text = untrusted.read_text(path, "YAML", "configuration")
     else:
         raise UserError(
-            f"no preset or file '{source}'{nearest(source, presets())} presets: {', '.join(presets())}"
+            f"no preset or file '{source}'{nearest(path.stem, presets()) or ';'} presets: {', '.join(presets())}"
         )
     tree = readings.read(text, f"configuration {source}")
     base = tree.pop("base", None)

@@ -7,7 +7,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from perturbdiff.config.data_settings import LARGEST_SEED, DataConfig, Section, SimulateConfig, SplitConfig
+from perturbdiff.config.data_settings import (
+    LARGEST_SEED,
+    Column,
+    DataConfig,
+    Label,
+    Labels,
+    Section,
+    SimulateConfig,
+    SplitConfig,
+)
 from perturbdiff.config.readings import agreeing
 from perturbdiff.runtime.errors import UserError
 
@@ -321,7 +330,7 @@ class EvaluateConfig(Section):
     """Definitions of the metrics."""
 
     definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = "cell-eval-0.6.6"
-    metrics: tuple[str, ...] = Field(
+    metrics: Labels = Field(
         default=(),
         description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
     )
@@ -333,22 +342,22 @@ class EvaluateConfig(Section):
         ge=1,
         description="minimum number of real DE genes for a perturbation to count in DEOver_10 and DEPrec_10",
     )
-    context_column: str | None = Field(
+    context_column: Column = Field(
         default=None,
         description="obs column of the contexts to score separately; none: cell types, if there are any",
     )
-    perturbation_key: str = Field(default="perturbation", description="perturbation column of AnnData files")
-    cell_type_key: str | None = Field(
+    perturbation_key: Label = Field(
+        default="perturbation", description="perturbation column of AnnData files"
+    )
+    cell_type_key: Column = Field(
         default="cell_type", description="cell type column of AnnData files, if they have one"
     )
-    batch_key: str | None = Field(
-        default="batch", description="batch column of AnnData files, if they have one"
-    )
+    batch_key: Column = Field(default="batch", description="batch column of AnnData files, if they have one")
     scale: Literal["declared", "log1p", "counts"] = Field(
         default="declared",
         description="units of AnnData values: as declared in uns['perturbdiff'], or log1p or counts as you specify",
     )
-    control: str | None = Field(
+    control: Label | None = Field(
         default=None, description="control label of AnnData files that do not declare one"
     )
     controls: Literal["real", "own"] = Field(

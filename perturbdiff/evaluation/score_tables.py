@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 DIFFERENTIAL = {"real": "de_real.parquet", "predicted": "de_pred.parquet"}
 CHANCE = ("scope_kind", "scope", "metric", "chance")
@@ -117,7 +120,7 @@ def _by_scope(table: pd.DataFrame) -> pd.DataFrame:
 def write_folder(
     folder: Path, tables: Tables, config: EvaluateConfig, names: dict[str, str], seed: int
 ) -> dict[str, Any]:
-    """Write all tables but those of DE; return the summary, which is written too.
+    """Write all tables but those of DE; return the summary, which is written too. Log what limits the scores.
 
     Parameters
     ----------
@@ -141,6 +144,9 @@ def write_folder(
         seed=seed,
         definition=config.definition,
     )
+    limiting = limits(metrics, conditions, tables.collapse, config)
+    for finding in limiting:
+        logger.warning("%s: %s", names["method"], finding["text"])
     summary = {
         **names,
         "definition": config.definition,
@@ -152,7 +158,7 @@ def write_folder(
         **tables.facts,
         "headline": _headline(means),
         "collapse": tables.collapse.to_dict("records"),
-        "findings": [*tables.findings, *limits(metrics, conditions, tables.collapse, config)],
+        "findings": [*tables.findings, *limiting],
     }
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     if len(metrics) <= _CSV_ROWS:
@@ -164,6 +170,13 @@ def write_folder(
     summary = _plain(summary)
     (folder / "summary.json").write_text(provenance.as_json(summary))
     return summary
+
+
+def repeat_findings(folder: Path) -> None:
+    """Log again what an evaluation that was made before found."""
+    summary = untrusted.read(folder / "summary.json", "JSON") if (folder / "summary.json").is_file() else {}
+    for finding in summary.get("findings", ()):
+        logger.warning("%s: %s", summary.get("method"), finding.get("text"))
 
 
 def _members(conditions: pd.DataFrame) -> dict[str, list[tuple[str, str]]]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_names import synonyms
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.aligned_file import Cells, open_cells, write_aligned
-from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, read_names
+from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.runtime import provenance, tabular
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
@@ -25,25 +25,7 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 SETTINGS = ("layer", "gene_key", "input_scale")
 """Keys of `data` that an alignment depends on."""
-_MOST_HINTS = 3
 _ROWS = "rows"  # folder in which a matrix that is stored by columns is put in row order
-
-
-def _version(name: str) -> str:
-    return re.sub(r"\.\d+$", "", name)
-
-
-def _punctuation(name: str) -> str:
-    return re.sub(r"[._\s]", "-", name)
-
-
-FORMS: dict[str, Callable[[str], str]] = {
-    "case": str.lower,
-    "version": _version,
-    "punctuation": _punctuation,
-    "spelling": lambda name: _punctuation(_version(name)).lower(),
-}
-"""Ways in which two spellings of a name differ, and what makes them equal; the last is all of them."""
 
 
 def align_genes(
@@ -106,21 +88,7 @@ def align_genes(
 
 
 def _map(cells: Cells, wanted: Sequence[str]) -> GeneMap:
-    """Return the map from the data's genes to the list; say what to do if they are spelled in different ways."""
-    if not set(wanted).intersection(cells.genes):
-        kinds = [main_kind(kinds_of(names)) for names in (cells.genes, wanted)]
-        alike = synonyms(wanted, cells.genes)
-        if alike:
-            first = next(iter(alike))
-            raise UserError(
-                f"{cells.path}: has no gene of the list, but {len(alike)} that differ in spelling (list '{first}', "
-                f"here {alike[first]}); rename the genes of either"
-            )
-        if kinds[0] != kinds[1]:
-            raise UserError(
-                f"{cells.path}: has {KINDS[kinds[0]]} ({listing(cells.genes[:2])}), the list {KINDS[kinds[1]]} "
-                f"({listing(wanted[:2])}); set data.gene_key to the var column that has {KINDS[kinds[1]]}"
-            )
+    """Return the map from the data's genes to the list."""
     return GeneMap(cells.genes, wanted, name=str(cells.path), target_name="list")
 
 
@@ -182,22 +150,3 @@ def _table(
             "possible_synonym": [hints.get(name, "") for name in names],
         }
     )
-
-
-def synonyms(missing: Sequence[str], extra: Sequence[str]) -> dict[str, str]:
-    """Return for ``missing`` names those of ``extra`` that differ only in case, version or punctuation.
-
-    Returns
-    -------
-    dict
-        ``"TP53" → "tp53 (case)"``; several candidates are joined by ``" or "``.
-    """
-    hints: dict[str, str] = {}
-    for difference, form in FORMS.items():
-        spellings: dict[str, list[str]] = {}
-        for name in extra:
-            spellings.setdefault(form(name), []).append(name)
-        for name in missing:
-            if name not in hints and form(name) in spellings:
-                hints[name] = f"{' or '.join(spellings[form(name)][:_MOST_HINTS])} ({difference})"
-    return {name: hints[name] for name in missing if name in hints}

@@ -1,13 +1,11 @@
-"""Lists of gene names from text files, folders of a vocabulary and data, and whether they are names or ids."""
+"""Lists of gene names from text files, folders of a vocabulary and data."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
@@ -17,11 +15,7 @@ from perturbdiff.runtime.errors import UserError, listing
 FILE_NAME = "genes.txt"
 """The list in a vocabulary's folder."""
 
-KINDS = ("gene names", "gene ids", "gene ids with a version")
-
 _COUNTS = (".h5ad", ".h5", ".zarr")
-
-_ID = re.compile(r"(ENS[A-Z]{0,6}G\d{11}|FBgn\d{7}|WBGene\d{8})(\.\d+)?")
 
 
 def read_names(path: Path) -> list[str]:
@@ -49,17 +43,6 @@ def read_names(path: Path) -> list[str]:
     if not names.is_unique:
         raise UserError(f"{path}: names a gene twice ({listing(names[names.duplicated()].unique(), 4)})")
     return names.tolist()
-
-
-def kinds_of(names: Sequence[str]) -> np.ndarray:
-    """Return for each name which of `KINDS` it is, int8."""
-    matches = [_ID.fullmatch(name) for name in names]
-    return np.array([0 if m is None else 1 if m.group(2) is None else 2 for m in matches], np.int8)
-
-
-def main_kind(kinds: np.ndarray) -> int:
-    """Return the kind that most of some names are."""
-    return int(np.bincount(kinds, minlength=len(KINDS)).argmax())
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

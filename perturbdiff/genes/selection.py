@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes import highly_variable
 from perturbdiff.genes.gene_lists import read_names
@@ -185,8 +186,8 @@ def read_gene_list(path: Path, genes: Sequence[str]) -> list[str]:
     known = wanted.isin(pd.Index(genes))
     if not known.any():
         raise UserError(
-            f"{path}: none of its {len(wanted)} genes is in the data (list: {listing(wanted, 3)}; "
-            f"data: {listing(genes[:3])}); use the same kind of gene names"
+            f"{path}: none of its {len(wanted)} genes is in the data: "
+            f"{unshared(list(wanted), list(genes), 'the list', 'the data')}"
         )
     if not known.all():
         logger.warning("%s: %d genes are not in the data and left out (%s)", path, (~known).sum(),

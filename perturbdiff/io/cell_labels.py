@@ -130,11 +130,15 @@ class LabelCodes:
         roles: Mapping[str, str] | None = None,
     ) -> None:
         self._file, self._keys, self._texts, self._constants = file, keys, texts, constants or {}
-        self._columns = {
-            label: file.open_column(key, (roles or {}).get(label, ""))
-            for label, key in keys.items()
-            if key is not None
-        }
+        self._columns, faults = {}, []
+        for label, key in keys.items():
+            try:
+                if key is not None:
+                    self._columns[label] = file.open_column(key, (roles or {}).get(label, ""))
+            except UserError as error:
+                faults.append(str(error).removeprefix(f"{file.path}: "))
+        if faults:
+            raise UserError(f"{file.path}: {'; '.join(faults)}")
         self._missing: dict[str, tuple[int, int]] = {}
 
     def read(self, label: str, start: int, stop: int) -> np.ndarray:
@@ -164,8 +168,11 @@ class _ConditionReader:
     def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers) -> None:
         self._file, self._config, self._numbers = file, config, numbers
         keys = {label: getattr(config, f"{label}_key") for label in LABELS}
-        hint = "; null if the data has none"
-        roles = {label: f"data.{label}_key{hint if label != 'perturbation' else ''}" for label in LABELS}
+        roles = {
+            "perturbation": "--pert-col or data.perturbation_key",
+            "cell_type": "--cell-type-col or data.cell_type_key; none if the data have none",
+            "batch": "--batch-col or data.batch_key; none if the data have none",
+        }
         texts = {"perturbation": numbers.agent, "cell_type": numbers.cell_type, "batch": numbers.batch}
         self._labels = LabelCodes(file, keys, texts, constants={"perturbation": config.control}, roles=roles)
         self._dose: Column | None = None
@@ -308,7 +315,7 @@ def _check_control(conditions: pd.DataFrame, inputs: Inputs) -> None:
     if config.control not in labels:
         hint = nearest(config.control, labels) or f"; its labels are {listing(labels)}"
         raise UserError(
-            f"{names}: no control cells, '{config.control}' (data.control) is not a label of obs column "
+            f"{names}: no control cells, '{config.control}' (--control or data.control) is not a label of obs column "
             f"'{config.perturbation_key}'{hint}"
         )
     if len(labels) == 1:

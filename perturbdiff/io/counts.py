@@ -12,12 +12,14 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import Column, joined
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.label_tables import JoinedTable, LabelTable, tables_for
 from perturbdiff.io.opening import open_root
+from perturbdiff.io.recognise import COUNTS, confusion, is_hdf5
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
@@ -47,9 +49,7 @@ def join_genes(files: Sequence[tuple[str, list[str]]], how: Literal["intersectio
         common &= names
         if names.isdisjoint(known) or (how == "intersection" and not common):
             raise UserError(
-                f"{listing([n for n, _ in files], 3)}: have no gene in common ({files[0][0]}: {listing(first, 2)}; "
-                f"{name}: {listing(genes, 2)}); give files with the same kind of gene names, or name the genes of all "
-                "by a var column that all have (data.gene_key)"
+                f"{listing([n for n, _ in files], 3)}: {unshared(genes, first, name, files[0][0])}"
             )
         known |= dict.fromkeys(genes)
     if how == "union":
@@ -99,8 +99,13 @@ class CountsFile(InputFile):
         checked: bool = False,
     ) -> None:
         self.config, self.scratch = config, scratch
+        if not checked and not is_hdf5(path) and (other := confusion(path, "a file of counts", *COUNTS)):
+            raise UserError(f"{path}: {other}; give h5ad, zarr or 10x h5 files with raw counts")
         root = open_root(path, checked=checked)
         super().__init__(path, root, layer=config.layer, gene_key=config.gene_key, scratch=scratch)
+        if not checked and self.declared.get("kind") == "predictions":
+            self.close()
+            raise UserError(f"{path}: this is a predictions file, not a file of counts (did you swap them?)")
         self._table = None
         if table is not None:
             try:

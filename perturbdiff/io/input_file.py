@@ -103,6 +103,11 @@ class InputFile:
         """Names of the obs columns."""
         return self._layout.obs_columns()
 
+    @property
+    def places(self) -> list[str]:
+        """Where the file has matrices: ``X``, ``raw``, ``layers/NAME``."""
+        return self._layout.places()
+
     def open_column(self, name: str, role: str = "") -> Column:
         """Return obs column ``name``, to be read in pieces; ``role`` names the setting that asked for it.
 

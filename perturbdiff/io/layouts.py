@@ -52,6 +52,10 @@ class Layout(Protocol):
         """Return the values, cells in rows."""
         ...
 
+    def places(self) -> list[str]:
+        """Return where the file has matrices: what ``layer`` can be."""
+        ...
+
 
 def find_layout(path: Path, root: Any, layer: str) -> Layout:
     """Return the layout of an opened file.
@@ -102,15 +106,15 @@ class _AnnData:
     left_out: Mapping[str, int] = {}
 
     def __init__(self, path: Path, root: Any, layer: str) -> None:
-        self._path, self._root, self._layer = path, root, layer
+        self._path, self._root, self._layer = path, root, _full_name(root, layer)
         for frame in ("obs", "var"):
             if not hasattr(root[frame], "keys"):
                 raise UserError(
                     f"{path}: written by anndata older than 0.7; read and write it again with a newer one"
                 )
-        if layer == "raw" and "raw" not in root:
-            raise UserError(f"{path}: has no raw; set data.layer to X or to layers/NAME")
-        self._var = root["raw/var" if layer == "raw" else "var"]
+        if self._layer == "raw" and "raw" not in root:
+            raise UserError(f"{path}: has no raw; data.layer can be {listing(self.places())}")
+        self._var = root["raw/var" if self._layer == "raw" else "var"]
         self._cells = _index(root["obs"])
         self.n_cells = num_entries(self._cells)
 
@@ -157,13 +161,17 @@ class _AnnData:
             raise ValueError(f"obs column '{name}' has {length} entries for {self.n_cells} cells")
         return open_column(element)
 
+    def places(self) -> list[str]:
+        return [*(n for n in ("X", "raw") if n in self._root), *(f"layers/{n}" for n in _layers(self._root))]
+
     def matrix(self, scratch: Path) -> RowMatrix:
         place = "raw/X" if self._layer == "raw" else self._layer
         if place not in self._root:
-            have = [n for n in ("X", "raw") if n in self._root]
-            have += [f"layers/{n}" for n in self._root.get("layers", {})]
-            hint = nearest(self._layer, have)
-            raise UserError(f"{self._path}: has no '{self._layer}'{hint} data.layer can be: {listing(have)}")
+            have = [name.removeprefix("layers/") for name in self.places()]
+            hint = nearest(self._layer.removeprefix("layers/"), have)
+            raise UserError(
+                f"{self._path}: has no '{self._layer}'{hint or ';'} data.layer can be {listing(have)}"
+            )
         element = self._root[place]
         if not hasattr(element, "keys"):
             return DenseMatrix(element)
@@ -174,6 +182,17 @@ class _AnnData:
         size = (int(shape[0]), int(shape[1]))
         check_pointers(element, size)
         return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
+
+
+def _layers(root: Any) -> list[str]:
+    return list(root["layers"]) if "layers" in root else []
+
+
+def _full_name(root: Any, layer: str) -> str:
+    """Return where a layer is: ``counts`` means ``layers/counts`` if there is one, ``raw.X`` and ``raw/X`` mean raw."""
+    if layer in ("raw.X", "raw/X"):
+        return "raw"
+    return f"layers/{layer}" if layer != "X" and layer in _layers(root) else layer
 
 
 def _keys(element: Any) -> list[str]:
@@ -239,6 +258,9 @@ class _TenX:
 
     def obs_column(self, name: str) -> Column:
         raise KeyError(name)
+
+    def places(self) -> list[str]:
+        return ["X"]
 
     def matrix(self, scratch: Path) -> RowMatrix:
         del scratch

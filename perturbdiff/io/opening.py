@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import resource
@@ -50,8 +51,16 @@ def check_hdf5(path: Path) -> None:
     with path.open("rb") as handle:
         if handle.read(len(_SIGNATURE)) != _SIGNATURE:
             raise UserError(f"{path}: is not an h5ad file (no HDF5 signature)")
-    if fault := _in_child(path):
+    facts = path.stat()
+    if fault := _fault(path.resolve(), facts.st_size, facts.st_mtime_ns):
         raise UserError(f"{path}: {fault}")
+
+
+@functools.lru_cache(maxsize=64)
+def _fault(path: Path, size: int, changed: int) -> str:
+    """Return what is wrong with a file of this size and time; one that is opened again is not checked again."""
+    del size, changed
+    return _in_child(path)
 
 
 def _in_child(path: Path) -> str:

@@ -17,7 +17,7 @@ from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.matrices import Block
 from perturbdiff.preprocessing.passes import DROPPED, Passes, PieceReader
 from perturbdiff.runtime.compiled import kernel
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
@@ -481,22 +481,29 @@ def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, fl
     if negative >= 0:
         raise UserError(
             f"{at} has negative values ({block.data[negative]:g}, {_where(file, block, negative)}); it is scaled "
-            "or centred data: give raw counts (data.layer) or log1p values (data.input_scale=log1p)"
+            f"or centred data: {_elsewhere(file, config)}"
         )
     if fraction >= 0 and config.input_scale == "counts":
         value, place = block.data[fraction], _where(file, block, fraction)
         if largest <= _LARGEST_LOG1P:
             raise UserError(
                 f"{at} is declared as counts but looks log-transformed ({value:g}, {place}, largest "
-                f"{largest:g}); set data.input_scale=log1p, or data.layer to where the counts are (raw, layers/NAME)"
+                f"{largest:g}); {_elsewhere(file, config)}, or keep these values with --set data.input_scale=log1p"
             )
         raise UserError(
-            f"{at} is declared as counts but is not whole numbers ({value:g}, {place}); "
-            "set data.layer to where the raw counts are (X, raw or layers/NAME)"
+            f"{at} is declared as counts but is not whole numbers ({value:g}, {place}); {_elsewhere(file, config)}"
         )
     if config.input_scale == "counts" and largest > np.iinfo(np.uint32).max:
         raise UserError(f"{at} has a count of {largest:g}, more than 2^32; these are no counts")
     return fraction < 0, float(largest)
+
+
+def _elsewhere(file: CountsFile, config: DataConfig) -> str:
+    """Return where the raw counts may be instead."""
+    others = [place for place in file.places if place not in (config.layer, f"layers/{config.layer}")]
+    if not others:
+        return "the file has no other matrix for data.layer: give the file with the raw counts"
+    return f"name the place of the raw counts by --set data.layer=… ({listing(others)})"
 
 
 def _where(file: CountsFile, block: Block, k: int) -> str:

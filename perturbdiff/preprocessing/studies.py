@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_names import KINDS, kinds_of, main_kind
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import KINDS, kinds_of, main_kind, unique_names
+from perturbdiff.genes.gene_lists import unique_names
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.csc_matrix import CscMatrix

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import UserError, nearest
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """System errors for lack of space: a full disk or a used-up quota."""
@@ -176,7 +176,21 @@ def signature(path: Path) -> tuple[int, int]:
 def existing(path: Path, what: str) -> Path:
     """Return ``path`` if it is a file or a folder, else raise a `UserError` that calls it ``what``."""
     if not path.exists():
-        raise UserError(f"{what} not found: {path}")
+        raise UserError(f"{what} not found: {path}{_instead(path)}")
     if not path.is_file() and not path.is_dir():  # reading from a pipe could block for ever
         raise UserError(f"{what} is neither a file nor a folder: {path}")
     return path
+
+
+def _instead(path: Path) -> str:
+    """Return what a path that leads nowhere may have been, with the punctuation before it."""
+    if path.is_symlink():
+        return f"; it is a link to {path.readlink()}, which is not there"
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {folder}"
+    try:
+        names = [one.name for one in folder.iterdir() if not one.name.startswith(".")]
+    except OSError:
+        return ""
+    return nearest(path.name, names) or f"; the working folder is {Path.cwd()}" * (not path.is_absolute())

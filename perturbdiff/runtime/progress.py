@@ -47,9 +47,12 @@ def set_up_logging(verbosity: int) -> None:
     """
     level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG)
     if sys.stderr.isatty():
+        from rich.console import Console
         from rich.logging import RichHandler
 
-        handler: logging.Handler = RichHandler(show_path=False, rich_tracebacks=False)
+        handler: logging.Handler = RichHandler(
+            console=Console(stderr=True), show_path=False, rich_tracebacks=False
+        )
         handler.setFormatter(_Formatter("%(message)s"))
     else:
         handler = logging.StreamHandler(sys.stderr)
@@ -162,6 +165,7 @@ def track(label: str, total: int, unit: str = "cells") -> Iterator[Track]:
         yield work
         logger.info("%s", work.line())
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -171,5 +175,5 @@ def track(label: str, total: int, unit: str = "cells") -> Iterator[Track]:
         TextColumn(unit),
         TimeRemainingColumn(),
     )
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
         yield Track(label, total, unit, bar)

@@ -62,7 +62,9 @@ def resolve_device(device: str) -> Literal["cpu", "cuda"]:
         If ``cuda`` is requested and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine offers no GPU to PyTorch; see perturbdiff doctor")
+        raise UserError(
+            "--device cuda: this machine offers no GPU to PyTorch; use --device cpu, or see perturbdiff doctor"
+        )
     if device == "cpu" or not torch.cuda.is_available():
         return "cpu"
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # makes matrix products deterministic

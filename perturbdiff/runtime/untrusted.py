@@ -30,6 +30,7 @@ _SHOWN = 160  # characters of a parser's message
 _TOML_TEXT = re.compile(
     r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
 )
+_LABEL = re.compile(r"0[0-9_]+|.*:.*")
 _TOML_KEY = re.compile(rf"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++){{{DEEPEST},}}")
 
 
@@ -96,6 +97,14 @@ class Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number_or_label(self, node: Any) -> Any:
+        """Return a whole number; leave 01 and 12:30 as they are, which YAML would read in base 8 and 60."""
+        text = self.construct_scalar(node)
+        return text if _LABEL.fullmatch(text) else self.construct_yaml_int(node)
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_number_or_label)
 
 
 def parse(text: str, form: Form, origin: str, *, loader: type[Loader] = Loader) -> Any:

@@ -19,17 +19,20 @@ from torch import Tensor
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
 from perturbdiff.conditions.condition import LABELS, conditions_of
-from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.conditions.vocabulary import GeneMap, Kind
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.model import Covariates
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import state, words
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store, dataset_of
 
 logger = logging.getLogger(__name__)
+
+ORIGIN = "path"
+"""Attribute of a table of requests with the file that they were read from."""
 
 
 def check_depth(bundle: Bundle, store: Store) -> float:
@@ -59,7 +62,8 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     Raises
     ------
     UserError
-        If the model is given a perturbation or cell type that it cannot know.
+        If the model is given a perturbation or cell type that it cannot know, or neither the store nor the model has
+        a cell type or batch.
     """
     words, used = bundle.vocabulary, bundle.config.model.covariates
     if bundle.config.train.zero_control:
@@ -68,6 +72,7 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     told = "perturbation" in used and not bundle.config.train.zero_control
     teach(bundle, {"cell_type": wanted["cell_type"], **({"perturbation": label} if told else {})})
     words = bundle.vocabulary
+    _check_contexts(bundle, store, wanted)
     perturbation = words.encode("perturbation", label, strict=told)
     cell_type = words.encode("cell_type", wanted["cell_type"], strict="cell_type" in used)
     batch = words.encode("batch", wanted["batch"])
@@ -77,6 +82,19 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     if not told:
         perturbation = np.zeros_like(perturbation)
     return Covariates(*(torch.from_numpy(ids) for ids in (perturbation, cell_type, batch)))
+
+
+def _check_contexts(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> None:
+    """Refuse a cell type or batch that neither the store nor the model has, which is most likely misspelt."""
+    origin = f"{wanted.attrs[ORIGIN]}: " if ORIGIN in wanted.attrs else ""
+    kinds: tuple[Kind, ...] = ("cell_type", "batch")
+    for kind in kinds:
+        have = [str(label) for label in store.conditions[kind].unique()]
+        known = {*have, *getattr(bundle.vocabulary, kind)}
+        for label in dict.fromkeys(wanted[kind]):
+            if label not in known:
+                hint = nearest(label, sorted(known)) or f"; the store has {listing(have)}"
+                raise UserError(f"{origin}neither {store.path} nor the model has the {kind} '{label}'{hint}")
 
 
 def input_layer(bundle: Bundle, store: Store) -> int:

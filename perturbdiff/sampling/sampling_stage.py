@@ -17,13 +17,15 @@ from perturbdiff.checkpoint.pretrained_embeddings import add_tables, read_tables
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
+from perturbdiff.io.recognise import confusion
 from perturbdiff.method import Method
 from perturbdiff.predictions import PredictionWriter, append_controls, format_of, requests, seen_facts
 from perturbdiff.runtime import provenance, tabular
-from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.progress import track
 from perturbdiff.runtime.resources import resolve_devices
-from perturbdiff.sampling.condition_sampler import ConditionSampler
+from perturbdiff.sampling.condition_sampler import ORIGIN, ConditionSampler
 from perturbdiff.sampling.worker_processes import drawn
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
@@ -94,7 +96,7 @@ def method_of(bundle: Path, name: str, settings: SampleConfig, *, random_init: b
     return Method(recipe=name, recipe_key=digest[:_DIGITS], train_seed=None if seed is None else int(seed))
 
 
-def read_requests(path: Path, store: Store) -> pd.DataFrame:
+def read_requests(path: Path, store: Store, columns: Mapping[str, str | None] | None = None) -> pd.DataFrame:
     """Read a table of conditions to predict.
 
     Parameters
@@ -104,6 +106,8 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
         may be left out if 'all' is the only label in the store.
     store
         The store, which knows the number of cells in each condition.
+    columns
+        The table's own names of ``perturbation``, ``cell_type`` and ``batch`` where they are others.
 
     Returns
     -------
@@ -116,9 +120,11 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     UserError
         If the table cannot be read, lacks a column or has an invalid number.
     """
-    table = tabular.read_csv(
-        path, "give a CSV of cell_type, batch, perturbation", dtype=str, keep_default_na=False
-    )
+    wanted = "give a CSV of cell_type, batch, perturbation"
+    if other := confusion(existing(path, "table of conditions"), "a table of conditions (CSV)"):
+        raise UserError(f"{path}: {other}; {wanted}")
+    table = tabular.read_csv(path, wanted, dtype=str, keep_default_na=False)
+    table = _renamed(path, table, columns or {})
     for name in LABELS:
         only = store.conditions[name].unique()
         if name not in table and list(only) == ["all"]:
@@ -127,7 +133,10 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
     table = table.drop(columns=[name for name in table if name not in (*LABELS, "n_cells", "guidance")])
     if missing or not len(table):
         what = f"lacks the column {missing[0]}" if missing else "has no rows"
-        raise UserError(f"{path}: {what}; it needs cell_type, batch, perturbation and optionally n_cells")
+        raise UserError(
+            f"{path}: {what}; it needs cell_type, batch, perturbation and optionally n_cells, or the names of its own "
+            "columns by --cell-type-col, --batch-col, --pert-col"
+        )
     if table.duplicated(list(LABELS)).any():
         raise UserError(
             f"{path}: a condition occurs twice; give each (cell_type, batch, perturbation) one row"
@@ -142,7 +151,19 @@ def read_requests(path: Path, store: Store) -> pd.DataFrame:
         table["guidance"] = _numbers(
             path, table, "guidance", "numbers not below 0", lambda w: w.between(0, 1e6)
         )
+    table.attrs[ORIGIN] = str(path)
     return table
+
+
+def _renamed(path: Path, table: pd.DataFrame, columns: Mapping[str, str | None]) -> pd.DataFrame:
+    """Return the table with its label columns under our names."""
+    named = {label: column for label, column in columns.items() if column is not None}
+    for column in named.values():
+        if column not in table:
+            hint = nearest(column, table.columns) or f"; columns: {listing(table.columns)}"
+            raise UserError(f"{path}: no column '{column}'{hint}")
+    taken = [label for label in named if label in table and label not in named.values()]
+    return table.drop(columns=taken).rename(columns={column: label for label, column in named.items()})
 
 
 def _numbers(
@@ -167,6 +188,7 @@ def sample(
     split: Path | None = None,
     part: str = "test",
     conditions: Path | None = None,
+    columns: Mapping[str, str | None] | None = None,
     config: SampleConfig | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -190,6 +212,8 @@ def sample(
         Instead of a split: CSV with ``cell_type, batch, perturbation`` and optionally ``n_cells`` (default: the
         number of cells of that condition in the store, or one set) and ``guidance`` (w, default: as in the recipe).
         A column whose only label is 'all' may be left out.
+    columns
+        The names of ``perturbation``, ``cell_type`` and ``batch`` in that table where they are others.
     config
         The reverse process; default: the bundle's.
     seed
@@ -223,12 +247,14 @@ def sample(
         "shard": list(shard),
         "random_init": random_init,
     }
+    if named := {label: column for label, column in (columns or {}).items() if column is not None}:
+        settings["columns"] = named
     folder = format_of(out) == ".zarr"
     with provenance.stage(
         "sample", out, config=settings, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
         if not stage.skip:
-            wanted = _wanted(requested, Store(store), part)
+            wanted = _wanted(requested, Store(store), part, columns)
             job = Job(bundle, store, wanted, config, seed, tables, random_init, processes=len(devices))
             sampler = job.open("cpu" if len(devices) > 1 else devices[0])
             chosen = sampler.shard(*shard)
@@ -271,11 +297,13 @@ class Job:
         return f"perturbdiff-{recipe}" + ("-random-init" if self.random_init else "")
 
 
-def _wanted(requested: dict[str, Path], store: Store, part: str) -> pd.DataFrame:
+def _wanted(
+    requested: dict[str, Path], store: Store, part: str, columns: Mapping[str, str | None] | None
+) -> pd.DataFrame:
     """Return the conditions to predict."""
     if "split" in requested:
         return requests(store, read_split(requested["split"]), part)
-    return read_requests(requested["conditions"], store)
+    return read_requests(requested["conditions"], store, columns)
 
 
 def _list_of_conditions(

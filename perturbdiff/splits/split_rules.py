@@ -145,9 +145,9 @@ def _lists(path: Path, where: str, value: object) -> dict[str, tuple[str, ...]]:
         raise UserError(f"{path}: {where} must hold the lists val and test, found {value!r}")
     lists: dict[str, tuple[str, ...]] = {}
     for key, labels in value.items():
-        if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        if not isinstance(labels, list) or not all(type(label) in (str, int) for label in labels):
             raise UserError(f"{path}: {where} {key} must be a list of perturbation names")
-        lists[_part(path, where, key)] = tuple(labels)
+        lists[_part(path, where, key)] = tuple(map(str, labels))
     both = sorted(set(lists.get("valid", ())) & set(lists.get("test", ())))
     if both:
         raise UserError(

@@ -13,6 +13,8 @@ import pandas as pd
 from perturbdiff.conditions.condition_table import SORTED_BY
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import read_conditions
+from perturbdiff.io.columns import as_text
+from perturbdiff.io.recognise import confusion
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator
@@ -22,7 +24,13 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
+FEW_CELLS = 10
+"""Scores of a condition with fewer cells are mostly noise."""
+ENOUGH_CELLS = 100
+"""Validation cells that can tell one step of training from another."""
+
 _FEW = 11  # first word of the seed (see `perturbdiff.loading.cell_sets`)
+_PATH = "path"  # attribute of a table with the file that it was read from
 _ROUNDING = 1e-9  # because 0.07 · 100 is slightly more than 7 in floating point
 
 
@@ -228,11 +236,37 @@ def check(table: pd.DataFrame) -> None:
         raise UserError("split: no perturbed cells are left for training; hold out less")
     if not set(perturbed["part"]) & {"valid", "test"}:
         logger.warning("nothing is held out: name contexts in split.held_out, or set split.num_held_out")
+    sizes = {part: perturbed["n_cells"][perturbed["part"] == part].to_numpy(np.int64) for part in PARTS}
+    if why := weak_validation(sizes["valid"]):
+        logger.warning("%s", why)
+    if few := int((sizes["test"] < FEW_CELLS).sum()):
+        logger.warning(
+            "%d of %d test conditions have fewer than %d cells; their scores will be mostly noise",
+            few, len(sizes["test"]), FEW_CELLS,
+        )  # fmt: skip
     unseen = sorted(set(perturbed["perturbation"][perturbed["part"] == "test"]) - trained)
     if unseen:
         logger.warning(
             "%d test perturbations have no training cells in any context: %s", len(unseen), listing(unseen, 5)
         )
+
+
+def weak_validation(n_cells: np.ndarray) -> str:
+    """Return why validation on conditions of these numbers of cells cannot choose a step; empty if it can.
+
+    Parameters
+    ----------
+    n_cells
+        int [conditions]: cells of each validation condition. Without any, nothing is to be said.
+    """
+    usable = int(n_cells[n_cells >= FEW_CELLS].sum())
+    if not len(n_cells) or usable >= ENOUGH_CELLS:
+        return ""
+    return (
+        f"validation cannot choose well: of its {len(n_cells)} conditions, those with at least {FEW_CELLS} cells have "
+        f"{usable} cells together, and {ENOUGH_CELLS} are needed; hold out more (split.valid_fraction, "
+        "split.num_held_out), or keep the last step (train.choose=last)"
+    )
 
 
 def count(table: pd.DataFrame) -> pd.DataFrame:
@@ -268,13 +302,15 @@ def read_split(path: Path) -> pd.DataFrame:
         If the file is not a split, or contains a condition twice.
     """
     path = files.existing(Path(path), "split")
+    if other := confusion(path, "a split"):
+        raise UserError(f"{path}: {other}; make a split with perturbdiff split")
     table = tabular.read_parquet(path, "make a split with 'perturbdiff split'")
     missing = [c for c in (*KEYS, "part") if c not in table]
     if missing:
         raise UserError(
             f"{path}: a split needs the columns {listing([*KEYS, 'part'])}; missing {listing(missing)}"
         )
-    table = table.astype(dict.fromkeys([*KEYS, "part"], str))
+    table = table.assign(**{key: table[key].map(as_text) for key in KEYS}).astype({"part": str})
     wrong = sorted(set(table["part"]) - set(PARTS))
     if wrong:
         raise UserError(
@@ -284,11 +320,21 @@ def read_split(path: Path) -> pd.DataFrame:
     if twice.any():
         where = _condition(table, twice)
         raise UserError(f"{path}: condition {where} occurs twice, so it can be in two parts; keep one row")
+    table.attrs[_PATH] = str(path)
     return table
 
 
-def parts(conditions: pd.DataFrame, split: pd.DataFrame) -> np.ndarray:
+def parts(conditions: pd.DataFrame, split: pd.DataFrame, data: Path | None = None) -> np.ndarray:
     """Return the part of each condition of a store, object [n_conditions].
+
+    Parameters
+    ----------
+    conditions
+        The store's conditions.
+    split
+        What `read_split` returned.
+    data
+        The store, for messages.
 
     Raises
     ------
@@ -296,11 +342,18 @@ def parts(conditions: pd.DataFrame, split: pd.DataFrame) -> np.ndarray:
         If a condition is not in the split.
     """
     rows = _index(split).get_indexer(_index(conditions))
-    if (rows < 0).any():
-        where = _condition(conditions, rows < 0)
+    lacking = rows < 0
+    if lacking.any():
+        what, name = data or "the store", split.attrs.get(_PATH, "split")
+        if lacking.all():
+            raise UserError(
+                f"{name}: none of the conditions of {what} is in it ({what}: {_condition(conditions, lacking)}; split: "
+                f"{_condition(split, np.ones(len(split), bool))}): it was made from other data; make a split of "
+                f"{what} with perturbdiff split"
+            )
         raise UserError(
-            f"split: {(rows < 0).sum()} conditions of the store are not in it (first: {where}); "
-            "make the split from the same data"
+            f"{name}: {lacking.sum()} of {len(lacking)} conditions of {what} are not in it (first: "
+            f"{_condition(conditions, lacking)}); make the split from the same data with perturbdiff split"
         )
     return split["part"].to_numpy(object)[rows]
 

@@ -109,7 +109,7 @@ def select(
     if split is not None:
         from perturbdiff.splits.splits import parts, read_split
 
-        part_of = np.asarray(parts(table, read_split(split)))
+        part_of = np.asarray(parts(table, read_split(split), store.path))
         if part not in part_of:
             raise UserError(
                 f"{split}: no condition is in part '{part}'; parts: {listing(sorted(set(part_of)))}"

@@ -123,7 +123,7 @@ def write_statistics(
 def _parts(store: Store, split: Path) -> np.ndarray:
     from perturbdiff.splits import splits
 
-    return splits.parts(store.conditions, splits.read_split(split))
+    return splits.parts(store.conditions, splits.read_split(split), store.path)
 
 
 def _write(folder: Path, tables: Mapping[str, pd.DataFrame], summary: Mapping[str, Any]) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.io.damage import explain_damage, plain_name
-from perturbdiff.runtime import outputs, provenance
+from perturbdiff.io.recognise import confusion
+from perturbdiff.runtime import files, outputs, provenance
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.store import checksums
 
@@ -79,8 +80,9 @@ class StoreHead:
         self._recorded = checksums.confirm(self.path, tables)
 
     def _facts(self) -> dict[str, Any]:
-        if not self.path.exists():
-            raise UserError(f"store not found: {self.path}")
+        files.existing(self.path, "store")
+        if other := confusion(self.path, "a store"):
+            raise UserError(f"{self.path}: {other}; make a store with perturbdiff preprocess")
         # The manifest of an earlier version has no checksum of its own.
         manifest = outputs.check_record(self.path / "manifest.json") or outputs.read_manifest(self.path) or {}
         try:
@@ -152,8 +154,8 @@ def describe(path: Path) -> dict[str, Any]:
     store = StoreHead(path)
     manifest = provenance.read_manifest(path) or {}
     results = manifest.get("results", {})
-    files = [p for p in path.rglob("*") if p.is_file()]
-    size = sum(p.stat().st_size for p in files)
+    everything = [p for p in path.rglob("*") if p.is_file()]
+    size = sum(p.stat().st_size for p in everything)
     counted, controls, *labels = store.columns(
         "conditions", "n_cells", "is_control", "perturbation", "cell_type", "batch"
     )
@@ -181,9 +183,9 @@ def describe(path: Path) -> dict[str, Any]:
         "format": results["store"]["format"],
         "genes_chosen": results["store"].get("hvg"),
         "parts": len(results["store"]["parts"]),
-        "files": len(files),
+        "files": len(everything),
         "data_files": sum(
-            p.parents[1].name in ("data", "indices") and p.parents[2].name == "X" for p in files
+            p.parents[1].name in ("data", "indices") and p.parents[2].name == "X" for p in everything
         ),
         "bytes": size,
         "bytes_per_cell": size / max(1, store.n_cells),

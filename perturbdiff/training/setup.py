@@ -36,7 +36,7 @@ from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.resources import available
-from perturbdiff.splits.splits import leave_out, parts, read_split
+from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.training_cells import measure
@@ -323,8 +323,10 @@ def _compare_depths(depths: Mapping[str, float | None]) -> None:
 
 def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
     """Return a store with the training and validation conditions of a split."""
-    part = parts(store.conditions, split)
+    part = parts(store.conditions, split, store.path)
     source = Source(store, name, part == "train", part == "valid")
+    if why := weak_validation(store.conditions["n_cells"].to_numpy(np.int64)[source.valid]):
+        logger.warning("%s", why)
     perturbed = source.train & ~store.conditions["is_control"].to_numpy(bool)
     if not perturbed.any():
         raise UserError(f"{store.path}: the split puts no perturbed condition into training")

@@ -69,7 +69,7 @@ class HeldOut:
         held, names = cls(), []
         for path, split_path in downstream:
             store, split = Store(path), read_split(split_path)
-            part = parts(store.conditions, split)
+            part = parts(store.conditions, split, path)
             out = np.isin(part, ["valid", "test"])
             held.conditions.update(conditions_of(pd.DataFrame(store.conditions[out])))
             names.append(_names(store)[_rows(store.conditions, out)])
@@ -88,7 +88,7 @@ class HeldOut:
         table = store.conditions
         held = np.array([condition in self.conditions for condition in conditions_of(table)])
         split = self.splits.get(Path(store.path).resolve())
-        use = ~held if split is None else (parts(table, split) == "train") & ~held
+        use = ~held if split is None else (parts(table, split, store.path) == "train") & ~held
         if not use.any():
             raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
         if not len(self.cells):

@@ -15,13 +15,42 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells
 from perturbdiff.evaluation.readers.labelled_rows import LabelledRows, read_labelled_rows
+from perturbdiff.io.recognise import COUNTS, confusion, what_is
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, nearest
 from perturbdiff.runtime.files import existing
 
+_PREDICTIONS = "a predictions file"
 _SCALES = ("log1p", "counts")
+
+
+def check_roles(predictions: Path, truth: Path) -> None:
+    """Refuse files that were given in each other's place.
+
+    Raises
+    ------
+    UserError
+        If the predictions are something else, or the truth is a file of predictions.
+    """
+    found = {
+        path: what_is(existing(path, role)) for path, role in ((predictions, "predictions"), (truth, "truth"))
+    }
+    order = "the order is PREDICTIONS TRUTH"
+    if found[truth] == _PREDICTIONS and found[predictions] != _PREDICTIONS:
+        raise UserError(
+            f"{truth}: this is a predictions file, and {predictions} is {found[predictions] or 'none'}: did you swap "
+            f"them? {order}"
+        )
+    if found[truth] == _PREDICTIONS:
+        raise UserError(
+            f"{truth}: this is a predictions file too; give the store or the real cells as the truth"
+        )
+    if found[predictions] not in (_PREDICTIONS, *COUNTS, ""):
+        raise UserError(f"{predictions}: {confusion(predictions, _PREDICTIONS)}; {order}")
+    if found[truth] not in ("a store", *COUNTS, ""):
+        raise UserError(f"{truth}: {confusion(truth, 'a store or a file of real cells')}; {order}")
 
 
 def open_predictions(path: Path, config: EvaluateConfig, *, ours: bool = True) -> Cells:
@@ -71,6 +100,8 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         As `open_predictions`; and if the context column is missing or varies within a condition.
     """
     path = existing(Path(path), "truth")
+    if what_is(path) == _PREDICTIONS:
+        raise UserError(f"{path}: this is a predictions file; give the store or the real cells as the truth")
     if is_store(path):
         from perturbdiff.evaluation.readers.store_cells import open_store
 

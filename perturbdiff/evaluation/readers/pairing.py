@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group, conditions_of
+from perturbdiff.conditions.gene_names import synonyms, unshared
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import (
     Cells,
@@ -22,32 +22,11 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
     Reader,
     median_depth,
 )
+from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.scales import compare_scales
 from perturbdiff.runtime.errors import UserError, listing
 
-logger = logging.getLogger(__name__)
-
 _CELLS_AT_ONCE = 4096
-
-
-class Findings:
-    """Remarks on the inputs, which are logged at once and kept for the summary.
-
-    Attributes
-    ----------
-    entries
-        ``kind``, ``text`` and ``count`` of each.
-    facts
-        Numbers by name.
-    """
-
-    def __init__(self) -> None:
-        self.entries: list[dict[str, Any]] = []
-        self.facts: dict[str, Any] = {}
-
-    def add(self, kind: str, text: str, count: int, *, warn: bool = True) -> None:
-        """Log and keep a sentence."""
-        (logger.warning if warn else logger.info)("%s", text)
-        self.entries.append({"kind": kind, "text": text, "count": count})
 
 
 def check_units(predictions: Cells, truth: Cells) -> None:
@@ -63,6 +42,13 @@ def check_units(predictions: Cells, truth: Cells) -> None:
         raise UserError(
             f"{path}: its control is '{predictions.control}', that of {truth.reader.path} is '{truth.control}'"
         )
+
+
+def _same_depth(predictions: Cells, truth: Cells, depths: tuple[float | None, float | None]) -> bool:
+    """Return whether both sides are known to be normalised to one depth, as those of our own stages are."""
+    made_by = predictions.made_by
+    ours = bool(made_by.recipe or made_by.baseline)
+    return ours or depths != (None, None) or None not in (predictions.target_sum, truth.target_sum)
 
 
 def depths_of(predictions: Cells, truth: Cells) -> tuple[float | None, float | None]:
@@ -125,10 +111,19 @@ def shared_conditions(
 def shared_genes(predictions: Reader, truth: Reader, notes: Findings) -> np.ndarray | None:
     """Return where the truth's genes are among the predictions', None if they are the same in the same order."""
     position = {gene: i for i, gene in enumerate(predictions.genes)}
-    if missing := [g for g in truth.genes if g not in position]:
+    missing = [g for g in truth.genes if g not in position]
+    if len(missing) == len(truth.genes):
+        raise UserError(
+            f"{predictions.path} and {truth.path}: "
+            f"{unshared(predictions.genes, truth.genes, 'the predictions', 'the truth')}"
+        )
+    if missing:
+        alike = synonyms(missing, [g for g in predictions.genes if g not in set(truth.genes)])
+        spelled = "".join(f"; '{g}' may be {other}" for g, other in [*alike.items()][:1])
         raise UserError(
             f"{predictions.path}: {len(missing)} of the truth's {len(truth.genes)} genes are missing: "
-            f"{listing(missing)}; predict all of them, or give a truth with the predicted genes only"
+            f"{listing(missing)}{spelled}; predict all of them, or give a truth ({truth.path}) with the predicted "
+            "genes only"
         )
     extra = len(predictions.genes) - len(truth.genes)
     columns = np.array([position[g] for g in truth.genes])
@@ -205,6 +200,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     depths = depths_of(predictions, truth)
     real = ExpressionView(truth.reader, truth.rows, depth=depths[1])
     predicted = ExpressionView(predictions.reader, predictions.rows, columns, depth=depths[0])
+    compare_scales(predicted, real, conditions, notes, known=_same_depth(predictions, truth, depths))
     own_controls = None
     if config.controls == "own":
         own_controls = _own_controls(predictions, conditions, notes)

@@ -9,8 +9,8 @@ import pandas as pd
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.scoring.scopes import POOLED
 from perturbdiff.runtime.errors import listing
+from perturbdiff.splits.splits import FEW_CELLS
 
-FEW_CELLS = 10
 FEW_PERTURBATIONS = 5
 UNDEFINED = 0.2  # share of perturbations without a value
 LIBRARY = 2.0  # factor between predicted and real library sizes

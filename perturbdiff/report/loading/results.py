@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
+from perturbdiff.io.recognise import confusion
 from perturbdiff.method import EXTERNAL_KINDS, Method
 from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.files import existing
 
 _ALL = "*"  # the perturbation of a number for all perturbations (ES)
 _COLUMNS = (
@@ -230,8 +232,8 @@ def _renamed(run: Run, method: str) -> Run:
 
 
 def _read_run(path: Path) -> Run:
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder; give folders written by 'perturbdiff evaluate'")
+    if other := confusion(existing(path, "folder of scores"), "a folder of scores"):
+        raise UserError(f"{path}: {other}; give folders written by 'perturbdiff evaluate'")
     for name in ("metrics.parquet", "aggregate.csv"):
         if not (path / name).is_file():
             raise UserError(f"{path}: no {name}; is it a folder written by 'perturbdiff evaluate'?")

@@ -33,6 +33,35 @@ def test_overrides_change_one_value_and_keep_the_rest():
     assert changed.model == base.model
 
 
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("split.held_out=[3]", ("3",)),
+        ("split.held_out=[3.0, 2.5]", ("3", "2.5")),
+        ("split.held_out=3", ("3",)),
+        ("split.held_out=d2", ("d2",)),
+        ("split.held_out=[01, 12:30, 2024-05-01]", ("01", "12:30", "2024-05-01")),
+        ("split.perturbations=[1, IFNB]", ("1", "IFNB")),
+        ("data.control=0", "0"),
+        ("data.control='off'", "off"),
+        ("data.batch_key=7", "7"),
+        ("data.batch_key=none", None),
+        ("evaluate.control=0", "0"),
+        ("evaluate.metrics=PDCorr", ("PDCorr",)),
+        ("train.max_steps=007", 7),
+    ],
+)
+def test_labels_may_be_numbers_and_one_needs_no_list(override, value):
+    config = recipes.load("tiny", [override])
+    section, key = override.partition("=")[0].split(".")
+    assert getattr(getattr(config, section), key) == value
+
+
+def test_a_label_that_yaml_takes_for_a_truth_value_is_refused():
+    with pytest.raises(UserError, match="'data.control': yes, no, on, off.*quotes.*got False"):
+        recipes.load("tiny", ["data.control=off"])
+
+
 def test_file_with_base_gives_only_the_difference(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: tiny\nname: mine\ntrain: {max_steps: 3}\n")

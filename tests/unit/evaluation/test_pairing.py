@@ -223,3 +223,23 @@ def test_halves_are_disjoint_and_single_cells_left_out(tmp_path):
     for condition in pairing.conditions:
         both = np.concatenate([pairing.real.rows[condition], pairing.predicted.rows[condition]])
         np.testing.assert_array_equal(np.sort(both), truth.rows[condition])
+
+
+@pytest.mark.parametrize("factor", [0.1, 3.5])
+def test_grossly_different_scales_are_refused_unless_the_depths_are_declared(paired, factor):
+    predicted = pair_side(1)
+    predicted.X.data *= factor
+    with pytest.raises(
+        UserError, match=r"pred\.h5ad: its values .* real\.h5ad .* different scales.*target_sum"
+    ):
+        paired(predicted, pair_side(0))
+    predicted.uns["perturbdiff"]["target_sum"] = 1e4
+    real = pair_side(0, declared={"target_sum": 1e4})
+    assert kinds(paired(predicted, real)) == ["controls", "scale"]
+
+
+def test_a_smaller_difference_of_scale_is_told(paired, caplog):
+    predicted = pair_side(1)
+    predicted.X.data *= 1.8
+    assert "scale" in kinds(paired(predicted, pair_side(0)))
+    assert "times as large as those of" in caplog.text

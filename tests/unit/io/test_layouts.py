@@ -190,7 +190,7 @@ def test_ids_in_one_file_and_symbols_in_the_other(tmp_path, how):
     adata.write_h5ad(tmp_path / "a.h5ad")
     adata.var_names = [f"ENSG{i}" for i in range(adata.n_vars)]
     adata.write_h5ad(tmp_path / "b.h5ad")
-    with pytest.raises(UserError, match=r"no gene in common \(a.h5ad: g0, g1.*b.h5ad: ENSG0.*data.gene_key"):
+    with pytest.raises(UserError, match=r"no gene in common \(b.h5ad: ENSG0.*a.h5ad: g0, g1.*data.gene_key"):
         Inputs([tmp_path / "a.h5ad", tmp_path / "b.h5ad"], DataConfig(join_genes=how), tmp_path)
 
 
@@ -228,3 +228,18 @@ def test_a_folder_in_place_of_a_zarr_group_s_description_is_told_in_one_line(tmp
     done = subprocess.run([*line, str(tmp_path / "store")], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_a_layer_needs_no_prefix(tmp_path):
+    adata = tiny_counts()
+    adata.layers["counts"] = adata.X * 2
+    adata.raw = adata
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    for name, sum_ in (("counts", 2), ("layers/counts", 2), ("raw.X", 1), ("raw/X", 1), ("raw", 1), ("X", 1)):
+        with Inputs([tmp_path / "a.h5ad"], DataConfig(layer=name), tmp_path) as inputs:
+            block = next(inputs.files[0].blocks())
+            assert block.data.sum() == sum_ * adata.X.sum()
+    with pytest.raises(
+        UserError, match="has no 'count', did you mean 'counts'. data.layer can be X, raw, counts"
+    ):
+        Inputs([tmp_path / "a.h5ad"], DataConfig(layer="count"), tmp_path)

@@ -12,8 +12,9 @@ import scipy.sparse as sp
 from small_store import small_store
 from tiny_data import tiny_counts
 
+from perturbdiff.conditions.gene_names import kinds_of
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import kinds_of, read_names, unique_names
+from perturbdiff.genes.gene_lists import read_names, unique_names
 from perturbdiff.preprocessing import shared_genes
 from perturbdiff.preprocessing import studies as composites
 from perturbdiff.preprocessing import studies as study_sums

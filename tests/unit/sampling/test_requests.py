@@ -37,3 +37,12 @@ def test_numbers_come_from_the_table_or_the_store(tmp_path):
 def test_guidance_is_a_number_not_below_zero(tmp_path, wrong):
     with pytest.raises(UserError, match=f"guidance must be numbers not below 0, found '{wrong}'"):
         read(tmp_path, f"batch,perturbation,guidance\nx,p,{wrong}\n")
+
+
+def test_columns_may_have_names_of_their_own(tmp_path):
+    path = tmp_path / "wanted.csv"
+    path.write_text("donor,gene,batch\nx,p,other\n")
+    table = read_requests(path, STORE, {"batch": "donor", "perturbation": "gene", "cell_type": None})
+    assert table[["batch", "perturbation"]].to_numpy().tolist() == [["x", "p"]]
+    with pytest.raises(UserError, match="wanted.csv: no column 'doner', did you mean 'donor'"):
+        read_requests(path, STORE, {"batch": "doner"})

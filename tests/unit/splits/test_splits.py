@@ -10,7 +10,7 @@ from perturbdiff.config import recipes
 from perturbdiff.config.settings import SplitConfig
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.split_rules import by_rule, by_toml, read_toml, spread
-from perturbdiff.splits.splits import KEYS, check, count, make_split, parts, read_split
+from perturbdiff.splits.splits import KEYS, check, count, make_split, parts, read_split, weak_validation
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +195,53 @@ def test_contexts_that_no_section_names_are_unused(tmp_path):
     table = screen()
     part = by_toml(table, read_toml(path, ["x"]))
     assert set(part[(table["context"] == "d5") & ~table["is_control"]]) == {"unused"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ([], ""),
+        ([60, 50], ""),
+        ([9] * 40, "those with at least 10 cells have 0 cells"),
+        ([12, 30, 5], "have 42 cells"),
+    ],
+)
+def test_validation_that_cannot_choose_is_told(sizes, said):
+    sentence = weak_validation(np.array(sizes, np.int64))
+    assert (said in sentence) if said else not sentence
+
+
+def test_small_conditions_are_told_when_a_split_is_made(caplog):
+    table = screen(contexts=2).assign(n_cells=8, part="train")
+    table.loc[table["perturbation"] == "p3", "part"] = "valid"
+    table.loc[table["perturbation"] == "p4", "part"] = "test"
+    check(table)
+    assert "validation cannot choose" in caplog.text
+    assert "4 of 4 test conditions have fewer than 10 cells" in caplog.text
+
+
+def test_labels_of_a_split_may_be_numbers(tmp_path):
+    """In a TOML file, and in a table from another program."""
+    text = '[training]\na = "train"\n[fewshot."a.d1"]\ntest = [3]'
+    assert read_toml(write(tmp_path / "s.toml", text), ["a"]).fewshot == {"d1": {"test": ("3",)}}
+    table = pd.DataFrame({"cell_type": ["T"], "batch": [3.0], "perturbation": [7], "part": ["test"]})
+    table.to_parquet(tmp_path / "split.parquet")
+    assert read_split(tmp_path / "split.parquet")[["batch", "perturbation"]].to_numpy().tolist() == [
+        ["3", "7"]
+    ]
+
+
+def test_a_split_of_other_data_is_named(small, tmp_path):
+    split = read_split(small.split)
+    other = split.assign(batch="e1").drop_duplicates(["cell_type", "batch", "perturbation"])
+    other.to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(
+        UserError, match=r"other\.parquet: none of the conditions of .*store is in it.*other data"
+    ):
+        parts(small.opened.conditions, read_split(tmp_path / "other.parquet"), small.store)
+    split.iloc[1:].to_parquet(tmp_path / "less.parquet")
+    with pytest.raises(UserError, match=r"less\.parquet: 1 of 16 conditions of .*store are not in it"):
+        parts(small.opened.conditions, read_split(tmp_path / "less.parquet"), small.store)
 
 
 def test_the_right_data_set_of_several_is_taken(tmp_path):

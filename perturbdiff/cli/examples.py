@@ -1,0 +1,61 @@
+"""One or two lines for each command, which its help shows. They work in this order on the demo's simulated data."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "": (
+        "perturbdiff simulate --out sim --cells 2000",
+        "perturbdiff preprocess sim/counts.h5ad --out store",
+    ),
+    "simulate": ("perturbdiff simulate --out sim --cells 2000",),
+    "preprocess": (
+        "perturbdiff preprocess sim/counts.h5ad --out store",
+        "perturbdiff preprocess screen.h5ad --out store --pert-col gene --control non-targeting --batch-col none",
+    ),
+    "split": (
+        "perturbdiff split store --out split.parquet --set split.num_held_out=1",
+        "perturbdiff split store --out split.parquet --set split.context_column=cell_type --set split.held_out=[T]",
+    ),
+    "stats": ("perturbdiff stats store --split split.parquet --out stats",),
+    "store": ("perturbdiff store info store",),
+    "store info": ("perturbdiff store info store", "perturbdiff store info store --json"),
+    "store check": ("perturbdiff store check store", "perturbdiff store check store --quick"),
+    "store export": ("perturbdiff store export store --out controls.h5ad --perturbation control",),
+    "vocabulary": ("perturbdiff vocabulary build study1.h5ad study2.h5ad --out vocab",),
+    "vocabulary build": ("perturbdiff vocabulary build study1.h5ad study2.h5ad --out vocab --top 2000",),
+    "vocabulary align": ("perturbdiff vocabulary align screen.h5ad --genes vocab --out alignment",),
+    "embed": ("perturbdiff embed proteins.fasta --out proteins.parquet --model esm2-650m",),
+    "import-checkpoint": ("perturbdiff import-checkpoint model.ckpt --genes genes.pkl --out bundle",),
+    "pretrain": ("perturbdiff pretrain store --downstream store:split.parquet --out prior",),
+    "train": (
+        "perturbdiff train store --split split.parquet --out bundle",
+        "perturbdiff train store --split split.parquet --out quick --config tiny --set train.max_steps=50",
+    ),
+    "finetune": ("perturbdiff finetune prior store --split split.parquet --out finetuned",),
+    "sample": (
+        "perturbdiff sample bundle store --split split.parquet --out predictions.h5ad",
+        "perturbdiff sample bundle store --conditions wanted.csv --out wanted.h5ad",
+    ),
+    "baseline": (
+        "perturbdiff baseline nearest-context store --split split.parquet --out nearest-context.h5ad",
+        "perturbdiff baseline list",
+    ),
+    "baseline list": ("perturbdiff baseline list",),
+    "baseline show": ("perturbdiff baseline show cpa",),
+    "baseline install": ("perturbdiff baseline install cpa state",),
+    "baseline remove": ("perturbdiff baseline remove cpa",),
+    "evaluate": (
+        "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff",
+        "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",
+    ),
+    "ceiling": ("perturbdiff ceiling store --split split.parquet --out metrics/ceiling",),
+    "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
+    "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),
+    "doctor": ("perturbdiff doctor", "perturbdiff doctor --folder results --json"),
+    "config": ("perturbdiff config show",),
+    "config show": (
+        "perturbdiff config show",
+        "perturbdiff config show recommended --set train.max_steps=500",
+    ),
+    "config schema": ("perturbdiff config schema",),
+}

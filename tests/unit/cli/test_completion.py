@@ -1,0 +1,73 @@
+"""The Tab key: commands, options, presets, keys, parts, methods, and files where nothing else fits."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+
+def offered(words, incomplete=""):
+    """Return what bash is offered behind ``words``."""
+    line = ["perturbdiff", *words, incomplete]
+    variables = {
+        "_PERTURBDIFF_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(line),
+        "COMP_CWORD": str(len(line) - 1),
+    }
+    code = "import sys; sys.argv = ['perturbdiff']; from perturbdiff.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | variables
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected"),
+    [
+        ([], "sa", {"sample"}),
+        (["train", "store"], "--spl", {"--split"}),
+        (["train", "store", "--config"], "rec", {"recommended", "recommended-pretrain"}),
+        (["config", "show"], "kang", {"kang18"}),
+        (["train", "store", "--set"], "train.max_", {"train.max_steps=", "train.max_epochs="}),
+        (["sample", "bundle", "store", "--part"], "", {"train", "valid", "test"}),
+        (["baseline"], "ne", {"nearest-context"}),
+        (["baseline"], "in", {"install"}),
+        (["train"], "sto", set()),
+        (["train", "store", "--split"], "sp", set()),
+    ],
+)
+def test_what_is_offered(words, incomplete, expected):
+    assert set(offered(words, incomplete)) == expected
+
+
+def test_bash_completes_names_and_files(tmp_path):
+    """In a real shell: our names, and the shell's files where we offer none."""
+    if shutil.which("bash") is None:
+        pytest.skip("no bash here")
+    (tmp_path / "store").mkdir()
+    program = tmp_path / "bin" / "perturbdiff"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m perturbdiff "$@"\n')
+    program.chmod(0o755)
+    script = tmp_path / "completion.sh"
+    script.write_text(
+        """
+source <(perturbdiff --show-completion bash 2>/dev/null || true)
+complete -p perturbdiff
+COMP_WORDS=(perturbdiff sample bundle store --part te); COMP_CWORD=5
+_perturbdiff_completion perturbdiff; echo "part: ${COMPREPLY[*]}"
+COMP_WORDS=(perturbdiff train sto); COMP_CWORD=2
+_perturbdiff_completion perturbdiff; echo "file: ${COMPREPLY[*]}"
+"""
+    )
+    search = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", str(script)], cwd=tmp_path, capture_output=True, text=True, check=True,
+        env=os.environ | {"PATH": search, "SHELL": "/bin/bash"},
+    )  # fmt: skip
+    assert "complete -o default -F _perturbdiff_completion perturbdiff" in done.stdout
+    assert "part: test" in done.stdout
+    assert "file: \n" in done.stdout
