@@ -12,7 +12,7 @@ import typer
 from perturbdiff.cli.examples import EXAMPLES
 from perturbdiff.runtime.errors import listing, nearest
 
-(UsageError,) = typer.BadParameter.__bases__
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """What Typer raises for a wrong command line; it has no public name of its own there."""
 
 _PROGRAM = "perturbdiff"

@@ -62,8 +62,8 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     Raises
     ------
     UserError
-        If the model is given a perturbation or cell type that it cannot know, or neither the store nor the model has
-        a cell type or batch.
+        If the model is given a perturbation or cell type that it cannot know, neither the store nor the model has a
+        cell type, or a batch that neither has looks like one that they have.
     """
     words, used = bundle.vocabulary, bundle.config.model.covariates
     if bundle.config.train.zero_control:
@@ -78,23 +78,29 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     batch = words.encode("batch", wanted["batch"])
     new = sorted(set(wanted["batch"][batch == 0]))
     if new and "batch" in used:
-        logger.info("batches unknown to the model, predicted as an average batch: %s", listing(new))
+        logger.warning("batches unknown to the model, predicted as an average batch: %s", listing(new))
     if not told:
         perturbation = np.zeros_like(perturbation)
     return Covariates(*(torch.from_numpy(ids) for ids in (perturbation, cell_type, batch)))
 
 
 def _check_contexts(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> None:
-    """Refuse a cell type or batch that neither the store nor the model has, which is most likely misspelt."""
+    """Refuse a cell type that neither the store nor the model has, and such a batch if it looks misspelt."""
     origin = f"{wanted.attrs[ORIGIN]}: " if ORIGIN in wanted.attrs else ""
     kinds: tuple[Kind, ...] = ("cell_type", "batch")
     for kind in kinds:
         have = [str(label) for label in store.conditions[kind].unique()]
         known = {*have, *getattr(bundle.vocabulary, kind)}
         for label in dict.fromkeys(wanted[kind]):
-            if label not in known:
-                hint = nearest(label, sorted(known)) or f"; the store has {listing(have)}"
-                raise UserError(f"{origin}neither {store.path} nor the model has the {kind} '{label}'{hint}")
+            near = nearest(label, sorted(known))
+            if label in known or (kind == "batch" and not near):
+                continue
+            what = "the batch" if kind == "batch" else "the cell type"
+            hint = near or f"; the store has {listing(have)}"
+            new = " a batch that is really new needs a name unlike the others, such as 'new'"
+            raise UserError(
+                f"{origin}neither {store.path} nor the model has {what} '{label}'{hint}{new if kind == 'batch' else ''}"
+            )
 
 
 def input_layer(bundle: Bundle, store: Store) -> int:

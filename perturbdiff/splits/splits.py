@@ -236,7 +236,8 @@ def check(table: pd.DataFrame) -> None:
         raise UserError("split: no perturbed cells are left for training; hold out less")
     if not set(perturbed["part"]) & {"valid", "test"}:
         logger.warning("nothing is held out: name contexts in split.held_out, or set split.num_held_out")
-    sizes = {part: perturbed["n_cells"][perturbed["part"] == part].to_numpy(np.int64) for part in PARTS}
+    part, n_cells = perturbed["part"].to_numpy(object), perturbed["n_cells"].to_numpy(np.int64)
+    sizes = {name: n_cells[part == name] for name in ("valid", "test")}
     if why := weak_validation(sizes["valid"]):
         logger.warning("%s", why)
     if few := int((sizes["test"] < FEW_CELLS).sum()):
@@ -302,7 +303,7 @@ def read_split(path: Path) -> pd.DataFrame:
         If the file is not a split, or contains a condition twice.
     """
     path = files.existing(Path(path), "split")
-    if other := confusion(path, "a split"):
+    if other := confusion(path, "a split", "a parquet table"):
         raise UserError(f"{path}: {other}; make a split with perturbdiff split")
     table = tabular.read_parquet(path, "make a split with 'perturbdiff split'")
     missing = [c for c in (*KEYS, "part") if c not in table]

@@ -359,7 +359,7 @@ MISTAKES = (
     Mistake(
         "a cell type that the store does not have",
         "sample bundle store --conditions wanted.csv --out out.h5ad --device cpu",
-        ("wanted.csv", "cell_type 'b'", "did you mean 'B'"),
+        ("wanted.csv", "the cell type 'b'", "did you mean 'B'"),
         wanted(cell_type="b"),
     ),
     Mistake(

@@ -230,12 +230,12 @@ def test_grossly_different_scales_are_refused_unless_the_depths_are_declared(pai
     predicted = pair_side(1)
     predicted.X.data *= factor
     with pytest.raises(
-        UserError, match=r"pred\.h5ad: its values .* real\.h5ad .* different scales.*target_sum"
+        UserError, match=r"pred\.h5ad: its values .*real\.h5ad .* different scales.*target_sum"
     ):
         paired(predicted, pair_side(0))
     predicted.uns["perturbdiff"]["target_sum"] = 1e4
     real = pair_side(0, declared={"target_sum": 1e4})
-    assert kinds(paired(predicted, real)) == ["controls", "scale"]
+    assert kinds(paired(predicted, real)) == ["scale", "controls"]
 
 
 def test_a_smaller_difference_of_scale_is_told(paired, caplog):

@@ -75,7 +75,7 @@ def test_raw_and_layers(tmp_path):
     np.testing.assert_array_equal(
         read_all(tmp_path / "x.h5ad", "layers/counts"), full.X[:, :30].toarray() * 2
     )
-    with pytest.raises(UserError, match=r"no 'layers/count'.*did you mean 'layers/counts'"):
+    with pytest.raises(UserError, match=r"no 'layers/count'.*did you mean 'counts'"):
         read_all(tmp_path / "x.h5ad", "layers/count")
 
 
@@ -126,7 +126,7 @@ def bad_dose(adata):
 
 
 MISTAKES = [
-    (drop_column, {}, r"no obs column 'batch' \(data.batch_key.*did you mean 'batches'"),
+    (drop_column, {}, r"no obs column 'batch' \(--batch-col or data.batch_key.*did you mean 'batches'"),
     (no_control, {}, "no control cells, 'control'.*did you mean 'Control'"),
     (change_nothing, {"control": "vehicle"}, "its labels are control, p1, p2, p3"),
     (negative, {}, r"negative values \(-1, gene 'g\d+', cell 'cell\d+'\)"),

@@ -117,7 +117,8 @@ def test_a_table_of_conditions(trained, tmp_path, caplog):
     ("row", "message"),
     [
         (("B", "d1", "p9"), "not trained with perturbation p9"),
-        (("C", "d1", "p1"), "not trained with cell_type C"),
+        (("C", "d1", "p1"), "neither .*store nor the model has the cell type 'C'; the store has B, T"),
+        (("B", "d22", "p1"), "the batch 'd22', did you mean 'd2'. a batch that is really new"),
         (("B", "d1", "p1", "0"), "whole numbers from 1 to 1e9, found '0'"),
         (("B", "d1", "p1", "2.5"), "whole numbers from 1"),
         (("B", "d1", "p1", "9" * 20), "whole numbers from 1 to 1e9, found '999"),
