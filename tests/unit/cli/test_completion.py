@@ -57,7 +57,7 @@ def test_bash_completes_names_and_files(tmp_path):
         """
 source <(perturbdiff --show-completion bash 2>/dev/null || true)
 complete -p perturbdiff
-COMP_WORDS=(perturbdiff sample bundle store --part te); COMP_CWORD=5
+COMP_WORDS=(perturbdiff sample bundle store --part tes); COMP_CWORD=5
 _perturbdiff_completion perturbdiff; echo "part: ${COMPREPLY[*]}"
 COMP_WORDS=(perturbdiff train sto); COMP_CWORD=2
 _perturbdiff_completion perturbdiff; echo "file: ${COMPREPLY[*]}"
