@@ -48,7 +48,7 @@ def test_what_is_offered(words, incomplete, expected):
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_offered_the_same(shell):
     variables = {"_PERTURBDIFF_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    parts = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff sample bundle store --part te")
+    parts = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff sample bundle store --part tes")
     assert "test" in parts
     assert "train" not in parts
     files = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff train sto").strip()
