@@ -14,7 +14,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "split": (
         "perturbdiff split store --out split.parquet --set split.num_held_out=1",
-        "perturbdiff split store --out split.parquet --set split.context_column=cell_type --set split.held_out=[T]",
+        "perturbdiff split store --out split.parquet --set split.held_out=batch_2",
     ),
     "stats": ("perturbdiff stats store --split split.parquet --out stats",),
     "store": ("perturbdiff store info store",),

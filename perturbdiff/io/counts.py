@@ -105,7 +105,9 @@ class CountsFile(InputFile):
         super().__init__(path, root, layer=config.layer, gene_key=config.gene_key, scratch=scratch)
         if not checked and self.declared.get("kind") == "predictions":
             self.close()
-            raise UserError(f"{path}: this is a predictions file, not a file of counts (did you swap them?)")
+            raise UserError(
+                f"{path}: this is a predictions file, not a file of counts (did you swap them?); give raw counts"
+            )
         self._table = None
         if table is not None:
             try:

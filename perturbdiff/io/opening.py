@@ -51,7 +51,7 @@ def check_hdf5(path: Path) -> None:
         raise UserError(f"{path}: is empty (0 bytes); copy or make the file again")
     with path.open("rb") as handle:
         if handle.read(len(_SIGNATURE)) != _SIGNATURE:
-            raise UserError(f"{path}: is not an h5ad file (no HDF5 signature)")
+            raise UserError(f"{path}: is not an h5ad file (no HDF5 signature); give h5ad, zarr or 10x h5")
     facts = path.stat()
     if fault := _fault(path.resolve(), facts.st_size, facts.st_mtime_ns):
         raise UserError(f"{path}: {fault}")

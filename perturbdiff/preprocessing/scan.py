@@ -481,7 +481,7 @@ def _check(file: CountsFile, block: Block, config: DataConfig) -> tuple[bool, fl
     if negative >= 0:
         raise UserError(
             f"{at} has negative values ({block.data[negative]:g}, {_where(file, block, negative)}); it is scaled "
-            f"or centred data: {_elsewhere(file, config)}"
+            f"or centred data; {_elsewhere(file, config)}"
         )
     if fraction >= 0 and config.input_scale == "counts":
         value, place = block.data[fraction], _where(file, block, fraction)

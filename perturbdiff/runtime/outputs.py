@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -324,6 +325,11 @@ def check_place(out: Path) -> None:
             )
 
 
+def called(role: str) -> str:
+    """Return what a message calls an input; one of several of a kind has a number as its role."""
+    return "input" if re.fullmatch(r"input \d+", role) else f"input '{role}'"
+
+
 def _check_apart(out: Path, role: str, given: Path) -> None:
     place = _real(out)
     # both the given link and its target count
@@ -331,7 +337,7 @@ def _check_apart(out: Path, role: str, given: Path) -> None:
         if source == place or place in source.parents or source in place.parents:
             how = "is" if source == place else "holds" if place in source.parents else "lies in"
             raise UserError(
-                f"{out}: {how} the input '{role}' ({given}); what is written must be apart from what is read: "
+                f"{out}: {how} the {called(role)} ({given}); what is written must be apart from what is read: "
                 "choose another output"
             )
 

@@ -289,7 +289,7 @@ def determinants(
 
 
 def _input(role: str, path: Path) -> dict[str, str]:
-    return {"name": path.name, "sha256": files.sha256(files.existing(path, f"input '{role}'"))}
+    return {"name": path.name, "sha256": files.sha256(files.existing(path, outputs.called(role)))}
 
 
 def _cpu_seconds() -> float:

@@ -73,7 +73,10 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     teach(bundle, {"cell_type": wanted["cell_type"], **({"perturbation": label} if told else {})})
     words = bundle.vocabulary
     _check_contexts(bundle, store, wanted)
-    perturbation = words.encode("perturbation", label, strict=told)
+    try:
+        perturbation = words.encode("perturbation", label, strict=told)
+    except UserError as error:
+        raise UserError(f"{_origin(wanted)}{error}") from None
     cell_type = words.encode("cell_type", wanted["cell_type"], strict="cell_type" in used)
     batch = words.encode("batch", wanted["batch"])
     new = sorted(set(wanted["batch"][batch == 0]))
@@ -84,9 +87,13 @@ def encode(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> Covariates:
     return Covariates(*(torch.from_numpy(ids) for ids in (perturbation, cell_type, batch)))
 
 
+def _origin(wanted: pd.DataFrame) -> str:
+    """Return the file of a table of requests with a colon behind it, if it is from a file."""
+    return f"{wanted.attrs[ORIGIN]}: " if ORIGIN in wanted.attrs else ""
+
+
 def _check_contexts(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> None:
     """Refuse a cell type that neither the store nor the model has, and such a batch if it looks misspelt."""
-    origin = f"{wanted.attrs[ORIGIN]}: " if ORIGIN in wanted.attrs else ""
     kinds: tuple[Kind, ...] = ("cell_type", "batch")
     for kind in kinds:
         have = [str(label) for label in store.conditions[kind].unique()]
@@ -95,12 +102,10 @@ def _check_contexts(bundle: Bundle, store: Store, wanted: pd.DataFrame) -> None:
             near = nearest(label, sorted(known))
             if label in known or (kind == "batch" and not near):
                 continue
-            what = "the batch" if kind == "batch" else "the cell type"
+            what = f"the {kind.replace('_', ' ')} '{label}'"
             hint = near or f"; the store has {listing(have)}"
-            new = " a batch that is really new needs a name unlike the others, such as 'new'"
-            raise UserError(
-                f"{origin}neither {store.path} nor the model has {what} '{label}'{hint}{new if kind == 'batch' else ''}"
-            )
+            new = " a batch that is really new needs a name unlike the others" if kind == "batch" else ""
+            raise UserError(f"{_origin(wanted)}neither {store.path} nor the model has {what}{hint}{new}")
 
 
 def input_layer(bundle: Bundle, store: Store) -> int:

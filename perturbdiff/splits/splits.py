@@ -224,7 +224,7 @@ def check(table: pd.DataFrame) -> None:
         If a perturbation of a context is in two parts, a control is held out, or the training part has no perturbed
         cells.
     """
-    perturbed = table[~table["is_control"]]
+    perturbed = pd.DataFrame(table[~table["is_control"]])
     once = set(zip(perturbed["context"], perturbed["perturbation"], perturbed["part"], strict=True))
     seen = Counter((context, perturbation) for context, perturbation, _ in once)
     twice = sorted(pair for pair, number in seen.items() if number > 1)

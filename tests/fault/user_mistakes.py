@@ -158,7 +158,7 @@ MISTAKES = (
     Mistake(
         "a misspelt path",
         "preprocess conuts.h5ad --out out",
-        ("input 0", "conuts.h5ad", "did you mean 'counts.h5ad'"),
+        ("input not found: conuts.h5ad", "did you mean 'counts.h5ad'"),
     ),
     Mistake(
         "a folder that does not exist",
@@ -180,7 +180,7 @@ MISTAKES = (
     Mistake(
         "a text file in place of cells",
         "preprocess mine.h5ad --out out",
-        ("mine.h5ad", "not an h5ad file"),
+        ("mine.h5ad", "not an h5ad file", "give h5ad, zarr or 10x h5"),
         written("mine.h5ad", "cell,gene\n"),
     ),
     Mistake(
@@ -227,8 +227,8 @@ MISTAKES = (
     # columns, labels, genes
     Mistake(
         "a column that is not there",
-        "preprocess counts.h5ad --out out --pert-col pertubation",
-        ("counts.h5ad", "no obs column 'pertubation'", "--pert-col", "did you mean 'perturbation'"),
+        "preprocess counts.h5ad --out out --pert-col perturbatio",
+        ("counts.h5ad", "no obs column 'perturbatio'", "--pert-col", "did you mean 'perturbation'"),
     ),
     Mistake(
         "two columns that are not there",
@@ -353,7 +353,7 @@ MISTAKES = (
     Mistake(
         "a perturbation that the model does not know",
         "sample bundle store --conditions wanted.csv --out out.h5ad --device cpu",
-        ("perturbation p11", "did you mean 'p1'", "leave these conditions out"),
+        ("wanted.csv", "perturbation p11", "did you mean 'p1'", "leave these conditions out"),
         wanted(perturbation="p11"),
     ),
     Mistake(
@@ -365,7 +365,7 @@ MISTAKES = (
     Mistake(
         "conditions of too few cells",
         "ceiling mine.h5ad --out out --control control --scale counts",
-        ("mine.h5ad", "at least two cells"),
+        ("mine.h5ad", "at least two cells", "give conditions with more cells"),
         counts(single_cells),
     ),
     # options and recipes
@@ -411,8 +411,8 @@ MISTAKES = (
     ),
     Mistake(
         "a misspelt preset",
-        "preprocess counts.h5ad --out out --config recomended",
-        ("'recomended'", "did you mean 'recommended'", "presets: "),
+        "preprocess counts.h5ad --out out --config recommendedd",
+        ("'recommendedd'", "did you mean 'recommended'", "presets: "),
     ),
     Mistake(
         "a path in place of a preset's name",

@@ -240,7 +240,9 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
             first[condition] = np.sort(rows[order[: len(rows) // 2]])
             second[condition] = np.sort(rows[order[len(rows) // 2 :]])
     if not first:
-        raise UserError(f"{truth.reader.path}: no test condition with at least two cells to split in halves")
+        raise UserError(
+            f"{truth.reader.path}: no test condition with at least two cells to halve; give conditions with more cells"
+        )
     conditions, notes = list(first), Findings()
     if small := len(wanted) - len(conditions):
         notes.add(

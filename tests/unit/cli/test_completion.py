@@ -8,20 +8,22 @@ import sys
 import pytest
 
 
-def offered(words, incomplete=""):
-    """Return what bash is offered behind ``words``."""
-    line = ["perturbdiff", *words, incomplete]
-    variables = {
-        "_PERTURBDIFF_COMPLETE": "complete_bash",
-        "COMP_WORDS": "\n".join(line),
-        "COMP_CWORD": str(len(line) - 1),
-    }
+def answer(**variables):
+    """Return what the program answers to a shell."""
     code = "import sys; sys.argv = ['perturbdiff']; from perturbdiff.__main__ import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | variables
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    return done.stdout
+
+
+def offered(words, incomplete=""):
+    """Return what bash is offered behind ``words``."""
+    line = ["perturbdiff", *words, incomplete]
+    return answer(
+        _PERTURBDIFF_COMPLETE="complete_bash", COMP_WORDS="\n".join(line), COMP_CWORD=str(len(line) - 1)
+    ).split()
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,16 @@ def test_what_is_offered(words, incomplete, expected):
     assert set(offered(words, incomplete)) == expected
 
 
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_offered_the_same(shell):
+    variables = {"_PERTURBDIFF_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    parts = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff sample bundle store --part tes")
+    assert "test" in parts
+    assert "train" not in parts
+    files = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff train sto").strip()
+    assert files == ("_files" if shell == "zsh" else "")
+
+
 def test_bash_completes_names_and_files(tmp_path):
     """In a real shell: our names, and the shell's files where we offer none."""
     if shutil.which("bash") is None:
@@ -57,7 +69,7 @@ def test_bash_completes_names_and_files(tmp_path):
         """
 source <(perturbdiff --show-completion bash 2>/dev/null || true)
 complete -p perturbdiff
-COMP_WORDS=(perturbdiff sample bundle store --part te); COMP_CWORD=5
+COMP_WORDS=(perturbdiff sample bundle store --part tes); COMP_CWORD=5
 _perturbdiff_completion perturbdiff; echo "part: ${COMPREPLY[*]}"
 COMP_WORDS=(perturbdiff train sto); COMP_CWORD=2
 _perturbdiff_completion perturbdiff; echo "file: ${COMPREPLY[*]}"

@@ -49,7 +49,7 @@ TRAIN = "train store --split split.parquet --out out"
         ("store info store --josn", ["did you mean '--json'"]),
         ("store inof store", ["no command 'inof', did you mean 'info'"]),
         ("fit store", ["did you mean 'train'"]),
-        ("reprot", ["did you mean 'report'"]),
+        ("reportt", ["did you mean 'report'"]),
         ("xyzzy", ["commands: ", "preprocess"]),
         ("train store --out out", ["--split is missing", EXAMPLES["train"][0]]),
         ("train --split s --out out", ["STORE is missing", EXAMPLES["train"][0]]),

@@ -36,7 +36,10 @@ def test_one_file_tells_of_all_attempts(run_cli, tmp_path, log, monkeypatch):
 
 def test_a_usage_error_is_told(run_cli, tmp_path, log):
     assert run_cli("simulate", "--out", tmp_path / "x", "--cells", "many").code == 2
-    assert re.search(r"exit code 2 after \d+ s$", log.read_text().splitlines()[-1])
+    assert re.search(
+        r"exit code 2 after \d+ s: error: perturbdiff simulate: --cells many: ",
+        log.read_text().splitlines()[-1],
+    )
 
 
 def test_help_and_version_leave_no_trace(run_cli, log):

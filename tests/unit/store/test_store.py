@@ -139,7 +139,7 @@ def test_what_is_not_a_store(folder, tmp_path):
         Store(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not a finished store"):
         Store(tmp_path)
-    with pytest.raises(UserError, match="is not a finished store"):
+    with pytest.raises(UserError, match="this is an h5ad file of cells, not a store"):
         Store(folder / "counts.h5ad")
 
 
