@@ -119,9 +119,9 @@ def _shown(estimates: Estimates) -> list[Line]:
 
 
 def _rows(estimates: Estimates, lines: Sequence[Line], metric: Column) -> pd.DataFrame:
-    scores = [(line.label, estimates.of(line, metric.name)) for line in lines]
-    rows = [(label, e.mean, e.low, e.high) for label, e in scores]
-    return pd.DataFrame(rows, columns=pd.Index(["method", "value", "low", "high"]))
+    scores = [(line, estimates.of(line, metric.name)) for line in lines]
+    rows = [(line.label, e.mean, e.low, e.high, line.arm) for line, e in scores]
+    return pd.DataFrame(rows, columns=pd.Index(["method", "value", "low", "high", "arm"]))
 
 
 def _ceiling(estimates: Estimates, metric: Column) -> float:

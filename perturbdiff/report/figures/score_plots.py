@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -58,6 +58,7 @@ _DASHES = (0, (4, 3))
 class Forest:
     """One metric of all methods: rows method, value, low, high. Chance and ceiling NaN where unknown.
 
+    Where several rows belong to one arm, a column ``arm`` names it: they are switched off together.
     ``title`` stands above the panel instead of the metric's name.
     """
 
@@ -164,7 +165,8 @@ def forest(
     with panels(len(metrics), across, WIDTH, height, sharey=True) as (figure, grid):
         for axes, panel in zip(grid, metrics, strict=True):
             _forest_panel(axes, panel, methods, look, bars=bars)
-        named_rows(grid[0], [shorten(m, 20) for m in methods], methods)
+        arms = {str(row["method"]): _arm(row) for panel in metrics for row in panel.rows.to_dict("records")}
+        named_rows(grid[0], [shorten(m, 20) for m in methods], [arms[m] for m in methods])
         handles = [
             Line2D([], [], color=INK, lw=1.0, ls=_DASHES),
             Line2D([], [], color=INK, lw=1.0),
@@ -192,6 +194,11 @@ def _ranked(metrics: Sequence[Forest], most: int) -> list[str]:
     return [methods[i] for i in np.argsort(mean, kind="stable")]
 
 
+def _arm(row: Mapping[Any, Any]) -> str:
+    """Return whose row it is: the arm's, or the method's own."""
+    return str(row.get("arm", row["method"]))
+
+
 def _forest_panel(
     axes: Axes, panel: Forest, methods: Sequence[str], look: Mapping[str, Look], *, bars: bool
 ) -> None:
@@ -199,8 +206,8 @@ def _forest_panel(
     for row in panel.rows.to_dict("records"):
         if row["method"] not in methods or not np.isfinite(float(row["value"])):
             continue
-        method = str(row["method"])
-        place, style, owner = methods.index(method), look[method], of_method(method)
+        method, arm = str(row["method"]), _arm(row)
+        place, style, owner = methods.index(method), look[method], of_method(arm)
         value, low, high = (float(row[c]) for c in ("value", "low", "high"))
         if np.isfinite(low) and np.isfinite(high):
             line = {"color": INK, "lw": 1.0} if bars else {"color": style.color, "lw": 2.2, "alpha": 0.55}
@@ -210,9 +217,8 @@ def _forest_panel(
             axes.barh(place, value, height=0.72, color=style.color, lw=0)[0].set_gid(owner)
         else:
             axes.plot(value, place, style.marker, color=style.color, ms=5, mec=PAPER, mew=0.5, gid=owner)
-        name_points(
-            axes, value, place, method, panel.title, [f"{panel.metric.label} {reading(value, low, high)}"]
-        )
+        name = ", ".join(filter(None, (method if method != arm else "", panel.title)))
+        name_points(axes, value, place, arm, name, [f"{panel.metric.label} {reading(value, low, high)}"])
         ends.append(value)
     for value, dashes in ((panel.chance, _DASHES), (panel.ceiling, "-")):
         if np.isfinite(value):

@@ -169,6 +169,15 @@ def test_elements_belong_to_their_method():
     assert sizes.svg.count("h0") == 300
 
 
+def test_rows_of_one_arm_are_switched_off_together():
+    table = rows([0.5, 0.7], ["a, 1", "a, 2"]).assign(arm="a")
+    look = dict.fromkeys(("a, 1", "a, 2"), looks(["a"])["a"])
+    plot = score_plots.forest("f", "t", [Forest(UP, table)], look)
+    assert set(plot.points.methods) == {"a"}
+    assert set(plot.points.names) == {"a, 1", "a, 2"}
+    assert set(re.findall(r'data-method="([^"]*)"', plot.svg)) == {"a"}
+
+
 def read(text):
     return json.loads(gzip.decompress(base64.b64decode(text, validate=True)))
 
