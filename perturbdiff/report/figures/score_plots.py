@@ -299,8 +299,10 @@ def _ratio_panel(
         name_points(axes, x, place, method, metric.label, [f"{said}, middle half of conditions"])
     axes.set_xscale("log")
     ticks = [t for t in (0.02, 0.05, 0.1, 0.2, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0, 50.0) if low <= t <= high]
+    if high / low > 2:  # else their labels touch
+        ticks = [t for t in ticks if t not in (0.8, 1.25)]
     if len(ticks) > 4:
-        ticks = [t for t in ticks if t not in (0.05, 0.2, 0.8, 1.25, 2.0, 10.0)]
+        ticks = [t for t in ticks if t not in (0.05, 0.2, 2.0, 10.0)]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(FixedLocator([]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
