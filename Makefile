@@ -52,7 +52,7 @@ test: lint
 MATRIX ?= 3.11:lowest-direct 3.12:highest 3.13:highest
 
 test-matrix:
-	@for pair in $(MATRIX); do folder=.cache/matrix/$$pair; echo "== Python $${pair%:*}, $${pair#*:} versions"; \
+	@for pair in $(MATRIX); do folder=.cache/matrix/$${pair/:/-}; echo "== Python $${pair%:*}, $${pair#*:} versions"; \
 	    uv venv -q --clear --python $${pair%:*} $$folder && \
 	    uv pip install -q -p $$folder/bin/python --resolution $${pair#*:} -e . --group dev && \
 	    PATH="$(CURDIR)/$$folder/bin:$$PATH" python -m pytest -q -n logical --dist loadfile tests/unit || exit 1; done
