@@ -43,8 +43,8 @@ def _few_cells(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
     for column, what in (("n_cells", "real"), ("n_predicted", "predicted")):
         if few := int((conditions[column] < FEW_CELLS).sum()):
             text = (
-                f"{few} of {len(conditions)} conditions have fewer than {FEW_CELLS} {what} cells; "
-                "their values are mostly noise"
+                f"{few} of {len(conditions)} conditions have fewer than {FEW_CELLS} {what} cells, "
+                "so their values are mostly noise"
             )
             sentences.append(("few_cells", text, few))
     return sentences
@@ -56,7 +56,7 @@ def _few_perturbations(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
     if coupled.empty or num >= FEW_PERTURBATIONS:
         return []
     noun = "1 perturbation" if num == 1 else f"{num} perturbations"
-    text = f"only {noun} to tell apart; discrimination scores (PDS) and ES mean little"
+    text = f"only {noun} to tell apart, so discrimination scores (PDS) and ES mean little"
     return [("few_perturbations", text, num)]
 
 
@@ -68,7 +68,7 @@ def _no_de(pooled: pd.DataFrame, config: EvaluateConfig) -> list[tuple[str, str,
     text = f"{few} of {len(counts)} perturbations have fewer than {config.min_de} real DE genes in the pool"
     if none:
         text += f", {none} of them none, which DEOver and DEPrec count as 0"
-    return [("no_de", f"{text}; DEOver_10 and DEPrec_10 leave them out", few)]
+    return [("no_de", f"{text}. DEOver_10 and DEPrec_10 leave them out", few)]
 
 
 def _undefined(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
@@ -78,8 +78,8 @@ def _undefined(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
     if not names:
         return []
     text = (
-        f"{listing(names)} {'is' if len(names) == 1 else 'are'} undefined for more than a fifth of the perturbations; "
-        "the means are over the others"
+        f"{listing(names)} {'is' if len(names) == 1 else 'are'} undefined for more than a fifth of the perturbations, "
+        "and the means are over the others"
     )
     return [("undefined", text, len(names))]
 
@@ -90,8 +90,8 @@ def _library(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
         return []
     far = int(((ratios < 1 / LIBRARY) | (ratios > LIBRARY)).sum())
     text = (
-        f"predicted cells hold {middle:.2g} times the normalised counts of real cells (median over conditions); "
-        "are both sides normalised alike?"
+        f"predicted cells hold {middle:.2g} times the normalised counts of real cells (median over conditions). "
+        "Are both sides normalised alike?"
     )
     return [("scale", text, far)]
 
@@ -105,7 +105,7 @@ def _collapse(collapse: pd.DataFrame) -> list[tuple[str, str, int]]:
     for row in pooled.to_dict("records"):
         text = (
             f"predictions of different perturbations: {row['verdict']} (median correlation of changes "
-            f"{row['predicted']:.2f}, real {row['real']:.2f}; size of changes {row['ratio']:.2f} of the real ones)"
+            f"{row['predicted']:.2f}, real {row['real']:.2f}, size of changes {row['ratio']:.2f} of the real ones)"
         )
         sentences.append(("collapse", text, 1))
     if labels := sorted(set(bad["scope"]) - set(pooled["scope"])):

@@ -186,8 +186,7 @@ def _against_table(about: ChapterData, standings: Sequence[Standing]) -> Table |
     if not lines:
         return None
     rows = tuple(row for *_, row in sorted(lines, key=lambda line: line[:2]))
-    counted = f"{len(ranked)} key metric{'s' * (len(ranked) != 1)}"
-    heads = ("Wins · ties · losses against", counted, "Energy distance", "PDCorr")
+    heads = ("Wins · ties · losses against", "Key metrics", "Energy distance", "PDCorr")
     below = ("", "", "conditions", "perturbations")
     return Table(heads, rows, name=f"wins-{slug(about.name)}", below=below)
 

@@ -45,7 +45,7 @@ def test_sound_tables_give_no_finding():
             {"de": 9},
             "no_de",
             8,
-            "8 of 8 perturbations have fewer than 10 real DE genes in the pool; DEOver_10",
+            "8 of 8 perturbations have fewer than 10 real DE genes in the pool. DEOver_10",
         ),
         ({"de": 0}, "no_de", 8, "8 of them none, which DEOver and DEPrec count as 0"),
         ({"undefined": 2}, "undefined", 1, "AUROC is undefined for more than a fifth"),

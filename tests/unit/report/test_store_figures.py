@@ -199,5 +199,5 @@ def test_report_shows_figures_of_each_store(counts_file, tmp_path):
             assert (tmp_path / "report_figures" / f"data-{number}-{name}.csv").is_file()
     assert page.count("Perturbations within a cell type and batch") > 4
     assert "Their rank correlation is −0.50." in page
-    assert page.count("<script") == 1  # the page's own
+    assert page.count("<script") == 2  # the page's own, and its data
     assert len(page) < 10_000_000
