@@ -13,11 +13,20 @@ from typing import Any, Literal, Self
 import anndata
 import pandas as pd
 
-from perturbdiff.api.inputs import AnyCells, AnyData, AnyPath, Scratch, cells_file, split_file, working
+from perturbdiff.api.inputs import (
+    AnyCells,
+    AnyData,
+    AnyPath,
+    Scratch,
+    cells_file,
+    split_file,
+    store_path,
+    working,
+)
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.requests import Conditions, condition_file, control_store
 from perturbdiff.api.scores import Scores
-from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_file
+from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_file, said_of_data
 from perturbdiff.baselines import NAMES
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
@@ -121,11 +130,13 @@ class PerturbDiff:
         self._cells, self._scratch, self._bundle, self._kept = adata, Scratch(), None, None
         self._device = device
         with working(self._scratch) as scratch:
+            if place := store_path(adata):
+                raise UserError(f"{place}: is a store; perturbdiff.train(store, split) trains on one")
             plan = plan_screen(
                 adata if isinstance(adata, anndata.AnnData) else existing(Path(adata), "input"),
                 recipe_file(config, scratch),
                 overrides(settings),
-                given=_labels(perturbation, control, batch, cell_type, layer),
+                given=said_of_data(perturbation, control, batch, cell_type, layer),
                 seed=seed,
                 has_split=split is not None,
             )
@@ -181,7 +192,9 @@ class PerturbDiff:
         >>> cells = later.predict(["cytokine_1"], controls=adata)
         """
         model = cls.of(Path(path), device=device)
-        data = model.config.data.model_copy(update=_labels(perturbation, control, batch, cell_type, layer))
+        data = model.config.data.model_copy(
+            update=said_of_data(perturbation, control, batch, cell_type, layer)
+        )
         model.config = model.config.model_copy(update={"data": data})
         model.own_labels = OwnLabels.of(data)
         return model
@@ -228,13 +241,7 @@ class PerturbDiff:
 
     @property
     def path(self) -> Path:
-        """The folder of the bundle.
-
-        Raises
-        ------
-        UserError
-            Before `fit`.
-        """
+        """The folder of the bundle. A `UserError` before `fit`."""
         if self._bundle is None:
             raise UserError(
                 "the model is not fitted: call fit() first, or open one with PerturbDiff.load(path)"
@@ -243,24 +250,12 @@ class PerturbDiff:
 
     @cached_property
     def bundle(self) -> Bundle:
-        """The trained network with its recipe, genes, labels and training curve (``curve``, loss terms by step).
-
-        Raises
-        ------
-        UserError
-            Before `fit`, or if the bundle was changed since it was made.
-        """
+        """The trained network with its recipe, genes, labels and ``curve``, the loss terms by step."""
         return Bundle.load(self.path)
 
     @property
     def stages(self) -> Stages:
-        """Where the files of `fit` and `evaluate` lie.
-
-        Raises
-        ------
-        UserError
-            After `load`: a bundle alone has none.
-        """
+        """Where the files of `fit` and `evaluate` lie. A `UserError` after `load`: a bundle has none."""
         if self._stages is None:
             raise UserError(
                 "the model was opened from a bundle, which does not hold the data; fit one to them first"
@@ -269,24 +264,12 @@ class PerturbDiff:
 
     @property
     def store(self) -> Store:
-        """The store that the model was fitted to.
-
-        Raises
-        ------
-        UserError
-            Before `fit`, or after `load`.
-        """
+        """The store that the model was fitted to. A `UserError` before `fit` and after `load`."""
         return Store(self.stages.store)
 
     @property
     def split(self) -> pd.DataFrame:
-        """What is held out: the table that `perturbdiff.split` returns.
-
-        Raises
-        ------
-        UserError
-            Before `fit`, or after `load`.
-        """
+        """What is held out: the table that `perturbdiff.split` returns. A `UserError` before `fit` and after `load`."""
         return read_split(self.stages.split)
 
     def fit(self) -> Self:
@@ -417,7 +400,7 @@ class PerturbDiff:
         """
         stages = self.stages
         with working(self._scratch):
-            Path(self.path)  # says what to do before `fit`
+            assert self.path  # raises what to do before `fit`
             stages.sample()
             stages.predict_baselines(baselines)
             stages.score_ceiling()
@@ -455,16 +438,3 @@ class PerturbDiff:
         with files.writing(out, folder=True) as partial:
             shutil.copytree(source, partial, dirs_exist_ok=True)
         return out
-
-
-def _labels(
-    perturbation: str | None,
-    control: str | None,
-    batch: str | Literal[False] | None,
-    cell_type: str | Literal[False] | None,
-    layer: str | None,
-) -> dict[str, str | None]:
-    """Return what was said of the labels, by field of the recipe's section ``data``. None there: there is none."""
-    said = {"perturbation_key": perturbation, "control": control, "layer": layer}
-    said |= {"batch_key": batch, "cell_type_key": cell_type}
-    return {key: None if value is False else str(value) for key, value in said.items() if value is not None}

@@ -51,6 +51,8 @@ def condition_file(conditions: Conditions, store: Store, labels: OwnLabels, fold
             f"conditions: the table {what}; it has the columns {listing(map(str, table.columns))}"
         )
     table = _in_all_groups(table, store)
+    if isinstance(conditions, anndata.AnnData):
+        table = _shared_out(table)
     columns = [name for name in (*LABELS, "n_cells", "guidance") if name in table]
     path = folder / "conditions.csv"
     table[columns].to_csv(path, index=False)
@@ -58,7 +60,11 @@ def condition_file(conditions: Conditions, store: Store, labels: OwnLabels, fold
 
 
 def _in_all_groups(table: pd.DataFrame, store: Store) -> pd.DataFrame:
-    """Return conditions with cell type and batch; one that is not given stands for all that have control cells."""
+    """Return conditions with cell type and batch; one that is not given stands for all that have control cells.
+
+    ``row`` is the row of ``table`` that each comes from.
+    """
+    table = table.assign(row=range(len(table)))
     known = [name for name in _GROUP if name in table]
     if len(known) == len(_GROUP):
         return table
@@ -73,6 +79,15 @@ def _in_all_groups(table: pd.DataFrame, store: Store) -> pd.DataFrame:
                 f"conditions: no control cells of {label} '{wanted}'{nearest(wanted, have)} they have: {listing(have)}"
             )
     return table.merge(groups, on=label)
+
+
+def _shared_out(table: pd.DataFrame) -> pd.DataFrame:
+    """Divide the cells of a condition over the groups that it stands for, so that there are no more than it has."""
+    number = table.groupby("row").cumcount().to_numpy()
+    groups = table.groupby("row")["row"].transform("size").to_numpy()
+    cells = table["n_cells"].to_numpy()
+    table = table.assign(n_cells=cells // groups + (number < cells % groups))
+    return pd.DataFrame(table[table["n_cells"] > 0])
 
 
 def control_store(controls: AnyData, bundle: Bundle, data: DataConfig, folder: Path) -> Store:

@@ -61,6 +61,10 @@ class Scores(pd.DataFrame):
         """What pandas makes of a part of the table."""
         return pd.DataFrame
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the plain table, without its folders."""
+        return pd.DataFrame, (self.to_numpy(), self.index, self.columns)
+
     @classmethod
     def read(cls, folders: Sequence[str | Path]) -> Scores:
         """Return the scores in folders that `perturbdiff evaluate` and `ceiling` wrote, on one data set.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -70,6 +70,19 @@ def recipe_of(
     else:
         found = recipes.load(config, changes)
     return found if seed is None else recipes.changed(found, [f"seed={seed}"])
+
+
+def said_of_data(
+    perturbation: str | None,
+    control: str | None,
+    batch: str | Literal[False] | None,
+    cell_type: str | Literal[False] | None,
+    layer: str | None,
+) -> dict[str, str | None]:
+    """Return what was said of the data, by field of the recipe's section ``data``. None there: the data have none."""
+    said = {"perturbation_key": perturbation, "control": control, "layer": layer}
+    said |= {"batch_key": batch, "cell_type_key": cell_type}
+    return {key: None if value is False else str(value) for key, value in said.items() if value is not None}
 
 
 def recipe_file(config: Recipe, folder: Path) -> str | None:

@@ -16,6 +16,7 @@ from own_screen import COLUMNS, SETTINGS
 
 import perturbdiff
 from perturbdiff import PerturbDiff, UserError
+from perturbdiff.config import recipes
 
 
 def unfitted(data, **more) -> PerturbDiff:
@@ -32,7 +33,7 @@ def state_of(adata: anndata.AnnData) -> list:
     ]  # fmt: skip
 
 
-def test_predictions_have_the_users_columns_labels_genes_and_units(model, screen):
+def test_predictions_have_the_users_columns_labels_genes_and_units(model, screen, tmp_path):
     cells = model.predict()
     real = screen[(screen.obs["gene"] != "ntc") & (screen.obs["plate"] == 2)]
     assert list(cells.obs.columns) == ["gene", "line", "plate"]
@@ -48,6 +49,14 @@ def test_predictions_have_the_users_columns_labels_genes_and_units(model, screen
     np.testing.assert_allclose(cells.X.toarray(), np.expm1(cells.layers["log1p"].toarray()), rtol=1e-6)
     assert cells.X.dtype == np.float32
     assert cells.uns["perturbdiff"]["target_sum"] == model.store.target_sum
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    again = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    assert (again.X != cells.X).nnz == 0
+    assert again.uns["perturbdiff"]["columns"] == {
+        "perturbation": "gene",
+        "cell_type": "line",
+        "batch": "plate",
+    }
 
 
 def test_the_users_anndata_is_not_changed(screen, tmp_path):
@@ -181,12 +190,46 @@ def test_mistakes_are_user_errors_that_name_the_remedy(model, screen, tmp_path):
         PerturbDiff.load(model.path).predict("GENE28")
     with pytest.raises(UserError, match="no such|not found|bundle"):
         PerturbDiff.load(tmp_path / "nothing")
-    with pytest.raises(UserError, match="no preset or file 'recomended', did you mean 'recommended'"):
-        unfitted(screen, config="recomended")
+    with pytest.raises(UserError, match="no preset or file 'recommend', did you mean 'recommended'"):
+        unfitted(screen, config="recommend")
     with pytest.raises(UserError, match="train.max_step'"):
         unfitted(screen, settings={"train.max_step": 5})
     with pytest.raises(UserError, match="input not found"):
         unfitted(tmp_path / "nothing.h5ad")
+    with pytest.raises(UserError, match="is a store"):
+        unfitted(model.store.path)
+
+
+def test_a_split_of_ones_own_and_genes_of_the_training_cells(model, screen):
+    split = model.split
+    split.loc[split["part"] == "test", "part"] = "unused"
+    split.loc[(split["cell_type"] == "cell_type_1") & (split["perturbation"] != "ntc"), "part"] = "test"
+    settings = {**SETTINGS, "train.max_steps": 2, "data.hvg_cells": "train"}
+    own = unfitted(screen, split=split, settings=settings).fit()
+    pd.testing.assert_frame_equal(own.split, split)
+    assert set(own.predict().obs["line"]) == {"cell_type_1"}
+    made = perturbdiff.preprocess(screen, split=split, config=own.config)
+    assert own.store.genes == made.genes
+
+
+def test_data_without_batches_get_as_many_cells_as_asked(screen):
+    data = screen.copy()
+    del data.obs["plate"]
+    settings = {"train.max_steps": 2, "data.random_batches": 2}
+    model = unfitted(data, batch=False, settings=settings).fit()
+    assert model.config.data.batch_key is None
+    cells = model.predict(data)
+    assert list(cells.obs.columns) == ["gene", "line"]
+    wanted = data.obs[data.obs["gene"] != "ntc"].value_counts(sort=False)
+    pd.testing.assert_series_equal(cells.obs.value_counts(sort=False).sort_index(), wanted.sort_index())
+
+
+def test_recipes_seeds_and_devices_can_be_given(screen):
+    recipe = recipes.load("tiny", ["train.max_steps=7"])
+    given = unfitted(screen, config=recipe, settings={"train.learning_rate": np.float32(0.5)}, seed=5).config
+    assert (given.train.max_steps, given.train.learning_rate, given.seed) == (7, 0.5, 5)
+    assert given.model == recipe.model
+    assert given.data.perturbation_key == "gene"
 
 
 def test_what_it_says_of_itself(model, screen, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +19,8 @@ def test_rows_are_methods_and_columns_metrics(scores):
     assert type(scores["PDCorr"]) is pd.Series
     assert type(scores[["PDCorr", "MSE"]]) is pd.DataFrame
     assert type(scores.loc["linear"]) is pd.Series
-    assert scores.equals(scores.copy())
+    plain = pickle.loads(pickle.dumps(scores))
+    pd.testing.assert_frame_equal(plain, pd.DataFrame(scores))
 
 
 def test_the_numbers_are_those_of_the_folders(scores):

@@ -21,6 +21,8 @@ def imported(module, names):
             ("tensorboard", "scanpy"),
         ),
         ("perturbdiff.embeddings", ("transformers", "huggingface_hub")),
+        ("perturbdiff", ("torch", "numpy", "pandas", "anndata", "perturbdiff.api")),
+        ("perturbdiff.api.data_functions", ("torch", "matplotlib")),
         ("perturbdiff.cli.main", ("torch", "numpy", "transformers")),
         ("perturbdiff.store.store_head", ("torch", "anndata", "zarr", "pandas", "dask", "scipy", "numba")),
         (
