@@ -59,7 +59,8 @@ def unknownName(name, known) {
 // what to run is told in one of two ways
 def sourceProblems(given) {
     if (given.input && given.experiment) { return ['--input and --experiment: give one of them'] }
-    return given.input || given.experiment ? [] : ['--input is required: a samplesheet or one file of counts; or --experiment NAME']
+    return given.input || given.experiment ? [] :
+        ['--input is required: a samplesheet or one file of counts; or --experiment NAME']
 }
 
 // metadata: the `workflow` of main.nf, for the folders that nobody gives

@@ -57,7 +57,8 @@ def placeProblems(outdir, folders, sheet, plan) {
         .collect { _folder, what -> "--outdir ${outdir} is or holds ${what}" }
     if (shared) { return ["${shared[0]}: name a new folder for the results"] }
     // the results of an earlier run may be read, if this one does not write them
-    def earlier = ['models', 'plan', 'predictions', 'simulated', 'splits', 'stores'].collect { name -> "${outdir}/${name}" }
+    def earlier = ['models', 'plan', 'predictions', 'simulated', 'splits', 'stores']
+        .collect { name -> "${outdir}/${name}" }
     def own     = targetsOf(plan).collect { path -> "${outdir}/${path}" }
     def inputs  = inputsOf(plan)
     return ([sheet] + inputs).findAll { file -> isIn(file, outdir) && !earlier.any { folder -> isIn(file, folder) } }

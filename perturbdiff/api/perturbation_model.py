@@ -104,7 +104,7 @@ class PerturbDiff:
     """
 
     config: Config
-    own_labels: OwnLabels
+    _labels: OwnLabels
     _cells: AnyCells | None
     _bundle: Path | None
     _stages: Stages | None
@@ -149,9 +149,7 @@ class PerturbDiff:
                 split=None if split is None else split_file(split, scratch), device=device, jobs=1,
                 embeddings={kind: Path(path) for kind, path in (embeddings or {}).items()},
             )  # fmt: skip
-        self.own_labels = OwnLabels.of(
-            self.config.data, adata if isinstance(adata, anndata.AnnData) else None
-        )
+        self._labels = OwnLabels.of(self.config.data, adata if isinstance(adata, anndata.AnnData) else None)
 
     @classmethod
     def load(
@@ -196,7 +194,7 @@ class PerturbDiff:
             update=said_of_data(perturbation, control, batch, cell_type, layer)
         )
         model.config = model.config.model_copy(update={"data": data})
-        model.own_labels = OwnLabels.of(data)
+        model._labels = OwnLabels.of(data)
         return model
 
     @classmethod
@@ -209,7 +207,7 @@ class PerturbDiff:
         model._stages, model._device = stages, device
         with working(model._scratch):
             model.config = model.bundle.config
-        model.own_labels = OwnLabels.of(model.config.data)
+        model._labels = OwnLabels.of(model.config.data)
         return model
 
     def __repr__(self) -> str:
@@ -289,6 +287,10 @@ class PerturbDiff:
             If the data are not what was said of them, or nothing can be learnt from them.
         StoppedEarly
             If the training was asked to stop (Ctrl-C, the end of a job's time). Call `fit` again to go on.
+
+        Examples
+        --------
+        >>> model = model.fit()
         """
         if self._bundle is None and self._cells is not None:
             with working(self._scratch) as scratch:
@@ -318,7 +320,8 @@ class PerturbDiff:
             What to predict. Default: the conditions of ``part``, as many cells as there really are. Else
             perturbations by name (``"IFNB"`` or ``["IFNB", "TNF"]``, each in every cell type and batch with control
             cells), a table (or its CSV) with the user's columns or ``perturbation, cell_type, batch`` and optionally
-            ``n_cells`` and ``guidance``, or an AnnData whose conditions are predicted.
+            ``n_cells`` (default: as many as the data have, else one set) and ``guidance``, or an AnnData whose
+            conditions are predicted.
         controls
             Control cells to start from: an AnnData, a file or a store. Default: an AnnData that was given as
             ``conditions`` and has control cells, else the data of `fit`.
@@ -344,7 +347,7 @@ class PerturbDiff:
         >>> cells = model.predict()
         >>> more = model.predict(["cytokine_1"], seed=7)
         """
-        bundle, data, labels = self.bundle, self.config.data, self.own_labels
+        bundle, data, labels = self.bundle, self.config.data, self._labels
         if controls is None and isinstance(conditions, anndata.AnnData) and self._has_controls(conditions):
             controls = conditions
         if controls is None and self._stages is None:

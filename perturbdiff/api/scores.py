@@ -73,6 +73,10 @@ class Scores(pd.DataFrame):
         ------
         UserError
             If a folder is none of `evaluate`'s, or they are of several data sets.
+
+        Examples
+        --------
+        >>> again = perturbdiff.Scores.read(scores.folders)
         """
         runs = read_runs([Path(folder) for folder in folders])
         data_sets = dict.fromkeys(run.dataset for run in runs)
@@ -111,6 +115,10 @@ class Scores(pd.DataFrame):
         ------
         UserError
             If there is no such metric.
+
+        Examples
+        --------
+        >>> figure = scores.plot(["energy_distance", "PDCorr"])
         """
         from perturbdiff.api.score_figure import draw
 

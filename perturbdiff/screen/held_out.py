@@ -16,7 +16,9 @@ ENOUGH_CELLS = (30, 10, 2)
 TEST_SHARE = 0.2
 """Share of the perturbed cells that the held-out context should have, so that most cells train."""
 MANY_PERTURBATIONS = 10
-"""From this number on, some of the held-out context's perturbations train and some validate."""
+"""From this number on, some of the held-out context's perturbations train."""
+ENOUGH_TO_VALIDATE = 5
+"""Perturbations that validation needs; with fewer, its choice of weights would be chance."""
 
 _TRAIN, _VALID = 0.3, 0.15
 _RANDOM_BATCHES = 3
@@ -108,11 +110,12 @@ def _best(contexts: Sequence[_Context]) -> _Context:
 
 def _held(context: _Context, conditions: pd.DataFrame, least: int, *, by_label: bool) -> HeldOut:
     many = len(context.judged) >= MANY_PERTURBATIONS
+    validated = len(context.judged) * (1 - _TRAIN) * _VALID >= ENOUGH_TO_VALIDATE
     settings: dict[str, Any] = {
         "split.context_column": context.column,
         "split.held_out": [context.name],
         "split.train_fraction": _TRAIN if many else 0.0,
-        "split.valid_fraction": _VALID if many else 0.0,
+        "split.valid_fraction": _VALID if validated else 0.0,
     }
     if by_label and len(context.judged) < len(context.present):
         settings["split.perturbations"] = list(context.judged)
@@ -122,7 +125,8 @@ def _held(context: _Context, conditions: pd.DataFrame, least: int, *, by_label: 
     some = f"{round(100 * (1 - _TRAIN))} % of its" if many else "its"
     why = [
         f"held out: {some} {count} perturbation{'s' * (count != 1)} in {word} '{context.name}', which has "
-        f"{context.share:.0%} of the perturbed cells; the model learns from the others and from its control cells"
+        f"{round(100 * context.share)} % of the perturbed cells; the model learns from the others and "
+        "from its control cells"
     ]
     small = len(context.present) - count
     if small and by_label:
@@ -130,7 +134,7 @@ def _held(context: _Context, conditions: pd.DataFrame, least: int, *, by_label: 
             f"{small} perturbation{'s' * (small != 1)} of '{context.name}' with fewer than {least} cells there or "
             "elsewhere cannot be judged and train instead"
         )
-    if not many:
+    if not validated:
         why.append("there are too few perturbations for validation, so the last weights are kept")
     return HeldOut(settings, (*why, *_limits(conditions, least)))
 

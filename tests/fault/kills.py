@@ -26,6 +26,8 @@ _SPLIT = ("--split", "{0}/split.parquet")
 _CPU = ("--device", "cpu")
 
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "run": ("run", "{0}/counts.h5ad", *RECIPE, *_CPU, "--out", "{1}/x"),
+    "init": ("init", "{0}/counts.h5ad", *RECIPE, "--out", "{1}/x"),
     "simulate": ("simulate", "--cells", "800", "--set", "simulate.genes=50", "--out", "{1}/x"),
     "preprocess": ("preprocess", "{0}/counts.h5ad", *RECIPE, "--jobs", "1", "--out", "{1}/x"),
     "preprocess by two": (

@@ -22,7 +22,7 @@ BLOCKS = {
     )
 }
 MADE = {
-    "quickstart.md": ("first/report.html", "second/report.html", "third/report.html"),
+    "quickstart.md": ("first/report.html", "second/report.html"),
     "usage.md": ("report.html", "from_python.h5ad"),
     "embeddings.md": ("new.h5ad",),
     "training.md": ("early.h5ad", "finetuned/model.safetensors", "few/model.safetensors"),

@@ -17,7 +17,7 @@ STORY = (
     "report",
     "PerturbDiff",
 )
-METHODS = ("predict", "evaluate", "save", "load")
+METHODS = ("fit", "predict", "evaluate", "save", "load")
 
 
 def test_the_examples_of_all_public_names_run(tmp_path):
@@ -25,7 +25,8 @@ def test_the_examples_of_all_public_names_run(tmp_path):
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     objects = {name: getattr(perturbdiff, name) for name in STORY}
     objects |= {f"PerturbDiff.{name}": getattr(perturbdiff.PerturbDiff, name) for name in METHODS}
-    objects["Scores"] = perturbdiff.Scores
+    scores = perturbdiff.Scores
+    objects |= {"Scores": scores, "Scores.read": scores.read, "Scores.plot": scores.plot}
     for name, thing in objects.items():
         (found,) = finder.find(thing, name, globs={})
         assert found.examples, f"{name} has no example"

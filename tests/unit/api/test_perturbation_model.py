@@ -212,12 +212,14 @@ def test_a_split_of_ones_own_and_genes_of_the_training_cells(model, screen):
     assert own.store.genes == made.genes
 
 
-def test_data_without_batches_get_as_many_cells_as_asked(screen):
+def test_data_without_batches_and_some_labels_get_as_many_cells_as_asked(screen):
     data = screen.copy()
     del data.obs["plate"]
+    data.obs["gene"] = data.obs["gene"].mask(np.arange(data.n_obs) < 5)
     settings = {"train.max_steps": 2, "data.random_batches": 2}
     model = unfitted(data, batch=False, settings=settings).fit()
     assert model.config.data.batch_key is None
+    assert model.store.n_cells == data.n_obs - 5
     cells = model.predict(data)
     assert list(cells.obs.columns) == ["gene", "line"]
     wanted = data.obs[data.obs["gene"] != "ntc"].value_counts(sort=False)

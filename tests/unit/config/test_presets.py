@@ -90,6 +90,8 @@ FREE = {
     *(
         "data.extra_obs",
         "data.layer",
+        "data.missing_labels",
+        "data.random_batches",
         "data.min_counts",
         "data.min_genes",
         "data.gene_key",

@@ -47,7 +47,9 @@ def test_perturbations_with_few_cells_train_instead():
     cells[("all", "r1", "p3")] = cells[("all", "r2", "p3")] = 4
     held = hold_out(conditions(cells))
     assert set(many) - set(held.settings["split.perturbations"]) == {"p3"}
-    assert held.settings["split.valid_fraction"] > 0
+    assert held.settings["split.train_fraction"] > 0
+    assert held.settings["split.valid_fraction"] == 0
+    assert any("too few perturbations for validation" in why for why in held.why)
     assert any("fewer than 30 cells" in why for why in held.why)
 
 
@@ -61,3 +63,9 @@ def test_with_one_context_random_cells_are_held_out_and_the_limit_is_said():
 def test_a_recipe_may_choose_the_column():
     cells = grid(types=("a", "b"), batches=("r1", "r2"))
     assert hold_out(conditions(cells), columns=["batch"]).settings["split.context_column"] == "batch"
+
+
+def test_with_many_perturbations_some_validate():
+    held = hold_out(conditions(grid(batches=("r1", "r2"), perturbations=[f"p{k}" for k in range(60)])))
+    assert held.settings["split.valid_fraction"] > 0
+    assert not any("validation" in why for why in held.why)
