@@ -126,9 +126,17 @@ def _page(command: Command, level: int) -> Iterator[str]:
     if not command.children:
         yield from ["```console", f"$ {_usage(command)}", "```", ""]
         yield from _options(command)
-    yield from _text(getattr(command.command, "epilog", None))
+    yield from _text(_epilog(command))
     for child in command.children:
         yield from _page(child, level + 1)
+
+
+def _epilog(command: Command) -> str:
+    """Return what the help ends with: the command's examples."""
+    formatter = command.context.make_formatter()
+    formatter.width = 1000
+    command.command.format_epilog(command.context, formatter)
+    return re.sub(r"^\s*Examples:\s*$", "", formatter.getvalue(), flags=re.M)
 
 
 def _usage(command: Command) -> str:
@@ -192,15 +200,21 @@ def _linked(text: str) -> str:
 
 
 def _text(text: str | None) -> Iterator[str]:
-    """Yield the lines of a help text. Its examples become blocks of code."""
+    """Yield the lines of a help text. Its examples become a block of code."""
+    examples: list[str] = []
     for paragraph in re.split(r"\n\s*\n", (text or "").replace("\b", "").strip()):
         lines = paragraph.strip("\n").splitlines()
         said = [line.strip() for line in lines if not _EXAMPLE.match(line)]
-        typed = [line.strip().removeprefix("$ ") for line in lines if _EXAMPLE.match(line)]
         if said:
+            yield from _block(examples)
             yield from [_linked(" ".join(said)), ""]
-        if typed:
-            yield from ["```bash", *typed, "```", ""]
+            examples = []
+        examples += [line.strip().removeprefix("$ ") for line in lines if _EXAMPLE.match(line)]
+    yield from _block(examples)
+
+
+def _block(examples: list[str]) -> list[str]:
+    return ["```bash", *examples, "```", ""] if examples else []
 
 
 def _first_sentence(text: str | None) -> str:

@@ -18,7 +18,7 @@ import logging
 import perturbdiff
 from perturbdiff import PerturbDiff
 
-logging.getLogger("perturbdiff").setLevel("ERROR")
+logging.getLogger("perturbdiff").setLevel("WARNING")
 
 SIMULATION = {
     "simulate.genes": 300,

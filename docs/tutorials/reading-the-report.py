@@ -24,7 +24,7 @@ import scanpy as sc
 
 import perturbdiff
 
-logging.getLogger("perturbdiff").setLevel("ERROR")
+logging.getLogger("perturbdiff").setLevel("WARNING")
 SCREEN = {
     "genes": 400,
     "cell_types": 2,

@@ -22,7 +22,7 @@ import scanpy as sc
 
 import perturbdiff
 
-logging.getLogger("perturbdiff").setLevel("ERROR")
+logging.getLogger("perturbdiff").setLevel("WARNING")
 SCREEN = {
     "genes": 400,
     "cell_types": 1,
@@ -260,7 +260,8 @@ one_answer[["PDCorr", "PDS_L1"]].round(2)
 # your units. `perturbdiff.evaluate` looks at the values and refuses what is clearly on the wrong scale:
 
 # %%
-counts = ad.read_h5ad("screen/counts.h5ad")[half]
+counts = ad.read_h5ad("screen/counts.h5ad")[half].copy()
+counts.obs = counts.obs[["perturbation"]]
 try:
     perturbdiff.evaluate(decent, counts, control="control", scale="log1p")
 except perturbdiff.UserError as refused:

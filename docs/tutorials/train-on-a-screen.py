@@ -15,7 +15,6 @@
 
 # %%
 import anndata as ad
-import matplotlib.pyplot as plt
 
 from perturbdiff import datasets
 
@@ -123,6 +122,8 @@ sc.pl.pca(both, color="kind", palette=COLOURS, size=40, alpha=0.7, title="B cell
 # mean that nothing was learnt.
 
 # %%
+import matplotlib.pyplot as plt
+
 means = {kind: np.ravel(both[both.obs["kind"] == kind].X.mean(axis=0)) for kind in COLOURS}
 truth, guess = means["real"] - means["control"], means["predicted"] - means["control"]
 fig, axis = plt.subplots(figsize=(3.8, 3.6))

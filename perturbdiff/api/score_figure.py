@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot  # noqa: F401  only after this import does a notebook show figures
 import numpy as np
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -22,6 +22,7 @@ _DASHES = (0, (4, 3))
 
 def draw(runs: Sequence[Run], columns: Sequence[Column]) -> Figure:
     """Return the figure of some metrics. Methods stand in the order of ``runs``; the ceiling is a line."""
+    pyplot.draw_if_interactive()  # loads the backend, without which a notebook shows no figure of ours
     shown = [run for run in runs if run.kind != "ceiling"]
     ceilings = [run for run in runs if run.kind == "ceiling"]
     look = looks([run.method for run in shown])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from pathlib import Path
 
 import pytest
 import reference
@@ -48,6 +50,14 @@ def test_a_page_has_every_option_and_sub_command_that_the_help_names(name):
         assert words == name or f"`perturbdiff {words}`" in page
         options = set(re.findall(r"(?<!\w)--[a-z][\w-]*", text.partition("Options:\n")[2])) - {"--help"}
         assert [option for option in sorted(options) if option not in page] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_the_examples_of_the_help(name):
+    page = COMMANDS[name][1]
+    for text in (_help(name), *(_help(name, sub) for sub in _listed(_help(name)))):
+        typed = re.findall(r"^ +((?:perturbdiff|nextflow) .*)$", text, re.M)
+        assert [line for line in typed if line.strip() not in page] == []
 
 
 def test_defaults_and_required_options_are_told():
@@ -132,7 +142,7 @@ def test_a_folder_in_the_navigation_becomes_its_pages():
 def test_the_site_has_the_generated_pages_and_an_anchor_for_every_setting(site):
     folder = site / "reference"
     for name in NAMES:
-        assert f"perturbdiff {name}" in (folder / "commands" / f"{name}.html").read_text()
+        assert f"perturbdiff {name}" in _read(folder / "commands" / f"{name}.html")
     for key in KEYS:
         section = key.split(".")[0] if "." in key else "index"
         assert f'id="{key}"' in (folder / "configuration" / f"{section}.html").read_text(), key
@@ -142,5 +152,9 @@ def test_the_site_has_the_generated_pages_and_an_anchor_for_every_setting(site):
 
 
 def test_choices_are_shown_without_a_backslash(site):
-    page = (site / "reference" / "commands" / "sample.html").read_text()
-    assert "&lt;auto|cpu|cuda&gt;" in page
+    assert "--resume <auto|never>" in _read(site / "reference" / "commands" / "train.html")
+
+
+def _read(page: Path) -> str:
+    """Return the text that a page shows."""
+    return html.unescape(re.sub(r"<[^>]*>", "", page.read_text()))
