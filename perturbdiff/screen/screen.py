@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import ALL, sort_conditions
-from perturbdiff.io.columns import Numbering, Texts, row_ranges
 from perturbdiff.runtime.errors import UserError, listing, nearest, one_line
 from perturbdiff.screen import label_columns, values
+from perturbdiff.screen.condition_counts import count_conditions
 from perturbdiff.screen.label_columns import Choice
 from perturbdiff.screen.sources import Labels, Source, opened, read_labels
 from perturbdiff.screen.values import plain
@@ -334,30 +332,7 @@ class _Look:
             return
         found = {guess.key.removeprefix("data."): guess.value for guess in self.guesses}
         keys = {label: found.get(f"{label}_key") for label in LABELS}
-        texts, contexts, conditions = {label: Texts() for label in LABELS}, Numbering(), Numbering()
-        counts = np.zeros(0, np.int64)
-        for start, stop in row_ranges(self.source.n_cells):
-            codes = {
-                label: np.full(stop - start, texts[label].number(ALL), np.int32)
-                if key is None
-                else self.source.codes(key, start, stop, texts[label])
-                for label, key in keys.items()
-            }
-            number = conditions(contexts(codes["cell_type"], codes["batch"]), codes["perturbation"])
-            self.without_label += int((number < 0).sum())
-            here = np.bincount(number[number >= 0], minlength=len(counts))
-            here[: len(counts)] += counts
-            counts = here
-        context, perturbation = conditions.pairs()
-        cell_type, batch = contexts.pairs()
-        columns = {
-            "cell_type": [texts["cell_type"].names[k] for k in cell_type[context]],
-            "batch": [texts["batch"].names[k] for k in batch[context]],
-            "perturbation": [texts["perturbation"].names[k] for k in perturbation],
-        }
-        control = str(found["control"])
-        table = sort_conditions(pd.DataFrame(columns).assign(n_cells=counts), control)
-        self.conditions = table.assign(is_control=table["perturbation"] == control)
+        self.conditions, self.without_label = count_conditions(self.source, keys, str(found["control"]))
         self._note_labels(keys)
         if not (self.conditions["n_cells"][~self.conditions["is_control"]]).sum():
             self.problems.append("every cell with all labels is a control, so there is nothing to learn")
