@@ -35,9 +35,8 @@ import logging
 
 from perturbdiff import PerturbDiff
 
-logging.getLogger("perturbdiff").setLevel(
-    "ERROR"
-)  # without this line you can watch the training
+# without this line you can watch the training
+logging.getLogger("perturbdiff").setLevel("WARNING")
 
 model = PerturbDiff(
     adata,
