@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.svg import Look, bare_rows, looks, panels
+from perturbdiff.report.figures.svg import Look, looks, panels
 from perturbdiff.report.loading.metric_columns import Column
 from perturbdiff.report.loading.results import Run
 
@@ -35,7 +35,8 @@ def draw(runs: Sequence[Run], columns: Sequence[Column]) -> Figure:
         if grid:
             grid[0].set_yticks(range(len(shown)), [run.method for run in shown])
             grid[0].set_ylim(len(shown) - 0.4, -0.6)
-        _legend(figure, ceilings=bool(ceilings))
+        chances = any(np.isfinite(run.chance(column.name)) for run in shown for column in columns)
+        _legend(figure, {"chance": chances, "ceiling": bool(ceilings)})
     return figure
 
 
@@ -58,11 +59,14 @@ def _panel(
             axes.axvline(level, color="#22272E", lw=1.0, zorder=1)
     axes.set_title(column.heading, loc="left", fontweight="bold")
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    bare_rows(axes)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
 
 
-def _legend(figure: Figure, *, ceilings: bool) -> None:
-    """Explain the lines."""
-    entries = [("chance", _DASHES), *([("ceiling", "-")] if ceilings else [])]
-    handles = [Line2D([], [], color="#22272E", lw=1.0, ls=dashes) for _, dashes in entries]
-    figure.legend(handles, [name for name, _ in entries], loc="outside lower center", ncols=len(entries))
+def _legend(figure: Figure, drawn: Mapping[str, bool]) -> None:
+    """Explain the lines that are drawn."""
+    dashes = {"chance": _DASHES, "ceiling": "-"}
+    names = [name for name, there in drawn.items() if there]
+    handles = [Line2D([], [], color="#22272E", lw=1.0, ls=dashes[name]) for name in names]
+    if names:
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
