@@ -35,9 +35,8 @@ import logging
 
 from perturbdiff import PerturbDiff
 
-logging.getLogger("perturbdiff").setLevel(
-    "ERROR"
-)  # without this line you can watch the training
+# without this line you can watch the training
+logging.getLogger("perturbdiff").setLevel("WARNING")
 
 model = PerturbDiff(
     adata,
@@ -77,8 +76,8 @@ scores[KEY].round(2)
 # Energy distance is best at 0. For the others, higher is better. [The catalogue](../reference/metrics.md) defines them.
 
 # %% [markdown]
-# *See in the figure:* each dot is a method. The solid line is the ceiling, the dashed line is chance. A method is good
-# if it is near the solid line, and useful if it is better than the baselines.
+# *See in the figure:* each dot is a method, and the solid line is the ceiling. A method is good if it is near the line,
+# and useful if it is better than the baselines. With several perturbations a dashed line would show chance.
 
 # %%
 scores.plot(["energy_distance", "PDCorr", "AUPRC"])
