@@ -24,7 +24,7 @@ _STAGES = {
     "report": "a report",
     "embed": "a table of vectors",
 }
-_ZARR = "a Zarr file of cells"
+_ZARR, _TENX = "a Zarr file of cells", "a 10x folder"
 _FOLDERS = {
     "conditions.parquet": "a store",
     "model.safetensors": "a model bundle",
@@ -32,8 +32,8 @@ _FOLDERS = {
     "genes.txt": "a gene vocabulary",
     "zarr.json": _ZARR,
     ".zgroup": _ZARR,
-    "matrix.mtx.gz": "a 10x folder",
-    "matrix.mtx": "a 10x folder",
+    "matrix.mtx.gz": _TENX,
+    "matrix.mtx": _TENX,
 }
 _ENDINGS = {
     ".yaml": "a recipe",
@@ -45,7 +45,7 @@ _ENDINGS = {
 _HDF5, _PARQUET = b"\x89HDF\r\n\x1a\n", b"PAR1"
 
 
-COUNTS = ("an h5ad file of cells", _ZARR)
+COUNTS = ("an h5ad file of cells", _ZARR, _TENX)
 """What may hold counts."""
 
 
