@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli.options import Out, Work
+from perturbdiff.cli.options import Group, Out, Quick, Work
 
 Repository = Annotated[
     str, typer.Argument(metavar="REPO", help="Repository on the Hugging Face Hub: OWNER/NAME.")
 ]
 
-bundle_app = typer.Typer(help="Describe a trained model, or share it.", no_args_is_help=True)
+bundle_app = typer.Typer(cls=Group, help="Describe a trained model, or share it.", no_args_is_help=True)
 
 
-@bundle_app.command("info")
+@bundle_app.command("info", cls=Quick)
 def bundle_info(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Model bundle.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with all labels, for scripts.")] = False,

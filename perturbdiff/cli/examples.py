@@ -7,6 +7,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff simulate --out sim --cells 2000",
         "perturbdiff preprocess sim/counts.h5ad --out store",
     ),
+    "run": (
+        "perturbdiff run sim/counts.h5ad",
+        "perturbdiff run my.h5ad --perturbation stim --control ctrl --out results",
+    ),
+    "init": ("perturbdiff init sim/counts.h5ad --out plan",),
     "simulate": ("perturbdiff simulate --out sim --cells 2000",),
     "preprocess": (
         "perturbdiff preprocess sim/counts.h5ad --out store",
@@ -44,6 +49,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "baseline show": ("perturbdiff baseline show cpa",),
     "baseline install": ("perturbdiff baseline install cpa state",),
     "baseline remove": ("perturbdiff baseline remove cpa",),
+    "bundle": ("perturbdiff bundle info bundle",),
+    "bundle info": ("perturbdiff bundle info bundle",),
+    "bundle push": ("perturbdiff bundle push bundle my-lab/my-model",),
+    "bundle pull": ("perturbdiff bundle pull my-lab/my-model --out bundle",),
     "evaluate": (
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff",
         "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",

@@ -132,10 +132,6 @@ def run(
     Finds the counts and the columns, holds out what can be judged, trains a model, and compares its predictions with
     simple baselines. Every guess is printed with its reason, and can be changed by an option. The same command again
     continues an interrupted run.
-
-    perturbdiff run my.h5ad
-
-    perturbdiff run my.h5ad --pert-col stim --control ctrl --out results
     """
     from perturbdiff.screen.plan import RECIPE, check_unedited
 
@@ -169,8 +165,6 @@ def init(
 
     Writes recipe.yaml, in which each decision has its reason as a comment, and samplesheet.csv for the workflow. Files
     that were made by someone else or edited are not replaced.
-
-    perturbdiff init my.h5ad --out plan
     """
     plan = _plan(source, options)
     recipe = plan.write(out)

@@ -113,6 +113,7 @@ _OPTIONS = {
 """Names that other tools give to our options and keys, the first that a command has being meant."""
 
 _VALUES = {"gpu": "cuda", "val": "valid", "validation": "valid", "testing": "test", "training": "train"}
+_TRAINS = ("train", "model", "loss", "schedule", "sample")
 _SECTIONS = {
     "preprocess": ("data",),
     "split": ("split", "data"),
@@ -122,9 +123,11 @@ _SECTIONS = {
     "evaluate": ("evaluate",),
     "ceiling": ("evaluate",),
     "baseline": ("baseline",),
-    "train": ("train", "model", "loss", "schedule", "sample"),
-    "pretrain": ("train", "model", "loss", "schedule", "sample"),
-    "finetune": ("train", "model", "loss", "schedule", "sample"),
+    "train": _TRAINS,
+    "pretrain": _TRAINS,
+    "finetune": _TRAINS,
+    "run": ("data", "split", *_TRAINS, "evaluate"),
+    "init": ("data", "split", *_TRAINS, "evaluate"),
 }
 """Sections of the recipe that a command reads."""
 
