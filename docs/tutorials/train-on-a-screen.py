@@ -148,7 +148,8 @@ model.save("kang18-model").name
 # - **It works.** The model never saw a stimulated B cell, and finds most of the direction of the response: PDCorr is
 #   0.86, where half of the real cells reach 0.95.
 # - **It is better than simple methods in some respects.** It ranks the genes that change better (AUPRC 0.66;
-#   `resample` has 0.57, the others 0.32), and its cells are a little nearer to the real ones (energy distance 0.65 against 0.73).
+#   `resample` has 0.57, the others 0.32), and its cells are a little nearer to the real ones (energy
+#   distance 0.65 against 0.73).
 # - **It is not better in all.** In the mean change (PDCorr) and the overlap of the top genes (DEOver) there is no clear
 #   difference from `nearest-context` and `linear`.
 # - **It says too little.** In the last figure most strong genes lie below the diagonal. *CXCL10* is nearly missed. In

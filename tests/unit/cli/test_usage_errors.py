@@ -31,7 +31,7 @@ TRAIN = "train store --split split.parquet --out out"
         (f"{TRAIN} --keep_every 8", ["write --keep-every"]),
         (f"{TRAIN} --overwrite", ["use --force"]),
         (f"{TRAIN} --quiet", ["it stands before the command: perturbdiff --quiet train …"]),
-        (f"{TRAIN} --pert-col gene", ["it is an option of preprocess, split"]),
+        (f"{TRAIN} --pert-col gene", ["it is an option of", "preprocess, split"]),
         (f"{TRAIN} --nonsense", ["perturbdiff train --help lists the options"]),
         ("preprocess a.h5ad --out out --layer counts", ["use --set data.layer=…"]),
         ("preprocess a.h5ad --out out --batch-key donor", ["use --batch-col"]),
