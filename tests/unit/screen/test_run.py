@@ -69,13 +69,7 @@ def test_an_edited_recipe_is_not_replaced_but_can_be_used(run_cli, finished):
     assert run_cli(*command, "--config", recipe, "--seed", "1").code == 2
 
 
-@pytest.fixture
-def few_baselines(monkeypatch):
-    monkeypatch.setattr("perturbdiff.screen.stages.NAMES", ("control", "nearest-context"))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_baselines")
 @pytest.mark.parametrize("make", messy_screens.RUN[1:], ids=lambda make: make.__name__)
 def test_messy_files_end_in_a_report(run_cli, tmp_path, make):
     done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
