@@ -1,6 +1,6 @@
 include { quoted } from '../plan/characters'
 
-// A method of others (docs/baselines.md), or a user's own script that speaks the same protocol (docs/adapters.md).
+// An external method (docs/baselines.md), or a user's own script that speaks the same protocol (docs/adapters.md).
 process EXTERNAL {
     tag   "${meta.id}"
     label 'process_external'

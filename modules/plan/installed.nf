@@ -1,4 +1,4 @@
-// Whether the methods of others are where tasks will look for them, told before the first task.
+// Whether the external methods are where tasks will look for them, told before the first task.
 
 include { isImage    } from './site'
 include { toolFolder } from './tools'
@@ -62,5 +62,5 @@ def toolProblems(names, given, root) {
 
 def checkTools(names, given) {
     def problems = toolProblems(names, given, environments())
-    if (problems) { error("methods of others are missing (see docs/baselines.md):\n  " + problems.join('\n  ')) }
+    if (problems) { error("external methods are missing (see docs/baselines.md):\n  " + problems.join('\n  ')) }
 }

@@ -19,7 +19,7 @@ def namesOf(baselines, choices) {
     return names
 }
 
-// names of methods of others
+// names of external methods
 def toolsOf(plan) {
     return plan.externals.findAll { one -> one.kind == 'tool' }.collect { one -> one.name }.unique().sort()
 }

@@ -25,7 +25,7 @@ def profileProblems(names, given) {
     }
     if (given.baseline_images && !given.container) {
         problems << '--baseline_images goes with --container; ' +
-            'without, methods of others are installed by perturbdiff baseline install'
+            'without, external methods are installed by perturbdiff baseline install'
     }
     if (given.site_config && !('site' in names)) { problems << '--site_config is read with -profile …,site' }
     if ('site' in names && !given.site_config) { problems << '-profile site needs --site_config FILE' }

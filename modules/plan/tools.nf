@@ -1,4 +1,4 @@
-// Methods of others (docs/baselines.md): what the package lists of them.
+// External methods (docs/baselines.md): what the package lists of them.
 
 def toolFolder() {
     return file("${projectDir}/perturbdiff/baselines/external/tools")

@@ -1,4 +1,4 @@
-// Bundles, baselines and methods of others → predictions.
+// Bundles, baselines and external methods → predictions.
 
 include { BASELINE                   } from '../../modules/local/baseline'
 include { EXTERNAL                   } from '../../modules/local/external'

@@ -1,4 +1,4 @@
-"""The images of methods of others, as far as they are there, run without home, network or write access.
+"""The images of external methods, as far as they are there, run without home, network or write access.
 
 ``bin/build-image --baseline NAME .cache/hpc/perturbdiff-NAME.sif`` makes one; ``PD_TEST_TOOL_IMAGES`` names another
 folder with them.
