@@ -186,5 +186,7 @@ def split_file(split: pd.DataFrame | AnyPath, folder: Path) -> Path:
             f"split: the table lacks the column {lacking[0]}; it needs {', '.join((*KEYS, 'part'))}"
         )
     path = folder / "split.parquet"
-    split.to_parquet(path, index=False)
+    table = split.copy(deep=False)
+    table.attrs = {}  # parquet would keep them, among them the place of the file that the table was read from
+    table.to_parquet(path, index=False)
     return path

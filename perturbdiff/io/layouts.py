@@ -173,7 +173,8 @@ class _AnnData:
         return open_column(element)
 
     def places(self) -> list[str]:
-        return [*(n for n in ("X", "raw") if n in self._root), *(f"layers/{n}" for n in _layers(self._root))]
+        have = [name for name, place in (("X", "X"), ("raw", "raw/X")) if place in self._root]
+        return [*have, *(f"layers/{name}" for name in _layers(self._root))]
 
     def matrix(self, scratch: Path) -> RowMatrix:
         place = "raw/X" if self._layer == "raw" else self._layer

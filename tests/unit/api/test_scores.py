@@ -57,5 +57,5 @@ def test_the_figure_has_a_panel_per_metric(scores):
 def test_folders_of_the_commands_can_be_read(scores, tmp_path):
     again = Scores.read(list(scores.folders))
     pd.testing.assert_frame_equal(pd.DataFrame(again), pd.DataFrame(scores))
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="folder of scores not found"):
         Scores.read([tmp_path / "nothing"])
