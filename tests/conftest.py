@@ -6,6 +6,8 @@ import os
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,16 @@ from tiny_data import tiny_counts
 from trained_folder import make_trained
 
 from perturbdiff.cli import main
+
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,3 +83,24 @@ def counts_file(tmp_path) -> Path:
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
     return make_trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium, or the test is skipped."""
+    found = subprocess.run(
+        [Path(__file__).parents[1] / "bin" / "get-chromium"], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        pytest.skip(f"Chromium cannot be had here: {found.stderr.strip().splitlines()[-1]}")
+    return found.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium) -> Iterator[object]:
+    """A running browser; playwright makes a new profile for it."""
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    with driver.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+        yield started
+        started.close()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,16 +18,6 @@ from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
 from perturbdiff.report.page.page import write_report
 from perturbdiff.statistics.statistics_stage import write_statistics
 
-ROOT = Path(__file__).parents[2]
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 METHODS = {"ours": "linear", "nearest-context": "nearest-context", "mean-perturbation": "mean-perturbation"}
 
 
@@ -40,25 +28,6 @@ class Opened:
     page: object
     console: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="session")
-def chromium() -> str:
-    """Path of a Chromium, or the test is skipped."""
-    found = subprocess.run([ROOT / "bin" / "get-chromium"], capture_output=True, text=True, check=False)
-    if found.returncode:
-        pytest.skip(f"Chromium cannot be had here: {found.stderr.strip().splitlines()[-1]}")
-    return found.stdout.strip()
-
-
-@pytest.fixture(scope="session")
-def browser(chromium) -> Iterator[object]:
-    """A running browser; playwright makes a new profile for it."""
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-    with driver.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -93,7 +62,17 @@ def screenshots(tmp_path_factory) -> Path:
 @pytest.fixture
 def keep_screenshot(screenshots):
     """Return a function that photographs a page, its first screen or the whole."""
-    return lambda page, name, full=False: page.screenshot(path=screenshots / f"{name}.png", full_page=full)
+    driver = pytest.importorskip("playwright.sync_api")
+
+    def keep(page, name, full=False):
+        try:
+            page.screenshot(path=screenshots / f"{name}.png", full_page=full)
+        except (
+            driver.Error
+        ) as error:  # Chromium sometimes has no memory for a long page; what is tested is not the picture
+            print(f"no picture {name}: {error}")
+
+    return keep
 
 
 def screen(perturbations: int = 6, genes: int = 80) -> ad.AnnData:

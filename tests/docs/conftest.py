@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from browser.conftest import browser, chromium  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).parents[2]
 
