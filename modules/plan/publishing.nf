@@ -16,6 +16,7 @@ def targetsOf(plan) {
         bundles.collect { id -> "models/${id}" } +
         scored.collect { id -> "predictions/${id}.h5ad" } +
         scored.collect { id -> "metrics/${id}.metrics" } +
+        plan.calibrations.collect { one -> "calibration/${one.id}" } +
         plan.ceilings.collect { one -> "metrics/${one.id}" } + ['report.html']
 }
 

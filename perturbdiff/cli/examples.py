@@ -58,6 +58,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",
     ),
     "ceiling": ("perturbdiff ceiling store --split split.parquet --out metrics/ceiling",),
+    "calibrate": (
+        "perturbdiff calibrate store --split split.parquet --out calibration",
+        "perturbdiff evaluate predictions.h5ad store --out metrics/calibrated --calibration calibration",
+    ),
     "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
     "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),
     "doctor": ("perturbdiff doctor", "perturbdiff doctor --folder results --json"),

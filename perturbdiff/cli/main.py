@@ -17,7 +17,7 @@ from perturbdiff.cli import completion
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
-from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
+from perturbdiff.cli.evaluate_commands import calibrate, ceiling, evaluate, merge
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
 from perturbdiff.cli.options import (
     Force,
@@ -171,6 +171,7 @@ app.add_typer(baseline_app, name="baseline")
 
 app.command(cls=Work)(evaluate)
 app.command(cls=Work)(ceiling)
+app.command(cls=Work)(calibrate)
 app.command(cls=Work)(merge)
 
 

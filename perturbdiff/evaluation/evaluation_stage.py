@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
@@ -110,6 +111,7 @@ def evaluate(
     *,
     method: str | None = None,
     dataset: str | None = None,
+    calibration: Path | None = None,
     seed: int = 0,
     threads: int | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -128,6 +130,9 @@ def evaluate(
         conditions.csv, embedding.parquet and summary.json. ``docs/scoring.md`` says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
+    calibration
+        Folder of `perturbdiff.evaluation.calibration.calibrate` on the same truth: what it says of each metric
+        stands beside the scores.
     seed
         Of the cells drawn for distances and the embedding, of chance and of the intervals.
     threads
@@ -143,12 +148,15 @@ def evaluate(
     Raises
     ------
     UserError
-        If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
+        If a file is missing or unreadable, or scale, genes, conditions or controls do not match, or the calibration
+        is of another truth or definition.
     """
     settings = _settings(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth)}
+    files |= {"calibration": Path(calibration)} if calibration else {}
+    known = provenance.determinants("evaluate", settings, files, seed)
     with provenance.stage(
-        "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
+        "evaluate", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
     ) as stage:
         if stage.skip:
             score_tables.repeat_findings(Path(out))
@@ -163,7 +171,12 @@ def evaluate(
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
             names = {"kind": "predictions", **names}
-            _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
+            pairs = pairing.pair(predicted, real, config)
+            if calibration:
+                pairs.facts["calibration"] = verdicts.facts(
+                    Path(calibration), truth=known["inputs"]["truth"]["sha256"], definition=config.definition
+                )
+            _run(stage, pairs, config, names, seed, threads, shard)
     return Path(out)
 
 

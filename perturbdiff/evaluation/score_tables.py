@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.scoring.limits import limits
@@ -144,6 +145,8 @@ def write_folder(
         seed=seed,
         definition=config.definition,
     )
+    if calibrated := tables.facts.get("calibration"):
+        means = means.assign(**verdicts.columns(calibrated["metrics"], means["metric"]))
     limiting = limits(metrics, conditions, tables.collapse, config)
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])

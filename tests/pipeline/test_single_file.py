@@ -22,7 +22,18 @@ def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
         assert said in ran.output
     names = [name.split(" ")[0] for name in ran.ran()]
     assert sorted(set(names)) == [
-        *("BASELINE", "CEILING", "EVALUATE", "PREPROCESS", "REPORT", "SAMPLE", "SPLIT", "STATS", "TRAIN")
+        *(
+            "BASELINE",
+            "CALIBRATE",
+            "CEILING",
+            "EVALUATE",
+            "PREPROCESS",
+            "REPORT",
+            "SAMPLE",
+            "SPLIT",
+            "STATS",
+            "TRAIN",
+        )
     ]
     assert not list(ran.folder.rglob("made"))
     plan = ran.outdir / "plan"
