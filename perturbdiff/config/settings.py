@@ -411,7 +411,7 @@ class EvaluateConfig(Section):
     )
     targets: Label | None = Field(
         default=None,
-        description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: those in their names",
+        description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
     )
     ceiling_splits: int = Field(
         default=5, ge=1, le=1000, description="number of times that real cells are halved for the ceiling"
