@@ -114,7 +114,7 @@ class Standing:
 
     @property
     def beside_replicate(self) -> Relation:
-        """Return whether the score is clearly below what half of the real cells reach: worse, else level, or unknown."""
+        """Return worse if clearly below what half of the real cells reach, else level, or unknown."""
         ends = [oriented(v, self.metric.direction) for v in (self.ceiling.low, self.ceiling.high)]
         over = self._over(min(ends))  # not a number if either is none
         return "level" if over == "better" else over
