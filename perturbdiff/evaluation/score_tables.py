@@ -146,7 +146,7 @@ def write_folder(
         definition=config.definition,
     )
     if calibrated := tables.facts.get("calibration"):
-        means = means.assign(**verdicts.columns(calibrated["metrics"], means["metric"]))
+        means = means.assign(**verdicts.columns(calibrated["metrics"], list(means["metric"])))
     limiting = limits(metrics, conditions, tables.collapse, config)
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])

@@ -13,13 +13,13 @@ import pandas as pd
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import power, predictability, separation, verdicts
-from perturbdiff.evaluation.calibration.reference_scores import comparable, score_reference, thinned
+from perturbdiff.evaluation.calibration.reference_scores import Look, comparable, score_reference, thinned
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.orientation import oriented
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.readers import inputs
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
-from perturbdiff.evaluation.readers.pairing import held_out_conditions
+from perturbdiff.evaluation.readers.pairing import Pairing, held_out_conditions
 from perturbdiff.evaluation.references import pair_reference
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.evaluation.scoring.scopes import Scope
@@ -30,8 +30,10 @@ CONTROL, MEAN = "control", "perturbed_mean"
 INTERPOLATED, DUPLICATE = "interpolated_duplicate", "technical_duplicate"
 ORDER = (CONTROL, MEAN, INTERPOLATED, DUPLICATE)
 """References from worst to best."""
+SPLITS = 3
+"""How often the cells are halved anew: a single split moves the verdicts of metrics near a limit."""
 SHARES = (0.5, 0.25)
-"""Shares of the cells with which references are scored again."""
+"""Shares of the cells with which the first split is scored again."""
 _DRAWS = 2000
 
 
@@ -61,7 +63,7 @@ def calibrate(
     dataset
         Name of the data set in the tables.
     seed
-        Of the halves, of the cells drawn and of the intervals.
+        Of the first halves (the next ones have the next seeds), of the cells drawn and of the intervals.
     threads
         As in `perturbdiff.evaluation.evaluate`.
 
@@ -101,22 +103,24 @@ class _Calibration:
 
     def score(self) -> None:
         """Score all references with all cells, and those that have to be told apart with fewer."""
-        self.scores: dict[tuple[str, float], pd.DataFrame] = {}
+        self.scores: dict[tuple[str, float], list[pd.DataFrame]] = {}
         self.replicates: list[pd.DataFrame] = []
         self.with_mean: dict[str, float] = {}
-        self.median_cells = float("nan")
         alone = len({c.perturbation for c in self.cells.rows}) < 2
-        for name in (CONTROL, DUPLICATE) if alone else ORDER:
-            pairs = comparable(pair_reference(self.cells, self.wanted, name, seed=self.seed))
-            look = {DUPLICATE: self._look_at_halves, MEAN: self._look_at_mean}.get(name)
-            kept = {"seed": self.seed, "threads": self.threads}
-            self.scores[name, 1.0] = score_reference(pairs, self.config, look=look, **kept)
-            if name == DUPLICATE:
-                sizes = [len(pairs.real.rows[c]) + len(pairs.predicted.rows[c]) for c in pairs.conditions]
-                self.median_cells = float(np.median(sizes))
-            for share in SHARES if name != CONTROL else ():
-                fewer = thinned(pairs, share, seed=self.seed)
-                self.scores[name, share] = score_reference(fewer, self.config, **kept)
+        for split in range(SPLITS):
+            for name in (CONTROL, DUPLICATE) if alone else ORDER:
+                pairs = comparable(pair_reference(self.cells, self.wanted, name, seed=self.seed + split))
+                look = {DUPLICATE: self._look_at_halves, MEAN: self._look_at_mean}.get(name)
+                self._add(name, 1.0, pairs, None if split else look)
+                for share in SHARES if name != CONTROL and not split else ():
+                    self._add(name, share, thinned(pairs, share, seed=self.seed))
+                if name == DUPLICATE and not split:
+                    sizes = [len(pairs.real.rows[c]) + len(pairs.predicted.rows[c]) for c in pairs.conditions]
+                    self.median_cells = float(np.median(sizes))
+
+    def _add(self, name: str, share: float, pairs: Pairing, look: Look | None = None) -> None:
+        table = score_reference(pairs, self.config, seed=self.seed, threads=self.threads, look=look)
+        self.scores.setdefault((name, share), []).append(table)
 
     def _look_at_halves(self, scope: Scope, halves: Comparison) -> None:
         self.replicates.append(predictability.replication(scope, halves))
@@ -126,17 +130,20 @@ class _Calibration:
         self.with_mean |= dict(zip(found["unit"], found["replicate_cosine"], strict=True))
 
     def values(self, metric: str, reference: str, share: float = 1.0) -> np.ndarray:
-        """Return a metric's oriented values [units], NaN where it has none."""
-        table = self.scores.get((reference, share), pd.DataFrame())
-        units = self.scores[DUPLICATE, 1.0].index
-        column = table[metric] if metric in table else pd.Series(dtype=np.float64)
-        return oriented(column.reindex(units).to_numpy(np.float64), METRICS[metric].direction)
+        """Return a metric's oriented values [splits, units], NaN where it has none."""
+        units = sorted({unit for table in self.scores[DUPLICATE, 1.0] for unit in table.index})
+        tables = self.scores.get((reference, share), [pd.DataFrame()] * len(self.scores[DUPLICATE, share]))
+        rows = [
+            table[metric].reindex(units) if metric in table else pd.Series(np.nan, index=units)
+            for table in tables
+        ]
+        return oriented(np.stack([row.to_numpy(np.float64) for row in rows]), METRICS[metric].direction)
 
     def row(self, metric: str) -> dict[str, Any]:
         """Return what the table says of a metric."""
         values = {name: self.values(metric, name) for name in ORDER}
         negative = MEAN if np.isfinite(values[MEAN]).any() else CONTROL
-        gains = separation.differences(values[DUPLICATE], values[negative])
+        gains = separation.over_splits(values[DUPLICATE] - values[negative])
         low, high = (
             bootstrap_mean(gains, draws=_DRAWS, seed=self.seed) if len(gains) > 1 else (np.nan, np.nan)
         )
@@ -178,13 +185,16 @@ class _Calibration:
             **{name: self._mean(metric, name) for name in ORDER},
         }
 
-    def _mean(self, metric: str, reference: str) -> float:
-        table = self.scores.get((reference, 1.0), pd.DataFrame())
-        return float(table[metric].mean()) if metric in table else float("nan")
-
     def _effect(self, metric: str, other: str, share: float) -> float:
-        gaps = separation.differences(*(self.values(metric, name, share) for name in (DUPLICATE, other)))
-        return power.effect_size(gaps)
+        """Return the mean effect size of the splits."""
+        gaps = self.values(metric, DUPLICATE, share) - self.values(metric, other, share)
+        effects = [power.effect_size(row[np.isfinite(row)]) for row in gaps]
+        return float(np.mean(effects))
+
+    def _mean(self, metric: str, reference: str) -> float:
+        tables = self.scores.get((reference, 1.0), [])
+        found = [float(table[metric].mean()) for table in tables if metric in table]
+        return float(np.mean(found)) if found else float("nan")
 
 
 _WORDS = {MEAN: "the mean of the other perturbations", CONTROL: "the controls"}
@@ -192,7 +202,7 @@ _WORDS = {MEAN: "the mean of the other perturbations", CONTROL: "the controls"}
 
 def _write(folder: Path, work: _Calibration, dataset: str, config: EvaluateConfig) -> dict[str, Any]:
     """Write all files; return the summary."""
-    scored = {m for table in work.scores.values() for m in table.columns}
+    scored = {m for tables in work.scores.values() for table in tables for m in table.columns}
     names = [n for n, m in METRICS.items() if n in scored and m.direction != "none"]
     table = pd.DataFrame([work.row(name) for name in names]).assign(definition=config.definition)
     tabular.write_csv(table, folder / verdicts.TABLE)

@@ -166,7 +166,7 @@ def joined(replicates: pd.DataFrame, across: pd.DataFrame, with_mean: pd.Series)
         Cosine of a unit's change with that of the mean of the other perturbations.
     """
     keys = across.assign(pair=across["context"] + "|" + across["perturbation"])
-    by_context = bool(len(replicates)) and bool(replicates["unit"].isin(set(keys["pair"])).any())
+    by_context = bool(len(replicates)) and bool(replicates["unit"].isin(keys["pair"].tolist()).any())
     grouped = keys.groupby("pair" if by_context else "perturbation")[
         ["cross_context_cosine", "contexts"]
     ].mean()

@@ -88,9 +88,8 @@ def score_reference(
                 tables.append(_of_profiles(scope, comparison, scored.wanted.table))
                 if look is not None:
                     look(scope, comparison)
-    table = pd.concat([t.melt(ignore_index=False, var_name="metric") for t in tables]).dropna()
-    wide = table.set_index("metric", append=True)["value"].unstack("metric")
-    return wide.reindex(columns=[m for m in catalogue.METRICS if m in wide.columns])
+    together = pd.concat(tables).groupby(level=0).first()  # of each metric one table has a value
+    return pd.DataFrame(together, columns=pd.Index([m for m in catalogue.METRICS if m in together.columns]))
 
 
 def _label(scope: Scope, perturbation: str) -> str:
@@ -115,4 +114,4 @@ def _of_cells(scored: Scored, *, by_context: bool) -> pd.DataFrame:
     unit = own["perturbation"].astype(str)
     if by_context:
         unit = own["context"].astype(str) + "|" + unit
-    return own.assign(unit=unit).groupby("unit")[names].mean().astype(np.float64)
+    return pd.DataFrame(own.assign(unit=unit).groupby("unit")[names].mean().astype(np.float64))

@@ -33,7 +33,7 @@ def dynamic_range(positive: np.ndarray, negative: np.ndarray, best: float) -> fl
     Parameters
     ----------
     positive, negative
-        Oriented values [n] of the two references.
+        Oriented values [splits, n] of the two references. The fractions of a perturbation are averaged over splits.
     best
         See `perfect`.
 
@@ -47,8 +47,9 @@ def dynamic_range(positive: np.ndarray, negative: np.ndarray, best: float) -> fl
     usable = np.isfinite(positive) & np.isfinite(room) & (room >= 0)
     if not usable.any():
         return float("nan")
-    share = (positive[usable] - negative[usable]) / (room[usable] + _TINY)
-    return float(np.median(np.clip(share, -1.0, 1.0)))
+    share = np.full(usable.shape, np.nan)
+    share[usable] = (positive[usable] - negative[usable]) / (room[usable] + _TINY)
+    return float(np.median(over_splits(np.clip(share, -1.0, 1.0))))
 
 
 def discrimination(better: np.ndarray, worse: np.ndarray) -> float:
@@ -62,7 +63,7 @@ def discrimination(better: np.ndarray, worse: np.ndarray) -> float:
     Parameters
     ----------
     better, worse
-        Oriented values [n].
+        Oriented values [splits, n].
 
     Returns
     -------
@@ -76,7 +77,8 @@ def discrimination(better: np.ndarray, worse: np.ndarray) -> float:
     return float(np.mean((a > b) + 0.5 * (a == b)))
 
 
-def differences(better: np.ndarray, worse: np.ndarray) -> np.ndarray:
-    """Return the paired advantages where both references have a value."""
-    gap = better - worse
-    return gap[np.isfinite(gap)]
+def over_splits(values: np.ndarray) -> np.ndarray:
+    """Return the mean over splits [splits, n] for each perturbation that has any value, [at most n]."""
+    known = np.isfinite(values)
+    total = np.where(known, values, 0.0).sum(axis=0)
+    return total[known.any(axis=0)] / known.sum(axis=0)[known.any(axis=0)]

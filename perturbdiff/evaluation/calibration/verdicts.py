@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -167,7 +167,7 @@ def facts(folder: Path, *, truth: str, definition: str) -> dict[str, Any]:
     }
 
 
-def columns(known: Mapping[str, Mapping[str, str]], metrics: pd.Series) -> dict[str, list[str]]:
+def columns(known: Mapping[str, Mapping[str, str]], metrics: Sequence[str]) -> dict[str, list[str]]:
     """Return what stands beside metrics in ``aggregate.csv``; empty for one that was not calibrated.
 
     Parameters
@@ -175,9 +175,9 @@ def columns(known: Mapping[str, Mapping[str, str]], metrics: pd.Series) -> dict[
     known
         ``metrics`` of `facts`.
     metrics
-        The column of metrics.
+        Names, as they stand in the table.
     """
-    found = [known.get(str(name), {}) for name in metrics]
+    found = [known.get(name, {}) for name in metrics]
     return {
         "calibration": [one.get("verdict", "") for one in found],
         "calibration_reason": [one.get("reason", "") for one in found],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,9 @@ def oriented(values: Values, direction: str) -> Values:
     direction
         ``higher``, ``lower``, ``one`` or ``none``, as in the catalogue.
     """
+    given: Any = values
     if direction == "higher":
-        return values
+        return given
     if direction == "lower":
-        return -values
-    return -abs(values - 1.0) if direction == "one" else values * float("nan")
+        return -given
+    return -abs(given - 1.0) if direction == "one" else given * float("nan")
