@@ -77,8 +77,8 @@ def calibrate(
     UserError
         If a file is missing, or the split has no condition of the truth in ``part``.
     """
-    settings: dict[str, Any] = {**config.model_dump(), "dataset": dataset, "part": part}
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {})}
+    settings = inputs.settings(config, dataset=dataset, part=part)
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
     with provenance.stage(
         "calibrate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
