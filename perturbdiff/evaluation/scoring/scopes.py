@@ -201,7 +201,8 @@ class Tested:
             variances(self.controls[0].columns),
             *self._cells,
         )
-        return Comparison(self.perturbations, self.genes, *sides, definition, config.min_de, spread)
+        real, predicted = sides
+        return Comparison(self.perturbations, self.genes, real, predicted, definition, config.min_de, spread)
 
 
 class Comparisons(Mapping[Scope, Comparison]):
