@@ -200,7 +200,8 @@ def test_degenerate_cells_give_a_number_or_nan_and_no_warning(seed, flat):
             sides[side][:] = 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = compare(*sides, labels, labels, control="control", genes=[f"g{i}" for i in range(6)])
+        genes = [f"g{i}" for i in range(6)]
+        found = compare(sides[0], sides[1], labels, labels, control="control", genes=genes)
         values = score(found, EFFECT)
     for name, each in values.items():
         assert not np.isinf(each).any(), name
