@@ -101,18 +101,22 @@ class _Calibration:
     seed: int
     threads: int | None
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is a single perturbation, so that there is no mean of the others."""
+        return len({c.perturbation for c in self.cells.rows}) < 2
+
     def score(self) -> None:
         """Score all references with all cells, and those that have to be told apart with fewer."""
         self.scores: dict[tuple[str, float], list[pd.DataFrame]] = {}
         self.replicates: list[pd.DataFrame] = []
         self.with_mean: dict[str, float] = {}
-        alone = len({c.perturbation for c in self.cells.rows}) < 2
         for split in range(SPLITS):
-            for name in (CONTROL, DUPLICATE) if alone else ORDER:
+            for name in (CONTROL, DUPLICATE) if self.alone else ORDER:
                 pairs = comparable(pair_reference(self.cells, self.wanted, name, seed=self.seed + split))
                 look = {DUPLICATE: self._look_at_halves, MEAN: self._look_at_mean}.get(name)
                 self._add(name, 1.0, pairs, None if split else look)
-                for share in SHARES if name != CONTROL and not split else ():
+                for share in SHARES if not split else ():
                     self._add(name, share, thinned(pairs, share, seed=self.seed))
                 if name == DUPLICATE and not split:
                     sizes = [len(pairs.real.rows[c]) + len(pairs.predicted.rows[c]) for c in pairs.conditions]
@@ -142,7 +146,7 @@ class _Calibration:
     def row(self, metric: str) -> dict[str, Any]:
         """Return what the table says of a metric."""
         values = {name: self.values(metric, name) for name in ORDER}
-        negative = MEAN if np.isfinite(values[MEAN]).any() else CONTROL
+        negative = max((MEAN, CONTROL), key=lambda name: _level(values[name]))
         gains = separation.over_splits(values[DUPLICATE] - values[negative])
         low, high = (
             bootstrap_mean(gains, draws=_DRAWS, seed=self.seed) if len(gains) > 1 else (np.nan, np.nan)
@@ -155,10 +159,11 @@ class _Calibration:
             metric,
             len(gains),
             separation.dynamic_range(values[DUPLICATE], values[negative], separation.perfect(metric)),
-            separation.discrimination(values[DUPLICATE], values[negative]),
+            separation.discrimination(values[DUPLICATE], values[CONTROL if self.alone else MEAN]),
             float(gains.mean()) if len(gains) else float("nan"),
             low,
             _WORDS[negative],
+            _WORDS[CONTROL if self.alone else MEAN],
         )
         verdict, reason = verdicts.judge(evidence)
         pairs = zip(ORDER[1:], ORDER[:-1], strict=True)
@@ -195,6 +200,12 @@ class _Calibration:
         tables = self.scores.get((reference, 1.0), [])
         found = [float(table[metric].mean()) for table in tables if metric in table]
         return float(np.mean(found)) if found else float("nan")
+
+
+def _level(values: np.ndarray) -> float:
+    """Return the mean over splits and perturbations, the lowest of all if there is no value."""
+    known = separation.over_splits(values)
+    return float(known.mean()) if len(known) else -np.inf
 
 
 _WORDS = {MEAN: "the mean of the other perturbations", CONTROL: "the controls"}

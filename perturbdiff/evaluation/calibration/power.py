@@ -77,5 +77,7 @@ def cells_needed(effects: Mapping[float, float], perturbations: int, cells: floa
         slope = float(np.clip(np.polyfit(x, y, 1)[0], 0.0, _STEEPEST))
     if slope == 0:
         return math.inf if known[1.0] < wanted else cells * min(effects)
-    share = (wanted / known[1.0]) ** (1 / slope)
-    return math.inf if share > LARGEST else float(math.ceil(cells * max(share, min(effects))))
+    share = math.log(wanted / known[1.0]) / slope  # its logarithm, which cannot overflow
+    if share > math.log(LARGEST):
+        return math.inf
+    return float(math.ceil(cells * max(math.exp(share), min(effects))))

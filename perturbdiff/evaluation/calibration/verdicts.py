@@ -19,17 +19,17 @@ TABLE, PREDICTABILITY = "calibration.csv", "predictability.json"
 FEWEST = 5
 """Perturbations below which nothing is called good or bad."""
 RANGE = 0.1
-"""A metric that is kept uses at least so much of its range between the mean and a perfect score."""
+"""A replicate gets at least so far from the uninformed reference to a perfect score in a metric that is kept."""
 ORDER = 0.75
 """A metric that is kept puts the replicate above the mean for at least so many of the perturbations."""
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "populations": ("energy_distance",),
-    "changes": ("PDCorr",),
-    "discrimination": ("PDS_cos", "PDS_L1"),
+    "changes": ("PDCorr", "PDCorr_perturbed", "R2_weighted"),
+    "discrimination": ("PDS_cos", "PDS_L1", "centroid_accuracy"),
     "de_genes": ("DEOver_10", "DEOver"),
     "de_ranking": ("AUPRC",),
-    "direction": ("DirAgr",),
+    "direction": ("DirAgr", "DirPrec"),
 }
 """What a good prediction gets right, and the metrics that ask for it in order of preference."""
 
@@ -43,15 +43,15 @@ class Evidence:
     metric
         Name in the catalogue.
     units
-        On how many perturbations both the duplicate and the mean have a value.
+        On how many perturbations the duplicate and the negative reference both have a value.
     dynamic_range
         See `separation.dynamic_range`.
     discrimination
-        Share of the perturbations on which the technical duplicate scores above the mean.
+        Share of the perturbations on which the technical duplicate scores above the mean of the others.
     gain, low
-        Mean advantage of the duplicate over the mean, and the lower end of its 95 % interval.
-    negative
-        Name of the negative reference, for the sentence.
+        Mean advantage of the duplicate over the negative reference, and the lower end of its 95 % interval.
+    negative, mean
+        Names of the stronger uninformed reference and of the mean, for the sentence.
     """
 
     metric: str
@@ -60,7 +60,8 @@ class Evidence:
     discrimination: float
     gain: float
     low: float
-    negative: str = "the mean of the other perturbations"
+    negative: str = "the controls"
+    mean: str = "the mean of the other perturbations"
 
 
 def judge(found: Evidence) -> tuple[Level, str]:
@@ -86,11 +87,11 @@ def _strength(found: Evidence) -> tuple[Level, str]:
     """Return whether a metric that tells a replicate from the mean does so clearly enough."""
     share = f"{100 * found.discrimination:.0f} %"
     if found.discrimination < ORDER:
-        return "weak", f"puts a replicate above {found.negative} for only {share} of the perturbations"
+        return "weak", f"puts a replicate above {found.mean} for only {share} of the perturbations"
     if found.dynamic_range < RANGE:
         used = f"{100 * found.dynamic_range:.0f} %"
         return "weak", f"a replicate gets only {used} of the way from {found.negative} to a perfect score"
-    return "keep", f"puts a replicate above {found.negative} for {share} of the perturbations"
+    return "keep", f"puts a replicate above {found.mean} for {share} of the perturbations"
 
 
 @dataclass(frozen=True)
