@@ -11,7 +11,8 @@ import pytest
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import Config, DataConfig, EvaluateConfig, SplitConfig
-from perturbdiff.evaluation.evaluation_stage import ceiling, choose, evaluate
+from perturbdiff.evaluation.ceiling_stage import ceiling
+from perturbdiff.evaluation.evaluation_stage import choose, evaluate
 from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
