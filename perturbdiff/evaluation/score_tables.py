@@ -141,9 +141,12 @@ def write_folder(
     members, named = _members(conditions), {"seed": seed, "definition": config.definition}
     means = aggregate(metrics, members, chance=chance, draws=config.bootstrap, **named)
     if "splits" in tables.facts:
-        none = [pd.DataFrame()] * tables.facts["splits"]
-        both = zip(by_perturbation or none, map(condition_rows, by_condition or none), strict=True)
-        of_splits = [aggregate(pd.concat(rows, ignore_index=True), members, **named) for rows in both]
+        number = tables.facts["splits"]
+        both = zip(
+            by_perturbation or [pd.DataFrame()] * number, by_condition or [conditions] * number, strict=True
+        )
+        rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
+        of_splits = [aggregate(table, members, **named) for table in rows]
         means["split_sd"] = split_values.deviation(means, of_splits)
     limiting = limits(metrics, conditions, tables.collapse, config)
     for finding in limiting:

@@ -19,7 +19,7 @@ from perturbdiff.evaluation.references import pair_reference
 from perturbdiff.evaluation.scoring.condition_pass import score_cells
 from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.report.loading.results import read_runs
+from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
