@@ -77,7 +77,7 @@ def calibrate(
     UserError
         If a file is missing, or the split has no condition of the truth in ``part``.
     """
-    settings = inputs.settings(config, dataset=dataset, part=part)
+    settings = inputs.settings_of(config, dataset=dataset, part=part)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
     with provenance.stage(
         "calibrate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force

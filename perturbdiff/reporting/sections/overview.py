@@ -152,7 +152,12 @@ def _key_row(s: Standing, color: str) -> Row:
         Cell(f"{s.worth}: {s.reason}", "scale silent")
         if s.silent
         else Cell(share, "scale", value=along, scale=scale),
-        Cell(number(s.ceiling.value, digits), "num faint", value=s.ceiling.value),
+        Cell(
+            number(s.ceiling.value, digits),
+            "num faint",
+            page_tables.plus_minus(s.ceiling.split_sd, digits),
+            value=s.ceiling.value,
+        ),
     )
     return Row(
         s.metric.heading.replace(f" {s.metric.arrow}", f"\u00a0{s.metric.arrow}"),
