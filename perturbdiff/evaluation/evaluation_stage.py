@@ -13,6 +13,8 @@ from threadpoolctl import threadpool_limits
 from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
+from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
@@ -23,6 +25,7 @@ from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing
 
 CEILING = "ceiling"
@@ -145,6 +148,8 @@ def evaluate(
     UserError
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
     """
+    if config.definition == DEFINITION:
+        check_settings(config, shard)
     settings = _settings(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **_targets_file(config)}
     with provenance.stage(
@@ -163,7 +168,11 @@ def evaluate(
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
             names = {"kind": "predictions", **names}
-            _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
+            if config.definition == DEFINITION:
+                found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
+                stage.results.update(found)
+            else:
+                _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
     return Path(out)
 
 
@@ -203,6 +212,10 @@ def ceiling(
     UserError
         If a file is missing, or the split has no condition of the store in ``part``.
     """
+    if config.definition == DEFINITION:
+        raise UserError(
+            f"the replicate of {DEFINITION} is part of each evaluation by it; run evaluate, or take another definition"
+        )
     settings = _settings(config, shard, dataset=dataset, part=part)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **_targets_file(config)}
     with provenance.stage(

@@ -203,13 +203,16 @@ def measure(
             progress.advance()
 
     lock = threading.Lock()
-    with threadpool_limits(1, "blas"), track(label, len(names), "perturbations") as progress:
-        with Workers(usable(threads)) as workers:
-            for place, name in enumerate(names):
-                counts = read(rows[name])
-                workers.submit(partial(work, place, counts), 2 * counts.nnz)
-                del counts
-            workers.finish()
+    with (
+        threadpool_limits(1, "blas"),
+        track(label, len(names), "perturbations") as progress,
+        Workers(usable(threads)) as workers,
+    ):
+        for place, name in enumerate(names):
+            counts = read(rows[name])
+            workers.submit(partial(work, place, counts), 2 * counts.nnz)
+            del counts
+        workers.finish()
     return Side(names, reference, bulk, noise, sums, num_cells, fold, p, q)
 
 
