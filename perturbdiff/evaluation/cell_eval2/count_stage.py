@@ -181,7 +181,7 @@ def _aggregate(scored: Sequence[_Scored], rules: Rules) -> pd.DataFrame:
         parts.insert(0, _mean_of_contexts(parts))
     found = pd.concat(parts, ignore_index=True)
     first = ["scope_kind", "scope", "metric"]
-    return found[[*first, *(c for c in found if c not in first)]]
+    return pd.DataFrame(found, columns=pd.Index([*first, *(c for c in found if c not in first)]))
 
 
 def _mean_of_contexts(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
@@ -247,7 +247,9 @@ def _tests(scope: Scope, side: Side, place: int, genes: Sequence[str]) -> pa.Tab
             "scope_kind": repeated(scope[0]),
             "scope": repeated(scope[1]),
             "perturbation": repeated(side.perturbations[place]),
-            "gene": pa.DictionaryArray.from_arrays(codes, pa.array([genes[g] for g in tested], pa.string())),
+            "gene": pa.DictionaryArray.from_arrays(
+                codes, pa.array([genes[int(g)] for g in tested], pa.string())
+            ),
             "p": side.p[place, tested],
             "q": side.q[place, tested].astype(np.float32),
             "log2fc": side.fold[place, tested].astype(np.float32),
@@ -291,8 +293,8 @@ def _told_targets(panels: Panels) -> dict[str, Any]:
 def _headline(aggregate: pd.DataFrame) -> dict[str, Any]:
     """Return the scaled scores of the first scope, and their mean."""
     first = aggregate[aggregate["scope"] == aggregate["scope"].iloc[0]]
-    shown = first[first["metric"].isin([SCORE, *SCORED])]
-    return dict(zip(shown["metric"], shown["scaled"].astype(float), strict=True))
+    scaled = dict(zip(first["metric"], first["scaled"].astype(float), strict=True))
+    return {name: scaled[name] for name in (SCORE, *SCORED)}
 
 
 def _without_folders(panels: Panels, paths: Sequence[Path]) -> list[dict[str, Any]]:

@@ -27,6 +27,8 @@ def _cells_with_values(
         d = share[cell]
         for i in range(indptr[cell], indptr[cell + 1]):
             gene = indices[i]
+            if data[i] == 0:  # stored, but nothing
+                continue
             w = weight[gene]
             without = np.log1p(w * d)
             change = np.log1p(w * (d - data[i] / sums[gene] * (1.0 + d)))

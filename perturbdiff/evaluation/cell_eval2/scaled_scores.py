@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.cell_eval2.anchors import Scores
-from perturbdiff.evaluation.cell_eval2.metrics import METRICS, SCORED
+from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM_PARTS, SCORED
 from perturbdiff.evaluation.cell_eval2.scores import means
 
 SCORE = "score"
@@ -112,38 +113,40 @@ def table(point: Levels, draws: Levels | None, method: Scores, metrics: Sequence
         metric, mean, nanmean (the same), median, low, high (95 % interval over perturbations), n_defined, n, direction,
         scored, baseline, replicate, replicate_sd (over the halvings), scaled, scaled_low, scaled_high.
     """
-    rows = []
-    for name in (SCORE, *metrics):
-        values = method.get(name)
-        whole = point.scaled if name == SCORE else point.method
-        drawn = None if draws is None else (draws.scaled if name == SCORE else draws.method).get(name)
-        value = float(whole[name][0]) if name in whole else float("nan")
-        ends = interval(drawn) if drawn is not None else (float("nan"),) * 2
-        shown = (
-            interval(draws.scaled[name])
-            if draws is not None and name in draws.scaled
-            else (float("nan"),) * 2
-        )
-        defined = None if values is None else values[~np.isnan(values)]
-        splits = [float(split[name][0]) for split in point.splits if name in split]
-        rows.append(
-            {
-                "metric": name,
-                "mean": value,
-                "nanmean": value,
-                "median": float(np.median(defined)) if defined is not None and defined.size else float("nan"),
-                "low": ends[0],
-                "high": ends[1],
-                "n_defined": len(SCORED) if values is None else int(len(values) - np.isnan(values).sum()),
-                "n": len(next(iter(method.values()))),
-                "direction": "higher" if name == SCORE else METRICS[name].direction,
-                "scored": name != SCORE and METRICS[name].scored,
-                "baseline": float(point.baseline[name][0]) if name in point.baseline else float("nan"),
-                "replicate": float(point.replicate[name][0]) if name in point.replicate else float("nan"),
-                "replicate_sd": float(np.std(splits)) if splits else float("nan"),
-                "scaled": float(point.scaled[name][0]) if name in point.scaled else float("nan"),
-                "scaled_low": shown[0],
-                "scaled_high": shown[1],
-            }
-        )
-    return pd.DataFrame(rows)
+    return pd.DataFrame([_row(name, point, draws, method) for name in (SCORE, *metrics)])
+
+
+def _row(name: str, point: Levels, draws: Levels | None, method: Scores) -> dict[str, Any]:
+    mean = name == SCORE
+    values = method.get(name, method[NORM_PARTS[0]])  # of the ratio: where its numerator is defined
+    defined = values[~np.isnan(values)]
+    value = _first(point.scaled if mean else point.method, name)
+    low, high = _ends({} if draws is None else draws.scaled if mean else draws.method, name)
+    scaled_low, scaled_high = _ends({} if draws is None else draws.scaled, name)
+    splits = [float(split[name][0]) for split in point.splits if name in split]
+    return {
+        "metric": name,
+        "mean": value,
+        "nanmean": value,
+        "median": float(np.median(defined)) if defined.size and name in method else float("nan"),
+        "low": low,
+        "high": high,
+        "n_defined": len(defined),
+        "n": len(values),
+        "direction": "higher" if mean else METRICS[name].direction,
+        "scored": not mean and METRICS[name].scored,
+        "baseline": _first(point.baseline, name),
+        "replicate": _first(point.replicate, name),
+        "replicate_sd": float(np.std(splits)) if splits else float("nan"),
+        "scaled": _first(point.scaled, name),
+        "scaled_low": scaled_low,
+        "scaled_high": scaled_high,
+    }
+
+
+def _first(found: Mapping[str, np.ndarray], name: str) -> float:
+    return float(found[name][0]) if name in found else float("nan")
+
+
+def _ends(draws: Mapping[str, np.ndarray], name: str) -> tuple[float, float]:
+    return interval(draws[name]) if name in draws else (float("nan"), float("nan"))
