@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 from perturbdiff.evaluation.cell_eval2.de_metrics import replicate_fold_error
 from perturbdiff.evaluation.cell_eval2.measurements import Pair, Read, Side, measure, reference_of
-from perturbdiff.evaluation.cell_eval2.metrics import NMAE
+from perturbdiff.evaluation.cell_eval2.metrics import FOLD_ERROR
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.cell_eval2.scores import score
 from perturbdiff.io.matrices import Sparse
@@ -119,7 +119,7 @@ def _replicate(pair: Pair, cells: RealCells, rules: Rules, seed: int, threads: i
     for half, side in zip(both, sides, strict=True):
         half[kept] = side.fold
     scores = {name: _spread(values, kept) for name, values in found.items()}
-    scores[NMAE] = np.where(kept, replicate_fold_error(pair, rules, (both[0], both[1])), np.nan)
+    scores[FOLD_ERROR] = np.where(kept, replicate_fold_error(pair, rules, (both[0], both[1])), np.nan)
     return scores
 
 

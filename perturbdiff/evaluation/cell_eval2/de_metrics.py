@@ -6,7 +6,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
-from perturbdiff.evaluation.cell_eval2.metrics import DE, NMAE
+from perturbdiff.evaluation.cell_eval2.metrics import DE, FOLD_ERROR
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 
 _MOST = (None, 50, 100, 200, 500)
@@ -15,7 +15,7 @@ _FLOOR = 1e-10  # q that stands for zero where no q is positive
 
 def scored_set_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return the two scored metrics of DE sets, float64 [M] each."""
-    return {f"{DE}sig_jaccard": jaccard(pair, rules), NMAE: fold_error(pair, rules)}
+    return {f"{DE}sig_jaccard": jaccard(pair, rules), FOLD_ERROR: fold_error(pair, rules)}
 
 
 def set_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:

@@ -55,7 +55,7 @@ NORM = "expr_mse_unbiased_capped_norm"
 """A ratio of two sums over perturbations: it has no value for a single one."""
 NORM_PARTS = ("expr_mse_unbiased_capped", "expr_distance_unbiased")
 DE = "de_wilcoxon_"
-NMAE = f"{DE}lfc_nmae"
+FOLD_ERROR = f"{DE}lfc_nmae"
 
 
 def _expression() -> list[CountMetric]:
@@ -117,7 +117,7 @@ def _tests() -> list[CountMetric]:
         higher("lfc_spearman_pos", spearman.format(" that rise"), "fold_up", -1.0),
         higher("lfc_spearman_neg", spearman.format(" that fall"), "fold_down", -1.0),
         CountMetric(
-            NMAE,
+            FOLD_ERROR,
             "lower",
             "error of fold changes over the real DE genes, the target left out, over their mean size",
             scored=True,
