@@ -14,6 +14,8 @@ from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.calibration import verdicts
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
+from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
@@ -148,6 +150,8 @@ def evaluate(
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match, or the calibration
         is of another truth or definition.
     """
+    if config.definition == DEFINITION:
+        check_settings(config, shard)
     settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.targets_file(config)}
     files |= {"calibration": Path(calibration)} if calibration else {}
@@ -168,12 +172,15 @@ def evaluate(
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
             names = {"kind": "predictions", **names}
-            pairs = pairing.pair(predicted, real, config)
-            if calibration:
-                pairs.facts["calibration"] = verdicts.facts(
-                    Path(calibration), truth=known["inputs"]["truth"]["sha256"], definition=config.definition
-                )
-            _run(stage, pairs, config, names, seed, threads, shard)
+            if config.definition == DEFINITION:
+                found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
+                stage.results.update(found)
+            else:
+                pairs = pairing.pair(predicted, real, config)
+                if calibration:
+                    truth_hash = known["inputs"]["truth"]["sha256"]
+                    pairs.facts["calibration"] = verdicts.facts(calibration, truth_hash, config.definition)
+                _run(stage, pairs, config, names, seed, threads, shard)
     return Path(out)
 
 

@@ -15,15 +15,18 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import power, predictability, separation, verdicts
 from perturbdiff.evaluation.calibration.reference_scores import Look, comparable, score_reference, thinned
 from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.metrics.differential import DEFINITIONS
 from perturbdiff.evaluation.metrics.orientation import oriented
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.readers import inputs
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
 from perturbdiff.evaluation.readers.pairing import Pairing, held_out_conditions
 from perturbdiff.evaluation.references import pair_reference
+from perturbdiff.evaluation.scoring.aggregate import ALL_PERTURBATIONS
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.evaluation.scoring.scopes import Scope
 from perturbdiff.runtime import provenance, tabular
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.files import existing
 
 CONTROL, MEAN = "control", "perturbed_mean"
@@ -75,8 +78,12 @@ def calibrate(
     Raises
     ------
     UserError
-        If a file is missing, or the split has no condition of the truth in ``part``.
+        If a file is missing, the split has no condition of the truth in ``part``, or the definition is cell-eval2.
     """
+    if config.definition not in DEFINITIONS:
+        raise UserError(
+            f"--definition {config.definition}: has anchors of its own; calibrate takes {listing(DEFINITIONS)}"
+        )
     settings = inputs.settings_of(config, dataset=dataset, part=part)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
     with provenance.stage(
@@ -135,13 +142,19 @@ class _Calibration:
 
     def values(self, metric: str, reference: str, share: float = 1.0) -> np.ndarray:
         """Return a metric's oriented values [splits, units], NaN where it has none."""
+        known = METRICS[metric]
         units = sorted({unit for table in self.scores[DUPLICATE, 1.0] for unit in table.index})
-        tables = self.scores.get((reference, share), [pd.DataFrame()] * len(self.scores[DUPLICATE, share]))
+        units = [unit for unit in units if (unit == ALL_PERTURBATIONS) != known.per_perturbation]
+        if (tables := self.scores.get((reference, share))) is None:
+            return np.full((len(self.scores[DUPLICATE, share]), len(units)), np.nan)
         rows = [
-            table[metric].reindex(units) if metric in table else pd.Series(np.nan, index=units)
-            for table in tables
+            table[metric].reindex(units) if metric in table else pd.Series(np.nan, units) for table in tables
         ]
-        return oriented(np.stack([row.to_numpy(np.float64) for row in rows]), METRICS[metric].direction)
+        found = np.stack([row.to_numpy(np.float64) for row in rows])
+        if known.low == -1.0 and reference != DUPLICATE:
+            unchanged = np.isnan(found) & ~np.isnan(self.values(metric, DUPLICATE, share))
+            found[unchanged] = 0.0  # a prediction without any change correlates with nothing
+        return oriented(found, known.direction)
 
     def row(self, metric: str) -> dict[str, Any]:
         """Return what the table says of a metric."""

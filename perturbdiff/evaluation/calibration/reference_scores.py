@@ -15,6 +15,7 @@ from perturbdiff.evaluation.calibration.verdicts import FEWEST
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.readers.pairing import Pairing
+from perturbdiff.evaluation.scoring.aggregate import ALL_PERTURBATIONS
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 
@@ -104,7 +105,7 @@ def _of_profiles(scope: Scope, comparison: Comparison, metrics: tuple[str, ...])
     )
     single = {n: float(v[0]) for n, v in values.items() if not catalogue.METRICS[n].per_perturbation}
     if single and scope[0] == POOLED:
-        table = pd.concat([table, pd.DataFrame(single, index=pd.Index(["*"], name="unit"))])
+        table = pd.concat([table, pd.DataFrame(single, index=pd.Index([ALL_PERTURBATIONS], name="unit"))])
     return table.astype(np.float64)
 
 

@@ -130,7 +130,7 @@ class Calibration:
         return {name: (verdict, reason) for name, verdict, reason in rows}
 
 
-def facts(folder: Path, *, truth: str, definition: str) -> dict[str, Any]:
+def facts(folder: Path, truth: str, definition: str) -> dict[str, Any]:
     """Return what an evaluation keeps of a calibration.
 
     Parameters
