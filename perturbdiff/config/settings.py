@@ -336,8 +336,8 @@ class SampleConfig(Section):
     )
     values: Literal["log1p", "counts"] = Field(
         default="log1p",
-        description="write log1p values of the model's genes, or integer counts of all genes of the store. A cell gets "
-        "the depth of the control cell that it starts from, and its counts of the genes that the model does not predict",
+        description="write log1p values of the model's genes, or whole counts of all genes of the store. A cell gets "
+        "the depth of the control cell that it starts from, and its counts of genes that the model does not predict",
     )
     sets_per_batch: int = Field(default=8, le=10**5, ge=1, description="number of sets computed together")
     ddpm_variance: Literal["posterior", "beta"] = Field(

@@ -2,9 +2,9 @@
 
 Each predicted cell starts from one control cell. It gets the depth of that cell, so that predicted cells are as deep as
 the controls of their context, and its counts of the genes that the model does not predict. The model's log1p values
-at that depth are the expected counts. They become whole numbers at random, upwards with a probability equal to the
-fraction: the mean of a gene stays what the model says. Predicted cells vary as much as measured ones already, so they
-are not drawn from a Poisson or multinomial distribution, which would add the noise of counting once more.
+at that depth are the expected counts, which `whole_counts` makes whole. Predicted cells vary as much as measured ones
+already, so they are not drawn from a Poisson or multinomial distribution, which would add the noise of counting once
+more.
 """
 
 from __future__ import annotations
@@ -17,8 +17,46 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store
 
 
+def whole_counts(expected: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return whole numbers whose sum over the cells of a set is, for each gene, on average the expected one.
+
+    As many cells of the set express a gene as are expected to. A measured cell that expresses a gene has at least one
+    count of it, so each of them gets one, and the rest of the sum is shared out in proportion to what they have above
+    one count, rounded at random: upwards with a probability equal to the fraction. Where the sum is less than one
+    count for each, a cell gets its count with a probability that rises with its expected count, up to one.
+
+    Parameters
+    ----------
+    expected
+        Expected counts of a set, ≥ 0, float64 [cells, genes].
+    rng
+        Source of the random numbers.
+
+    Returns
+    -------
+    np.ndarray
+        Whole numbers as float64 [cells, genes]; 0 where 0 is expected.
+    """
+    expressed = expected > 0
+    number, total = expressed.sum(axis=0), expected.sum(axis=0)
+    one = np.minimum(expected, 1.0)
+    above = expected - one
+    enough = total >= number
+    chance = np.where(
+        enough, 1.0, one + (1.0 - one) * _share(total - one.sum(axis=0), number - one.sum(axis=0))
+    )
+    more = above * np.where(enough, _share(total - number, above.sum(axis=0)), 0.0)
+    counted = (rng.random(expected.shape) < chance) + np.floor(more + rng.random(expected.shape))
+    return np.where(expressed, counted, 0.0)
+
+
+def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole between 0 and 1; 0 where nothing is whole."""
+    return np.divide(part, whole, out=np.zeros_like(whole, np.float64), where=whole > 0).clip(0.0, 1.0)
+
+
 class CountDraws:
-    """Draws whole counts.
+    """Draws whole counts of sets of predicted cells.
 
     Parameters
     ----------
@@ -51,7 +89,7 @@ class CountDraws:
     def __call__(
         self, log1p: np.ndarray, rows: np.ndarray, controls: sparse.csr_matrix, rng: np.random.Generator
     ) -> tuple[sparse.csr_matrix, np.ndarray]:
-        """Return counts of predicted cells, int32 CSR [n, G], and the depth of each, float32 [n].
+        """Return counts of the cells of a set, int32 CSR [n, G], and the depth of each, float32 [n].
 
         Parameters
         ----------
@@ -62,11 +100,11 @@ class CountDraws:
         controls
             The counts of these cells [n, G].
         rng
-            Decides between the whole numbers below and above an expected count.
+            Source of the random numbers.
         """
         depth = self._store.n_counts[rows]
         expected = np.expm1(log1p[:, self._columns].astype(np.float64)).clip(min=0)
         expected *= depth[:, None].astype(np.float64) / self._store.target_sum
         counts = controls.toarray().astype(np.int32)
-        counts[:, self.predicted] = np.floor(expected + rng.random(expected.shape))
+        counts[:, self.predicted] = whole_counts(expected, rng)
         return sparse.csr_matrix(counts), depth
