@@ -89,7 +89,7 @@ def method_of(bundle: Path, name: str, settings: SampleConfig, *, random_init: b
         if isinstance(entry, dict)
     }
     recipe = manifest.get("config") or (bundle / "config.json").read_text()
-    sampling = settings.model_dump(mode="json")
+    sampling = settings.model_dump(mode="json", exclude={"values"})  # the same method in other units
     made = {"stage": manifest.get("stage"), "config": recipe, "inputs": inputs, "sampling": sampling}
     digest = hashlib.sha256(provenance.as_json({**made, "random_init": random_init}).encode()).hexdigest()
     seed = manifest.get("seed")
