@@ -126,10 +126,11 @@ def _label_problems(table: pd.DataFrame, rules: Rules, panel: Panel) -> Iterator
     ):
         for label in labels:
             yield f"'{label}' {what}; contexts are {listing(contexts)}"
-    counts = table.groupby(["context", "perturbation"], observed=True).size()
     for context in contexts:
         if context in there:
-            yield from _panel_problems(context, counts[context].to_dict(), rules, panel)
+            mine = pd.Series(table["perturbation"][table["context"] == context])
+            numbers = {str(name): int(number) for name, number in mine.value_counts().items() if number}
+            yield from _panel_problems(context, numbers, rules, panel)
 
 
 def _panel_problems(context: str, cells: dict[str, int], rules: Rules, panel: Panel) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from perturbdiff.io.input_file import InputFile
@@ -128,7 +129,7 @@ def _read_genes(path: Path) -> list[str]:
         path, "give one gene name per line", header=None, dtype=str, keep_default_na=False
     )
     names = pd.Index(table[0].str.strip())
-    names = names[1:] if names[0].lower() in _HEADERS else names
+    names = names[1:] if str(names[0]).lower() in _HEADERS else names
     if not len(names):
         raise UserError(f"{path}: names no gene; give one gene name per line")
     if not names.is_unique:
@@ -146,18 +147,17 @@ def _read_perturbations(path: Path) -> dict[str | None, dict[str, int | None]]:
             f"{path}: lacks the column {PERTURBATION}; give the competition's pert_counts.csv; columns: "
             f"{listing(table.columns)}"
         )
-    names = table[PERTURBATION].str.strip()
-    keep = ~names.isin(["", RULES["vcc2026"].control])
-    if not keep.any():
-        raise UserError(f"{path}: names no perturbation")
-    numbers = (
-        pd.to_numeric(table[NUMBER], errors="coerce") if NUMBER in table else pd.Series(index=table.index)
-    )
+    names = table[PERTURBATION].str.strip().to_numpy(object)
+    contexts = table[CONTEXT].to_numpy(object) if CONTEXT in table else np.full(len(table), None)
+    numbers = np.full(len(table), np.nan)
+    if NUMBER in table:
+        numbers = np.asarray(pd.to_numeric(table[NUMBER], errors="coerce"), np.float64)
     lists: dict[str | None, dict[str, int | None]] = {}
-    for row in table.index[keep]:
-        context = str(table[CONTEXT][row]) if CONTEXT in table else None
-        number = numbers[row]
-        lists.setdefault(context, {})[str(names[row])] = int(number) if number >= 1 else None
+    for name, context, number in zip(names, contexts, numbers, strict=True):
+        if name not in ("", RULES["vcc2026"].control):
+            lists.setdefault(context, {})[name] = int(number) if number >= 1 and np.isfinite(number) else None
+    if not lists:
+        raise UserError(f"{path}: names no perturbation; give the competition's pert_counts.csv")
     return lists
 
 

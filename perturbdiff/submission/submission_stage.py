@@ -70,8 +70,8 @@ class Request:
         panel = read_panel(self.genes, self.perturbations, self.contexts)
         if rules.panel and panel.perturbations is None:
             raise UserError(
-                f"export: --for {self.rules} needs the list of perturbations; give the competition's pert_counts.csv by "
-                "--perturbations"
+                f"export: --for {self.rules} needs the list of perturbations; give the competition's pert_counts.csv "
+                "by --perturbations"
             )
         if rules.panel and panel.contexts is None:
             raise UserError(
