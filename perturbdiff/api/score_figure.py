@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.svg import Look, looks, panels
-from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.results import Run
+from perturbdiff.reporting.figures.svg import Look, looks, panels
+from perturbdiff.reporting.loading.metric_columns import Column
+from perturbdiff.reporting.loading.results import Run
 
 _WIDTH = 3.1  # inches of a panel
 _ACROSS = 3
@@ -24,7 +24,7 @@ def draw(runs: Sequence[Run], columns: Sequence[Column]) -> Figure:
     """Return the figure of some metrics. Methods stand in the order of ``runs``; the ceiling is a line."""
     pyplot.draw_if_interactive()  # loads the backend, without which a notebook shows no figure of ours
     shown = [run for run in runs if run.kind != "ceiling"]
-    ceilings = [run for run in runs if run.kind == "ceiling"]
+    ceilings = [run for run in runs if run.kind == "ceiling" and not run.is_reference]
     look = looks([run.method for run in shown])
     across = max(1, min(_ACROSS, len(columns)))
     lines = -(-len(columns) // across)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.loading.metric_columns import key_columns, metric_columns, score_table
-from perturbdiff.report.loading.results import POOLED, Run, read_runs
+from perturbdiff.reporting.loading.metric_columns import key_columns, metric_columns, score_table
+from perturbdiff.reporting.loading.results import POOLED, Run, read_runs
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Scores(pd.DataFrame):
         ``chance`` (the same predictions given to other perturbations), ``n_defined`` and ``n`` (perturbations with a
         defined score, and all), ``direction`` (``higher`` or ``lower`` is better, ``one``: best at 1, ``none``).
     folders
-        The folders of `perturbdiff evaluate` behind the table. ``perturbdiff.report(scores, "report.html")`` reads
+        The folders of `perturbdiff evaluate` behind the table. ``perturbdiff.reporting(scores, "report.html")`` reads
         them. If no output was named they are temporary, and go when this object does.
 
     Examples
