@@ -169,6 +169,7 @@ def _look_at_values(file: InputFile, found: CellSurvey, rules: Rules) -> None:
         odd["not finite"] += int((~finite).sum())
         odd["negative"] += int((data < 0).sum())
         odd["no whole number"] += int((np.rint(data[finite]) != data[finite]).sum())
+        data[~finite] = 0  # they are told, and no sums
         sums = np.asarray(values.sum(axis=1, dtype=np.float64)).ravel()
         over += int((sums > rules.most_counts).sum())
         found.largest = max(found.largest, float(sums.max()))
