@@ -20,6 +20,7 @@ _TINY = 1e-30
 _LANES = 8
 _PAIRWISE = ("energy_distance", "mmd", "mmd_pc")
 COMPONENTS = 20
+_CELLS_PER_AXIS = 10  # an axis of fewer cells is mostly their noise
 _FITTED = 512  # real cells of a half that the components are fitted to at most
 _REALISM = (
     "nonzero_ratio",
@@ -84,7 +85,7 @@ def mmd_in_components(
     max_cells: int = 2000,
     seed: int = 0,
 ) -> float:
-    """Return the MMD² of `mmd` between cells in 20 leading components of the real cells, which leave out noise.
+    """Return the MMD² of `mmd` between cells in up to 20 leading components of the real cells, which leave out noise.
 
     The components are the axes along which the real cells lie farthest from the mean of the controls, so that they
     hold what the perturbation changes as well as how its cells differ. They are the same for every prediction. Half
@@ -94,7 +95,7 @@ def mmd_in_components(
     Parameters
     ----------
     predicted, real, max_cells, seed
-        See `energy_distance`. At most 512 cells of a half give the components.
+        See `energy_distance`. At most 512 cells of a half give the components, ten cells at least for each.
     control
         Mean of the controls, float64 [G]; without it, that of the real cells.
     """
@@ -159,7 +160,8 @@ def _in_components(x: _Cells, y: _Cells, against: _Cells, shift: np.ndarray) -> 
 def _axes(rows: np.ndarray) -> np.ndarray:
     """Return the leading principal axes of ``rows`` about the origin, float32 [G, up to 20]."""
     squared, vectors = np.linalg.eigh((rows @ rows.T).astype(np.float64))
-    kept = np.flatnonzero(squared > _NOTHING * max(squared.max(), _TINY))[::-1][:COMPONENTS]
+    most = min(COMPONENTS, max(1, len(rows) // _CELLS_PER_AXIS))
+    kept = np.flatnonzero(squared > _NOTHING * max(squared.max(), _TINY))[::-1][:most]
     return rows.T @ (vectors[:, kept] / np.sqrt(squared[kept])).astype(np.float32)
 
 
