@@ -51,9 +51,9 @@ _DISTRIBUTION = (
         "distribution",
         "MMD² between cells in leading components, 20 or a tenth of the cells that give them: the axes along which the "
         "real cells lie farthest from the mean of the controls; m is the median of the squared distances there. Half "
-        "of the real cells give the components in which the other half is compared, and the other way round. An unbiased "
-        "estimate for independent cells, so that it can be slightly negative; copies of the real cells are not "
-        "independent of the components",
+        "of the real cells give the components in which the other half is compared, and the other way round. An "
+        "unbiased estimate for independent cells, so that it can be slightly negative; copies of the real cells are "
+        "not independent of the components",
         "lower",
         -2.0,
         2.0,
