@@ -137,7 +137,7 @@ def pairwise(
             energy, discrepancy = _against(x, side)
             values |= {f"{prefix}energy_distance": energy, f"{prefix}mmd": discrepancy}
     if "mmd_pc" in names:
-        shift = np.zeros(len(centre), np.float32) if control is None else np.float32(centre - control)
+        shift = np.asarray(centre - (centre if control is None else control), np.float32)
         for prefix, side in sides.items():
             values[f"{prefix}mmd_pc"] = _in_components(x, y, side, shift)
     return values
