@@ -391,6 +391,7 @@ class _Pass:
             seed=_seed_of(condition, self.seed),
             other=other,
             columns=None if columns is None else (columns[1], columns[0]),
+            control=control,
         )
 
     def _test(self, perturbation: _Perturbation) -> None:
