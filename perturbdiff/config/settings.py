@@ -409,6 +409,13 @@ class EvaluateConfig(Section):
         default="real",
         description="control cells for predicted changes: the real ones, or those of the predictions",
     )
+    targets: Label | None = Field(
+        default=None,
+        description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
+    )
+    ceiling_splits: int = Field(
+        default=5, ge=1, le=1000, description="number of times that real cells are halved for the ceiling"
+    )
     missing: Literal["error", "skip"] = Field(
         default="error",
         description="what to do with real conditions that have no prediction (pairs of AnnData files)",
