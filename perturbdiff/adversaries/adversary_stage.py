@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import CEILING, ceiling, evaluate
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.cells_by_condition import Cells
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import SOURCES, Method
 from perturbdiff.predictions import PredictionWriter
@@ -27,8 +26,6 @@ from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
-
-_OUR_COLUMNS = {key: EvaluateConfig.model_fields[key].default for key in ("perturbation_key", "cell_type_key", "batch_key")}
 
 
 def adversaries(
@@ -71,22 +68,23 @@ def adversaries(
     UserError
         If an input is missing or has no control cells, or only one perturbed condition.
     """
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {})}
-    real = inputs.open_truth(existing(files["truth"], "truth"), config)
+    truth = existing(Path(truth), "truth")
+    files = {"truth": truth, **({"split": Path(split)} if split else {})}
+    real = inputs.open_truth(truth, config)
     wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
-    targets = Targets.read(None, sorted({c.perturbation for c in real.rows}), real.reader.genes)
-    honest = HonestCells(real, sorted(wanted), targets, seed)
-    name = dataset or str(real.names.get("dataset") or files["truth"].name)
-    scores = Path(out) / "scores"
-    more: dict[str, Any] = {"dataset": name, "seed": seed, "threads": threads, "force": force}
-    ceiling(files["truth"], scores / CEILING, config, split=split, part=part, **more)
-    refused = {}
+    perturbations = sorted({c.perturbation for c in real.rows})
+    table = None if config.targets is None else Path(config.targets)
+    honest = HonestCells(real, sorted(wanted), Targets.read(table, perturbations, real.reader.genes), seed)
+    more: dict[str, Any] = {"dataset": dataset or real.names["dataset"], "seed": seed, "force": force}
+    scores, refused = Path(out) / "scores", {}
+    ceiling(truth, scores / CEILING, config, split=split, part=part, threads=threads, **more)
+    config = config.model_copy(update={"missing": "skip"})
     for attack in (*HONEST.values(), *ATTACKS.values()):
         file = Path(out) / "predictions" / f"{attack.name}.h5ad"
-        _write(attack, honest, files, file, name, part, force=force)
-        skipping = config.model_copy(update={"missing": "skip"})
+        made = {"attack": attack.name, "part": part, **config.model_dump()}
+        _write(attack, honest, file, made, files, force=force)
         try:
-            evaluate(file, files["truth"], scores / attack.name, skipping, method=attack.name, **more)
+            evaluate(file, truth, scores / attack.name, config, method=attack.name, threads=threads, **more)
         except UserError as error:
             if attack.name in HONEST:
                 raise
@@ -97,27 +95,30 @@ def adversaries(
 def _write(
     attack: Attack,
     honest: HonestCells,
-    files: dict[str, Path],
     out: Path,
-    dataset: str,
-    part: str,
+    made: dict[str, Any],
+    files: dict[str, Path],
     *,
     force: bool,
 ) -> None:
     """Write one attack's predictions file."""
-    config = {"attack": attack.name, "part": part, "dataset": dataset}
-    with provenance.stage("adversaries", out, config=config, inputs=files, seed=honest.seed, force=force) as stage:
+    with provenance.stage(
+        "adversaries", out, config=made, inputs=files, seed=honest.seed, force=force
+    ) as stage:
         if stage.skip:
             return
         truth = honest.truth
-        made_by = Method(baseline=attack.name, seed=honest.seed) if attack.name in HONEST else Method(seed=honest.seed)
+        made_by = (
+            Method(baseline=attack.name, seed=honest.seed)
+            if attack.name in HONEST
+            else Method(seed=honest.seed)
+        )
         with PredictionWriter(
             stage.path,
             truth.reader.genes,
             method=attack.name,
             control=truth.control or "control",
             target_sum=honest.depth,
-            dataset=dataset,
             facts=made_by.to_json(),
         ) as writer:
             conditions = attack.conditions(honest)

@@ -50,8 +50,7 @@ class Start:
     @cached_property
     def mean(self) -> np.ndarray:
         """Return the mean log1p profile of these cells, float64 [G]."""
-        parts = [self.honest.view.cells(rows) for rows in blocks(self.rows, CELLS_AT_ONCE)]
-        return sum(np.asarray(p.sum(axis=0, dtype=np.float64)).ravel() for p in parts) / len(self.rows)
+        return self.honest.profile(self.rows)
 
     @property
     def change(self) -> np.ndarray:
@@ -119,7 +118,9 @@ class Attack:
 
     def handed_controls(self, honest: HonestCells, condition: Condition) -> Iterator[Sparse]:
         """Yield the controls that the file holds for the group of a condition, log1p CSR, a few at a time."""
-        start = Start(honest, condition, self.rows(honest, condition) if self.controls else np.empty(0, np.int64))
+        start = Start(
+            honest, condition, self.rows(honest, condition) if self.controls else np.empty(0, np.int64)
+        )
         yield from _changed(start, honest.controls(condition), self.controls)
 
 
@@ -143,15 +144,17 @@ def _same_controls(honest: HonestCells, condition: Condition) -> np.ndarray:
     return np.resize(honest.controls(condition), honest.size(condition))
 
 
-def _next(honest: HonestCells, condition: Condition) -> np.ndarray:
-    return honest.of(honest.next_of(condition), condition)
+def _relabelled(honest: HonestCells, condition: Condition) -> np.ndarray:
+    return honest.of(honest.relabelled(condition), condition)
 
 
 def _best(honest: HonestCells, condition: Condition) -> np.ndarray:
     return honest.of(honest.best_known(condition), condition)
 
 
-def _values(cells: Sparse, _start: Start, _rng: np.random.Generator, *, of: Callable[..., np.ndarray]) -> Sparse:
+def _values(
+    cells: Sparse, _start: Start, _rng: np.random.Generator, *, of: Callable[..., np.ndarray]
+) -> Sparse:
     """Change the non-zero values one by one."""
     return sp.csr_matrix((of(cells.data), cells.indices, cells.indptr), shape=cells.shape)
 
@@ -260,7 +263,9 @@ ATTACKS: Mapping[str, Attack] = {
             "The file holds controls of its own from which all changes look twice as large.",
             controls=_opposite,
         ),
-        Attack("few-cells", f"{_FEW} cells per condition are too few to be tested and found wrong.", rows=_few),
+        Attack(
+            "few-cells", f"{_FEW} cells per condition are too few to be tested and found wrong.", rows=_few
+        ),
         Attack(
             "all-genes-de",
             f"Every gene moved by {_NUDGE:g} is significant, so that no true gene is missed.",
@@ -268,8 +273,8 @@ ATTACKS: Mapping[str, Attack] = {
         ),
         Attack(
             "permuted-labels",
-            "Real cells of the next perturbation are perfect cells, and only the label is wrong.",
-            rows=_next,
+            "Real cells of another perturbation are perfect cells, and only the label is wrong.",
+            rows=_relabelled,
         ),
         Attack(
             "best-known",

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
 from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
 from perturbdiff.evaluation.evaluation_stage import CEILING
-from perturbdiff.report.loading.metric_columns import Column, metric_columns
-from perturbdiff.report.loading.results import Run, read_runs
+from perturbdiff.report.loading.metric_columns import Column
+from perturbdiff.report.loading.results import read_runs
 from perturbdiff.report.sections.chapter_data import ChapterData
-from perturbdiff.report.sections.focus_scores import values
+from perturbdiff.report.sections.focus_scores import standing
 from perturbdiff.report.sections.overview import verdict_of
-from perturbdiff.report.sections.standing import gain, oriented
+from perturbdiff.report.sections.standing import oriented
 from perturbdiff.runtime import provenance, tabular
 
 SHARE = 0.05
 """Share of the way from the honest score to the ceiling below which a gain is nothing to speak of."""
 GAINS = (
-    "attack", "base", "metric", "direction", "honest", "attacked", "gain", "low", "high", "n", "share", "wins",
+    "attack", "base", "metric", "direction", "honest", "attacked", "gain", "low", "high", "n", "share",
+    "chance", "over_chance", "gains", "beats",
 )  # fmt: skip
-VERDICTS = ("attack", "hope", "base", "level", "verdict", "wins", "findings")
+VERDICTS = ("attack", "hope", "base", "level", "verdict", "gains", "beats", "findings")
 
 
 def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = False) -> Path:
@@ -44,31 +45,56 @@ def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = 
     ) as stage:
         if not stage.skip:
             runs = {run.method: run for run in read_runs(list(folders.values()))}
-            gained = pd.concat([_gains(attack, runs) for name, attack in ATTACKS.items() if name in runs])
-            judged = pd.DataFrame(
-                [_judged(attack, runs, gained, refused.get(name, "")) for name, attack in ATTACKS.items()],
-                columns=pd.Index(VERDICTS),
+            beside = [runs[name] for name in (*HONEST, CEILING)]
+            scored = {
+                name: ChapterData("adversaries", [runs[name], *beside], {}, runs[name], runs[attack.base])
+                for name, attack in ATTACKS.items()
+                if name in runs
+            }
+            gained = pd.concat(
+                [_gains(ATTACKS[name], about) for name, about in scored.items()], ignore_index=True
             )
+            rows = [
+                _judged(attack, scored[name], gained)
+                if name in scored
+                else (name, attack.hope, attack.base, "refused", refused[name], "", "", "")
+                for name, attack in ATTACKS.items()
+            ]
+            judged = pd.DataFrame(rows, columns=pd.Index(VERDICTS))
             tabular.write_csv(gained, stage.path / "gains.csv")
             tabular.write_csv(judged, stage.path / "adversaries.csv")
-            (stage.path / "adversaries.txt").write_text(as_text(judged, gained), encoding="utf-8")
+            (stage.path / "adversaries.txt").write_text(as_text(judged), encoding="utf-8")
             stage.results["good"] = sorted(judged.loc[judged["level"] == "good", "attack"])
     return out
 
 
-def _gains(attack: Attack, runs: Mapping[str, Run]) -> pd.DataFrame:
+def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
     """Return a row per metric that has a better end."""
-    run, base, ceiling = runs[attack.name], runs[attack.base], runs[CEILING]
     rows = []
-    for metric in metric_columns([base]):
-        if metric.direction == "none":
+    for metric in about.every:
+        stands = standing(about, metric)
+        over = next((g for g in stands.gains if g.over == attack.base), None)
+        if metric.direction == "none" or over is None:
             continue
-        found = gain(values(run, metric.name), values(base, metric.name), base.method, metric.direction)
-        share = _share(found.value, base.score(metric.name)[0], ceiling.score(metric.name)[0], metric)
-        wins = found.low > 0 and (math.isnan(share) or share >= SHARE)
-        scores = (base.score(metric.name)[0], run.score(metric.name)[0])
-        numbers = (*scores, found.value, found.low, found.high, found.n, share)
-        rows.append((attack.name, attack.base, metric.name, metric.direction, *numbers, wins))
+        honest = next(r for r in about.runs if r.method == attack.base).score(metric.name)[0]
+        share = _share(over.value, honest, stands.ceiling.value, metric)
+        more = over.low > 0 and (math.isnan(share) or share >= SHARE)
+        knows = stands.over_chance
+        scores = (honest, stands.ours.value, over.value, over.low, over.high, over.n, share)
+        beats = more and knows in ("better", "unknown") and not stands.silent
+        rows.append(
+            (
+                attack.name,
+                attack.base,
+                metric.name,
+                metric.direction,
+                *scores,
+                stands.chance,
+                knows,
+                more,
+                beats,
+            )
+        )
     return pd.DataFrame(rows, columns=pd.Index(GAINS))
 
 
@@ -78,28 +104,24 @@ def _share(gained: float, honest: float, ceiling: float, metric: Column) -> floa
     return gained / way if way > 0 else math.nan
 
 
-def _judged(
-    attack: Attack, runs: Mapping[str, Run], gained: pd.DataFrame, refused: str
-) -> tuple[str, str, str, str, str, str, str]:
+def _judged(attack: Attack, about: ChapterData, gained: pd.DataFrame) -> tuple[str, ...]:
     """Return the row of an attack in the table of verdicts."""
-    if refused:
-        return attack.name, attack.hope, attack.base, "refused", refused, "", ""
-    run = runs[attack.name]
-    about = ChapterData("adversaries", [run, *(runs[n] for n in (*HONEST, CEILING))], {}, run, runs[attack.base])
     found = verdict_of(about)
-    own = gained[(gained["attack"] == attack.name) & gained["wins"]]
-    kinds = dict.fromkeys(str(f.get("kind")) for f in run.findings)
-    return attack.name, attack.hope, attack.base, found.level, found.title, " ".join(own["metric"]), " ".join(kinds)
+    own = gained[gained["attack"] == attack.name]
+    names = (" ".join(own.loc[own[column], "metric"]) for column in ("gains", "beats"))
+    kinds = dict.fromkeys(str(f.get("kind")) for f in about.focus.findings)
+    return attack.name, attack.hope, attack.base, found.level, found.title, *names, " ".join(kinds)
 
 
-def as_text(judged: pd.DataFrame, gained: pd.DataFrame) -> str:
-    """Return the tables as text for a terminal."""
+def as_text(judged: pd.DataFrame) -> str:
+    """Return the table of verdicts as text for a terminal."""
     lines = []
     for row in judged.to_dict("records"):
         lines += [
             f"{row['attack']} (from {row['base'].replace('_', ' ')}): {row['hope']}",
-            f"  verdict: {row['level']}. {row['verdict']}.",
-            f"  gains on: {row['wins'].replace(' ', ', ') or 'nothing'}",
+            f"  verdict: {row['level']}. {row['verdict']}",
+            f"  higher than honest: {row['gains'].replace(' ', ', ') or 'nothing'}",
+            f"  and better than chance: {row['beats'].replace(' ', ', ') or 'nothing'}",
             f"  findings: {row['findings'].replace(' ', ', ') or 'none'}",
         ]
     good = judged.loc[judged["level"] == "good", "attack"]

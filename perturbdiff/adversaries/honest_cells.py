@@ -17,7 +17,7 @@ from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionV
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import generator, words
 
-_CONTROL, _OTHERS, _NOISE = 1, 2, 3  # last number of the seeds of a condition's draws
+_CONTROL, _OTHERS, _NOISE, _RING = 1, 2, 3, 4  # last number of the seeds of a condition's draws
 _CELLS_AT_ONCE = 4096
 
 
@@ -73,25 +73,32 @@ class HonestCells:
         for place in (0, 1):
             if found is None and (
                 same := [
-                    rows for group, rows in self.truth.controls.items() if group[place] == condition.group[place]
+                    rows
+                    for group, rows in self.truth.controls.items()
+                    if group[place] == condition.group[place]
                 ]
             ):
                 found = np.concatenate(same)
         if found is None:
             found = np.concatenate([np.empty(0, np.int64), *self.truth.controls.values()])
         if not len(found):
-            raise UserError(f"{self.truth.reader.path}: has no control cells, so that no change can be computed")
+            raise UserError(
+                f"{self.truth.reader.path}: has no control cells, so that no change can be computed"
+            )
         return found
 
     def control_mean(self, condition: Condition) -> np.ndarray:
         """Return the mean log1p profile of the matched controls, float64 [G]."""
         if condition.group not in self._means:
-            self._means[condition.group] = self._mean(self.controls(condition))
+            self._means[condition.group] = self.profile(self.controls(condition))
         return self._means[condition.group]
 
-    def _mean(self, rows: np.ndarray) -> np.ndarray:
-        parts = np.split(rows, range(_CELLS_AT_ONCE, len(rows), _CELLS_AT_ONCE))
-        return sum(np.asarray(self.view.cells(p).sum(axis=0, dtype=np.float64)).ravel() for p in parts) / len(rows)
+    def profile(self, rows: np.ndarray) -> np.ndarray:
+        """Return the mean log1p profile of some cells, float64 [G]."""
+        total = np.zeros(len(self.truth.reader.genes))
+        for some in blocks(rows, _CELLS_AT_ONCE):
+            total += np.asarray(self.view.cells(some).sum(axis=0, dtype=np.float64)).ravel()
+        return total / len(rows)
 
     def others(self, condition: Condition) -> list[Condition]:
         """Return the conditions whose cells may stand for this one: of the same context, of another perturbation.
@@ -113,7 +120,7 @@ class HonestCells:
             found = [c for c in elsewhere if c not in told] or elsewhere
         if not found:
             raise UserError(
-                f"{self.truth.reader.path}: {condition} is the only perturbed condition; nothing honest can stand for it"
+                f"{self.truth.reader.path}: {condition} is the only perturbed condition, and no other can stand for it"
             )
         return found
 
@@ -134,10 +141,15 @@ class HonestCells:
         """Return the generator of a condition's draws."""
         return generator(*words(self.seed, condition, number))
 
-    def next_of(self, condition: Condition) -> Condition:
-        """Return the condition that follows in its context by name, the first after the last: of another perturbation."""
-        pool = sorted(self.others(condition))
-        return next((c for c in pool if c > condition), pool[0])
+    def relabelled(self, condition: Condition) -> Condition:
+        """Return the other condition of the context whose cells come under this label when labels are shuffled.
+
+        Labels are put on a ring in random order and passed on by one place, so that none keeps its cells.
+        """
+        pool = sorted({condition, *self.others(condition)})
+        ring = generator(*words(self.seed, ("", *condition.group), _RING)).permutation(len(pool))
+        place = int(np.flatnonzero(ring == pool.index(condition))[0])
+        return pool[int(ring[(place + 1) % len(pool)])]
 
     def best_known(self, condition: Condition) -> Condition:
         """Return the other condition of the context with the most cells."""
