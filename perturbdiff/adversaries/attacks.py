@@ -137,11 +137,12 @@ def _few_repeated(honest: HonestCells, condition: Condition) -> np.ndarray:
 
 def _few(honest: HonestCells, condition: Condition) -> np.ndarray:
     rows = honest.drawn_others(condition)
-    return rows[np.linspace(0, len(rows) - 1, min(_FEW, len(rows))).astype(int)]
+    return honest.rng(condition).choice(rows, min(_FEW, len(rows)), replace=False)
 
 
 def _same_controls(honest: HonestCells, condition: Condition) -> np.ndarray:
-    return np.resize(honest.controls(condition), honest.size(condition))
+    rows = honest.controls(condition)
+    return rows[np.linspace(0, len(rows) - 1, honest.size(condition)).round().astype(int)]
 
 
 def _relabelled(honest: HonestCells, condition: Condition) -> np.ndarray:

@@ -10,12 +10,12 @@ import pandas as pd
 
 from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
 from perturbdiff.evaluation.evaluation_stage import CEILING
-from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.results import read_runs
-from perturbdiff.report.sections.chapter_data import ChapterData
-from perturbdiff.report.sections.focus_scores import standing
-from perturbdiff.report.sections.overview import verdict_of
-from perturbdiff.report.sections.standing import oriented
+from perturbdiff.reporting.loading.metric_columns import Column
+from perturbdiff.reporting.loading.results import read_runs
+from perturbdiff.reporting.sections.chapter_data import ChapterData
+from perturbdiff.reporting.sections.focus_scores import standing
+from perturbdiff.reporting.sections.overview import verdict_of
+from perturbdiff.reporting.sections.standing import oriented
 from perturbdiff.runtime import provenance, tabular
 
 SHARE = 0.05

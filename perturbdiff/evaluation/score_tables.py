@@ -144,7 +144,7 @@ def write_folder(
         seed=seed,
         definition=config.definition,
     )
-    limiting = limits(metrics, conditions, tables.collapse, config)
+    limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])
     summary = {
