@@ -25,7 +25,7 @@ _SCALE = 2.0  # of log1p values
 _STRETCH = 3.0  # of changes
 _CUT = 0.3  # log1p units that the clipping attack takes from every value
 _SPIKE = 3.0  # log1p units, a strong gene
-_NUDGE = 0.25  # log1p units, enough for a rank test
+_NUDGE = 0.5  # log1p units, enough for a rank test
 _NOISE = 0.1  # SD, log1p units
 
 
@@ -72,6 +72,10 @@ Change = Callable[[Sparse, Start, np.random.Generator], Sparse | np.ndarray]
 
 def _drawn_others(honest: HonestCells, condition: Condition) -> np.ndarray:
     return honest.drawn_others(condition)
+
+
+def _drawn_controls(honest: HonestCells, condition: Condition) -> np.ndarray:
+    return honest.drawn_controls(condition)
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ HONEST: Mapping[str, Attack] = {
             CONTROL,
             "Matched control cells drawn at random: no change.",
             CONTROL,
-            rows=lambda honest, condition: honest.drawn_controls(condition),
+            rows=_drawn_controls,
         ),
         Attack(PERTURBED_MEAN, "Cells drawn from all other perturbations of the same context."),
     )
@@ -231,6 +235,8 @@ ATTACKS: Mapping[str, Attack] = {
             "panel-spikes",
             "All other perturbations' target genes are raised, so that only the own perturbation, whose gene is not "
             "looked at, stays near.",
+            CONTROL,
+            rows=_drawn_controls,
             change=_spike,
         ),
         Attack(
