@@ -144,6 +144,12 @@ def _few(honest: HonestCells, condition: Condition) -> np.ndarray:
     return honest.rng(condition).choice(rows, min(_FEW, len(rows)), replace=False)
 
 
+def _spread(honest: HonestCells, condition: Condition) -> np.ndarray:
+    """Choose cells that stand apart: each from another place among the rows, which are sorted by condition."""
+    rows = honest.drawn_others(condition)
+    return rows[np.linspace(0, len(rows) - 1, min(_FEW, len(rows))).round().astype(int)]
+
+
 def _same_controls(honest: HonestCells, condition: Condition) -> np.ndarray:
     rows = honest.controls(condition)
     return rows[np.linspace(0, len(rows) - 1, honest.size(condition)).round().astype(int)]
@@ -272,6 +278,12 @@ ATTACKS: Mapping[str, Attack] = {
         ),
         Attack(
             "few-cells", f"{_FEW} cells per condition are too few to be tested and found wrong.", rows=_few
+        ),
+        Attack(
+            "spread-cells",
+            f"{_FEW} cells of different perturbations are further apart than cells drawn at random, and distances "
+            "between populations subtract what predicted cells are apart.",
+            rows=_spread,
         ),
         Attack(
             "all-genes-de",

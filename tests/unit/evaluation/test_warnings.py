@@ -12,8 +12,9 @@ from perturbdiff.evaluation.scoring.limits import limits
 def tables(*, cells=50, num=8, de=30, called=30, undefined=0, verdict="as different as the truth", **realism):
     shown = {"library_ratio": 1.1, "library_sd_ratio": 1.0, "gene_sd_ratio": 1.0, "nonzero_ratio": 1.0}
     conditions = pd.DataFrame(
-        {"n_cells": cells, "n_predicted": 50, "n_distinct": 50, **shown, **realism}, index=range(num)
-    )
+        {"n_cells": cells, "n_predicted": 50, "n_distinct": 50, "batch": "b", **shown, **realism},
+        index=range(num),
+    ).assign(cell_type="T", perturbation=[f"p{i}" for i in range(num)])
     rows = []
     for i in range(num):
         rows.append(("PDS_L1", f"p{i}", 0.7, "ok"))
@@ -51,6 +52,7 @@ def test_sound_tables_give_no_finding():
         ({"n_distinct": 5}, "repeated", 8, "10% of a condition's cells are different ones"),
         ({"nonzero_ratio": 1.3}, "zeros", 8, "fewer zeros than real ones: 1.3 times"),
         ({"nonzero_ratio": 0.7}, "zeros", 8, "more zeros"),
+        ({"batch": list("abababab")}, "unbalanced", 8, "8 of 16 pairs of a perturbation and a cell type"),
         ({"called": 90}, "too_many_de", 8, "90 of 100 genes of predicted cells differ"),
         ({"num": 4}, "few_perturbations", 4, "only 4 perturbations"),
         ({"num": 1}, "few_perturbations", 1, "only 1 perturbation to"),
@@ -94,10 +96,9 @@ def test_one_undefined_perturbation_in_five_is_no_finding():
 
 def test_tables_of_few_metrics_are_no_obstacle():
     _, conditions, _, config = tables()
+    scored = ["library_ratio", "library_sd_ratio", "gene_sd_ratio", "nonzero_ratio"]
     empty = pd.DataFrame(
         columns=pd.Index(["scope_kind", "scope", "metric", "perturbation", "value", "status"])
     )
     none = pd.DataFrame(columns=pd.Index(["scope_kind", "scope", "real", "predicted", "ratio", "verdict"]))
-    assert (
-        limits(empty, conditions[["n_cells", "n_predicted", "n_distinct"]], none, config, num_genes=100) == []
-    )
+    assert limits(empty, conditions.drop(columns=scored), none, config, num_genes=100) == []
