@@ -377,7 +377,7 @@ class EvaluateConfig(Section):
     )
     metrics: Labels = Field(
         default=(),
-        description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
+        description="metrics or metric families (expression, de, effect, count, distribution) to compute; none: all",
     )
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="false discovery rate below which a gene counts as DE"
