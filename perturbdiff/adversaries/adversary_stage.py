@@ -15,7 +15,8 @@ from perturbdiff.adversaries.honest_cells import HonestCells
 from perturbdiff.conditions.condition import LABELS, Condition
 from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.evaluation_stage import CEILING, ceiling, evaluate
+from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import SOURCES, Method

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
-from perturbdiff.evaluation.evaluation_stage import CEILING
+from perturbdiff.evaluation.ceiling_stage import CEILING
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData

@@ -15,7 +15,8 @@ from scipy.spatial.distance import cdist
 from perturbdiff.adversaries.adversary_stage import adversaries
 from perturbdiff.adversaries.attacks import ATTACKS, HONEST
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.evaluation_stage import CEILING, evaluate
+from perturbdiff.evaluation.ceiling_stage import CEILING
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.predictions import read_predictions
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData
