@@ -151,7 +151,7 @@ def write_folder(
         means["split_sd"] = split_values.deviation(means, of_splits)
     if calibrated := tables.facts.get("calibration"):
         means = means.assign(**verdicts.columns(calibrated["metrics"], list(means["metric"])))
-    limiting = limits(metrics, conditions, tables.collapse, config)
+    limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])
     summary = {
