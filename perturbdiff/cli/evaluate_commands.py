@@ -35,7 +35,7 @@ ContextColumn = Annotated[
     ),
 ]
 DefinitionName = Annotated[
-    Literal["perturbdiff", "cell-eval-0.6.6", "cell-eval-0.8.2"] | None,
+    Literal["perturbdiff", "cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] | None,
     typer.Option(
         "--definition",
         help="Metric definitions to use: ours (default) or those of a cell-eval release.",
