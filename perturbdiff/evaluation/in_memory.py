@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
 from perturbdiff.evaluation.metrics.differential import (
     DEFAULT,
@@ -18,6 +19,8 @@ from perturbdiff.evaluation.metrics.differential import (
     Differential,
 )
 from perturbdiff.evaluation.metrics.profile_metrics import MIN_DE, Comparison
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.metrics.spread import Spread, variances
 from perturbdiff.io.matrices import Sparse
 
 Matrix = np.ndarray | Sparse
@@ -36,6 +39,7 @@ def compare(
     alpha: float = 0.05,
     min_de: int = MIN_DE,
     own_controls: bool = False,
+    targets: Mapping[str, Sequence[str]] | None = None,
     threads: int = 1,
 ) -> Comparison:
     """Test real and predicted cells of every perturbation against the controls.
@@ -49,7 +53,7 @@ def compare(
     control
         The label of control cells.
     genes
-        Names of the genes; a perturbation's own gene is left out of its discrimination scores. By default they
+        Names of the genes; those that perturbations act on are left out of discrimination scores. By default they
         are numbered.
     definition
         One of `DEFINITIONS`, or its name.
@@ -60,6 +64,8 @@ def compare(
     own_controls
         Compare predicted cells with the controls among them. By default both sides share the real controls, so
         that no method can gain by shifting its own.
+    targets
+        Target genes of perturbations; those that are not there are read from their names.
     threads
         Perturbations tested at a time; the result does not depend on it.
 
@@ -89,20 +95,28 @@ def compare(
     shared = Controls(_rows(real, sides[0][control]))
     controls = [shared, Controls(_rows(predicted, sides[1][control])) if own_controls else shared]
 
-    def test(task: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
+    def test(task: tuple[int, str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         side, name = task
-        cells = (real, predicted)[side]
-        return controls[side].test(_rows(cells, sides[side][name]), definition=rules)
+        cells = Columns.of([_rows((real, predicted)[side], sides[side][name])])
+        return *controls[side].test_columns(cells, rules), variances(cells)
 
     tasks = [(side, name) for side in (0, 1) for name in names]
     with ThreadPoolExecutor(max(1, threads)) as pool:
         results = list(pool.map(test, tasks)) if threads > 1 else [test(task) for task in tasks]
-    tables = []
+    tables, variance = [], []
     for side in (0, 1):
         rows = results[side * len(names) : (side + 1) * len(names)]
-        p, mean = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
+        p, mean, varied = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
         tables.append(Differential.of(p, mean, controls[side].mean, definition=rules, alpha=alpha))
-    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de)
+        variance.append(varied)
+    acts_on = Targets.of(names, genes, targets)
+    spread = Spread(
+        variance[0],
+        np.nan_to_num(variance[1].sum(axis=1)),
+        variances(shared.columns),
+        *(np.array([len(side[name]) for name in names]) for side in sides),
+    )
+    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de, spread, acts_on)
 
 
 def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:

@@ -15,7 +15,9 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.evaluation.metrics.differential import DEFAULT, DEFINITIONS, Definition, Differential
+from perturbdiff.evaluation.metrics.spread import Spread, weights_of_change
 from perturbdiff.runtime.compiled import kernel
 
 _ROWS = 32  # real changes that stay in the cache while all predicted ones pass by
@@ -130,6 +132,35 @@ def discrimination(
     true = np.diag(distances)[:, None]
     before = (distances < true) | ((distances == true) & (place[None, :] < place[:, None]))
     return 1.0 - before.sum(axis=1) / num
+
+
+def panel_discrimination(
+    real: np.ndarray, predicted: np.ndarray, left_out: np.ndarray, *, distance: Distance
+) -> np.ndarray:
+    """1 − k / (M − 1), k the number of real changes closer to the predicted one than the true one is.
+
+    Real changes as close as the true one count half. Predictions that are the same for all perturbations score .5
+    in the mean, whatever they are: a perturbation's own target gene tells its name, and so do those of the others,
+    so that all of them are left out. NaN for a single perturbation.
+
+    Parameters
+    ----------
+    real, predicted
+        Changes of mean log1p values, float64 [M, G].
+    left_out
+        Which genes are target genes of any perturbation, bool [G].
+    distance
+        ``l1``, ``l2`` or ``cosine``.
+    """
+    num = len(real)
+    if num < 2:
+        return np.full(num, np.nan)
+    kept = _rows(real[:, ~left_out]), _rows(predicted[:, ~left_out])
+    none, distances = np.full(num, kept[0].shape[1], np.int64), np.empty((num, num))
+    _distances(*kept, none, ("l1", "l2", "cosine").index(distance), distances)
+    true = np.diag(distances)[:, None]
+    closer, equal = (distances < true).sum(axis=1), (distances == true).sum(axis=1) - 1
+    return 1.0 - (closer + equal / 2) / (num - 1)
 
 
 def _rows(changes: np.ndarray) -> np.ndarray:
@@ -281,6 +312,35 @@ def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """What the real perturbations of a scope say together.
+
+    Attributes
+    ----------
+    weights
+        How surely each gene changes (`spread.weights_of_change`), float64 [M, G]; NaN where it is not known.
+    mean
+        Mean over the mean profiles of all perturbations, or that of the controls if there is one, float64 [G].
+    num
+        Number of perturbations.
+    """
+
+    weights: np.ndarray
+    mean: np.ndarray
+    num: int
+
+    def of(self, rows: np.ndarray) -> Panel:
+        """Return the same for some perturbations, repeats allowed."""
+        return Panel(self.weights[rows], self.mean, self.num)
+
+    def without(self, profiles: np.ndarray) -> np.ndarray:
+        """Return for each of these perturbations [M, G] the mean over all others, [M, G]; of one: the controls'."""
+        if self.num < 2:
+            return np.broadcast_to(self.mean, profiles.shape)
+        return (self.num * self.mean - profiles) / (self.num - 1)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Real and predicted test results of the same perturbations over the same genes.
 
@@ -294,6 +354,10 @@ class Comparison:
         What the metrics follow; the tables must follow it as well.
     min_de
         Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
+    spread
+        Variances over cells; without them, what needs them is NaN.
+    targets
+        Target genes of the perturbations; by default the genes that they are named after.
     """
 
     perturbations: tuple[str, ...]
@@ -302,6 +366,28 @@ class Comparison:
     predicted: Differential
     definition: Definition = DEFINITIONS[DEFAULT]
     min_de: int = MIN_DE
+    spread: Spread | None = None
+    targets: Targets | None = None
+
+    @cached_property
+    def target_genes(self) -> np.ndarray:
+        """Which genes any perturbation acts on directly, bool [G]."""
+        targets = self.targets or Targets.of(self.perturbations, self.genes)
+        return targets.panel_columns()
+
+    @cached_property
+    def panel(self) -> Panel:
+        """What the real perturbations say together."""
+        mean, control = self.real.mean, self.real.control
+        weights = np.full(mean.shape, np.nan)
+        if self.spread is not None:
+            weights = weights_of_change(mean, control, self.spread)
+        return Panel(weights, mean.mean(axis=0) if len(mean) > 1 else control, len(mean))
+
+    @cached_property
+    def own_genes(self) -> np.ndarray:
+        """The gene that a perturbation is named after, bool [M, G]."""
+        return np.asarray(self.perturbations)[:, None] == np.asarray(self.genes)[None, :]
 
     @cached_property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -330,8 +416,8 @@ class Metric:
     column
         cell-eval's column; empty if it has none.
     family
-        ``expression``, ``de``, ``count``, ``further`` (of cell-eval, beyond the paper's), or ``distribution``
-        (scored per condition).
+        ``expression``, ``de``, ``count``, ``further`` (of cell-eval, beyond the paper's), ``effect`` (what is
+        specific to a perturbation), or ``distribution`` (scored per condition).
     formula, undefined
         In words.
     direction
@@ -360,7 +446,7 @@ class Metric:
     name: str
     label: str
     column: str
-    family: Literal["expression", "de", "count", "further", "distribution"]
+    family: Literal["expression", "de", "count", "further", "effect", "distribution"]
     formula: str
     direction: Literal["higher", "lower", "one", "none"]
     low: float

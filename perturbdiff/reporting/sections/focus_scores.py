@@ -47,7 +47,7 @@ def score(run: Run, metric: str) -> Score:
     if math.isnan(low) and defined > 1:
         numbers = values(run, metric).to_numpy(np.float64)
         low, high = bootstrap_mean(numbers, draws=DRAWS, seed=0)
-    return Score(value, low, high, defined, total)
+    return Score(value, low, high, defined, total, run.split_sd(metric))
 
 
 def values(run: Run, metric: str) -> pd.Series:
@@ -67,7 +67,7 @@ def chance(run: Run, metric: str) -> float:
     measured = run.chance(metric)
     total = run.score(metric)[2]
     if np.isnan(measured) and metric.startswith("PDS") and total > 1:
-        return 0.5 + 0.5 / total
+        return 0.5 + 0.5 / total if run.definition.startswith("cell-eval-0.") else 0.5
     return measured
 
 
