@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perturbdiff.runtime.lazy import attach
 
@@ -57,18 +55,3 @@ __getattr__, _ = attach(__name__, {**_OURS, "runtime.errors": ["StoppedEarly", "
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """The package. Its name ``report`` is always the function, although a sub-package has that name too."""
-
-    @property
-    def report(self) -> Any:
-        return __getattr__("report")
-
-    @report.setter
-    def report(self, module: ModuleType) -> None:  # Python sets it when the sub-package is imported
-        del module
-
-
-sys.modules[__name__].__class__ = _Package

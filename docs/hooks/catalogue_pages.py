@@ -18,6 +18,11 @@ _FAMILIES = {
         "Further columns of cell-eval",
         "They are in cell-eval's tables and add little to the others.",
     ),
+    "effect": (
+        "What is specific to a perturbation",
+        "They ask whether a prediction knows more than what all perturbations have in common, and are not raised by "
+        "the noise of small samples.",
+    ),
     "distribution": ("Cells as a distribution", "They compare the cells of one condition as a population."),
 }
 _DIRECTIONS = {
@@ -73,6 +78,8 @@ def _metric(metric: Metric) -> Iterator[str]:
     yield f"- **Chance:** {_text(metric.chance) if metric.chance else _measured(metric)}"
     yield f"- **Coupled:** {_coupling(metric)}"
     yield f"- **Undefined:** {_text(metric.undefined)}"
+    if metric.source not in ("own", "cell-eval"):
+        yield f"- **Source:** {_text(metric.source)}"
 
 
 def _measured(metric: Metric) -> str:

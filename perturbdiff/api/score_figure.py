@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from perturbdiff.report.figures.svg import Look, looks, panels
-from perturbdiff.report.loading.metric_columns import Column
-from perturbdiff.report.loading.results import Run
+from perturbdiff.reporting.figures.svg import Look, looks, panels
+from perturbdiff.reporting.loading.metric_columns import Column
+from perturbdiff.reporting.loading.results import Run
 
 _WIDTH = 3.1  # inches of a panel
 _ACROSS = 3

@@ -22,7 +22,7 @@ from perturbdiff.api.scores import Scores
 from perturbdiff.api.settings import Recipe, Settings, recipe_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate as evaluation_stage
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.page.page import write_report
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.report.loading.metric_columns import key_columns, metric_columns, score_table
-from perturbdiff.report.loading.results import POOLED, Run, read_runs
+from perturbdiff.reporting.loading.metric_columns import key_columns, metric_columns, score_table
+from perturbdiff.reporting.loading.results import POOLED, Run, read_runs
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ def stats(
     Covers non-zero genes, sequencing depth, cells per perturbation and condition, composition, and distances within
     and between perturbations.
     """
-    from perturbdiff.report.figures.store_figures import write_figures
+    from perturbdiff.reporting.figures.store_figures import write_figures
     from perturbdiff.statistics.statistics_stage import write_statistics
 
     done = write_statistics(

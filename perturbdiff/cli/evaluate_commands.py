@@ -48,6 +48,13 @@ Metrics = Annotated[
     str | None,
     typer.Option("--metrics", metavar="A,B", help="Metrics or metric families to compute; default: all."),
 ]
+TargetGenes = Annotated[
+    Path | None,
+    typer.Option(
+        "--targets",
+        help="CSV or TSV (perturbation, gene) of the genes that perturbations act on; default: those in their names.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -77,6 +84,7 @@ def scoring_options(
     definition: DefinitionName = None,
     scale: Scale = None,
     metrics: Metrics = None,
+    targets: TargetGenes = None,
     threads: Threads = None,
     shard: Shard = "0/1",
     dataset: Dataset = None,
@@ -96,6 +104,7 @@ def scoring_options(
         "definition": definition,
         "scale": scale,
         "metrics": _names(metrics),
+        "targets": None if targets is None else str(targets),
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}

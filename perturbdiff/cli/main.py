@@ -221,7 +221,7 @@ def report(
 
     Also prints the main metrics.
     """
-    from perturbdiff.report.page.page import headline, write_report
+    from perturbdiff.reporting.page.page import headline, write_report
 
     settings: dict[str, Any] = {"bundles": bundle or (), "statistics": stats or (), "splits": split or ()}
     lost: dict[str, Any] = {"expected": expected, "logs": logs or ()}

@@ -377,7 +377,7 @@ class EvaluateConfig(Section):
     )
     metrics: Labels = Field(
         default=(),
-        description="metrics or metric families (expression, de, count, distribution) to compute; none: all",
+        description="metrics or metric families (expression, de, effect, count, distribution) to compute; none: all",
     )
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="false discovery rate below which a gene counts as DE"
@@ -408,6 +408,13 @@ class EvaluateConfig(Section):
     controls: Literal["real", "own"] = Field(
         default="real",
         description="control cells for predicted changes: the real ones, or those of the predictions",
+    )
+    targets: Label | None = Field(
+        default=None,
+        description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
+    )
+    ceiling_splits: int = Field(
+        default=5, ge=1, le=1000, description="number of times that real cells are halved for the ceiling"
     )
     missing: Literal["error", "skip"] = Field(
         default="error",

@@ -146,7 +146,7 @@ def evaluate(
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
     """
     settings = _settings(config, shard, method=method, dataset=dataset)
-    files = {"predictions": Path(predictions), "truth": Path(truth)}
+    files = {"predictions": Path(predictions), "truth": Path(truth), **_targets_file(config)}
     with provenance.stage(
         "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
@@ -204,7 +204,7 @@ def ceiling(
         If a file is missing, or the split has no condition of the store in ``part``.
     """
     settings = _settings(config, shard, dataset=dataset, part=part)
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {})}
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **_targets_file(config)}
     with provenance.stage(
         "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
@@ -298,9 +298,15 @@ def _findings(pairs: pairing.Pairing) -> list[dict[str, Any]]:
 
 
 def _settings(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
-    """Return what the manifest says was set; a whole run does not mention shards."""
+    """Return what the manifest says was set; a whole run does not mention shards, and no file's folder is told."""
     part = {} if shard[1] == 1 else {"shard": list(shard)}
-    return {**config.model_dump(), **more, **part}
+    names = {key: path.name for key, path in _targets_file(config).items()}
+    return {**config.model_dump(), **names, **more, **part}
+
+
+def _targets_file(config: EvaluateConfig) -> dict[str, Path]:
+    """Return the table of target genes as an input, if there is one."""
+    return {} if config.targets is None else {"targets": Path(config.targets)}
 
 
 def _stem(path: Path) -> str:

@@ -18,6 +18,8 @@ from perturbdiff.evaluation.metrics.differential import (
     Differential,
 )
 from perturbdiff.evaluation.metrics.profile_metrics import MIN_DE, Comparison
+from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.metrics.spread import Spread, variances
 from perturbdiff.io.matrices import Sparse
 
 Matrix = np.ndarray | Sparse
@@ -89,20 +91,27 @@ def compare(
     shared = Controls(_rows(real, sides[0][control]))
     controls = [shared, Controls(_rows(predicted, sides[1][control])) if own_controls else shared]
 
-    def test(task: tuple[int, str]) -> tuple[np.ndarray, np.ndarray]:
+    def test(task: tuple[int, str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         side, name = task
-        cells = (real, predicted)[side]
-        return controls[side].test(_rows(cells, sides[side][name]), definition=rules)
+        cells = Columns.of([_rows((real, predicted)[side], sides[side][name])])
+        return *controls[side].test_columns(cells, rules), variances(cells)
 
     tasks = [(side, name) for side in (0, 1) for name in names]
     with ThreadPoolExecutor(max(1, threads)) as pool:
         results = list(pool.map(test, tasks)) if threads > 1 else [test(task) for task in tasks]
-    tables = []
+    tables, variance = [], []
     for side in (0, 1):
         rows = results[side * len(names) : (side + 1) * len(names)]
-        p, mean = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
+        p, mean, varied = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
         tables.append(Differential.of(p, mean, controls[side].mean, definition=rules, alpha=alpha))
-    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de)
+        variance.append(varied)
+    spread = Spread(
+        variance[0],
+        np.nan_to_num(variance[1].sum(axis=1)),
+        variances(shared.columns),
+        *(np.array([len(side[name]) for name in names]) for side in sides),
+    )
+    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de, spread)
 
 
 def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:

@@ -16,8 +16,8 @@ from perturbdiff.config.settings import Config, EvaluateConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.evaluation.evaluation_stage import CEILING, ceiling, evaluate
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
-from perturbdiff.report.loading.results import Run, read_runs
-from perturbdiff.report.page.page import headline, write_report
+from perturbdiff.reporting.loading.results import Run, read_runs
+from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.runtime.errors import NeedsForce, UserError
 from perturbdiff.sampling.sampling_stage import sample
 from perturbdiff.screen.plan import MODEL, Plan

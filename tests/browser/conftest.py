@@ -15,7 +15,7 @@ from small_store import small_store
 from perturbdiff.baselines.baseline_stage import predict
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.page.page import write_report
 from perturbdiff.statistics.statistics_stage import write_statistics
 
 METHODS = {"ours": "linear", "nearest-context": "nearest-context", "mean-perturbation": "mean-perturbation"}

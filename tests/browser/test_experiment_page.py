@@ -8,7 +8,7 @@ import pytest
 from browser_checks import CLICK_THROUGH, CONTRAST, assert_sorted
 from report_runs import make_run
 
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.page.page import write_report
 
 FIGURES = "main,fewshot"
 METRICS = ("R2", "PDCorr", "DEOver", "AUPRC", "energy_distance", "nonzero_ratio", "library_sd_ratio")

@@ -10,7 +10,7 @@ from browser_checks import CONTRAST
 from PIL import Image
 from report_runs import make_run
 
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.page.page import write_report
 
 ODD = '=<b>&"x"</script>'
 METHODS = ("perturbdiff", "linear", "nearest-context", "control", "ceiling")

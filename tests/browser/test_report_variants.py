@@ -8,8 +8,8 @@ import pytest
 from browser_checks import CONTRAST, OVERFLOWING, SHOW_ALL
 from report_runs import make_run
 
-from perturbdiff.report.figures import svg
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.figures import svg
+from perturbdiff.reporting.page.page import write_report
 
 EXTERNAL = ("cellflow", "state", "cpa", "squidiff")
 BASELINES = ("nearest-context", "linear", "mean-perturbation", "resample", "control")

@@ -12,12 +12,12 @@ import pytest
 from refusals import refused
 from report_runs import make_bundle, make_run
 
-from perturbdiff.report.figures import svg
-from perturbdiff.report.figures.seed_means import markdown_table
-from perturbdiff.report.loading.failed_runs import read_expected
-from perturbdiff.report.loading.results import read_runs
-from perturbdiff.report.page.multiqc import _escaped
-from perturbdiff.report.page.page import write_report
+from perturbdiff.reporting.figures import svg
+from perturbdiff.reporting.figures.seed_means import markdown_table
+from perturbdiff.reporting.loading.failed_runs import read_expected
+from perturbdiff.reporting.loading.results import read_runs
+from perturbdiff.reporting.page.multiqc import _escaped
+from perturbdiff.reporting.page.page import write_report
 from perturbdiff.runtime import outputs, tabular
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import set_up_logging

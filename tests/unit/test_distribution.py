@@ -69,8 +69,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         "config/variants/recommended.yaml",
         "config/sizes/small.yaml",
         "datasets/registry.yaml",
-        "report/page/templates/report.html.j2",
-        "report/page/templates/report.css",
+        "reporting/page/templates/report.html.j2",
+        "reporting/page/templates/report.css",
         "baselines/external/tools/cpa.lock",
         "baselines/external/adapters/run_cpa.py",
     ):

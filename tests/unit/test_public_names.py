@@ -17,3 +17,10 @@ def test_every_public_name_is_there(package):
     module = importlib.import_module(f"perturbdiff.{package}")
     for name in getattr(module, "__all__", ()):
         assert getattr(module, name) is not None, name
+
+
+def test_no_module_hides_a_public_name():
+    """Python would put a module of the same name in the function's place as soon as somebody imports it."""
+    modules = {module.name for module in pkgutil.iter_modules(perturbdiff.__path__)}
+    assert not modules & set(perturbdiff.__all__)
+    assert sorted(perturbdiff.__all__) == dir(perturbdiff)

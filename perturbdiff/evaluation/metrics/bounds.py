@@ -61,7 +61,8 @@ def chance(
         return levels
     rng = np.random.default_rng(seed)
     ring, places = rng.permutation(num), 1 + rng.permutation(num - 1)[:draws]
-    levels |= {n: (num + 1) / (2 * num) for n in chosen if METRICS[n].coupled}
+    levels |= {n: (num + 1) / (2 * num) for n in chosen if n.startswith("PDS")}
+    levels |= {n: 0.5 for n in chosen if n == "centroid_accuracy"}
     levels |= _per_pair(comparison, [n for n in chosen if _is_per_pair(n)], ring, places)
     return levels | _per_scope(
         comparison, [n for n in chosen if not METRICS[n].per_perturbation], ring, places
@@ -70,7 +71,12 @@ def chance(
 
 def _is_per_pair(name: str) -> bool:
     metric = METRICS[name]
-    return metric.per_perturbation and not metric.coupled and metric.family != "count"
+    return metric.per_perturbation and not _is_ranked(name) and metric.family != "count"
+
+
+def _is_ranked(name: str) -> bool:
+    """Whether a value is a place among all perturbations, of which a pair cannot tell."""
+    return name == "centroid_accuracy" or name.startswith("PDS")
 
 
 def _per_pair(
@@ -84,6 +90,8 @@ def _per_pair(
     places = places[: max(PAIRS // num, 1)]
     predicted = ring[np.tile(starts, len(places))]
     real = ring[(starts[None, :] + places[:, None]).ravel() % num]
+    if any(METRICS[name].coupled for name in names):
+        _ = comparison.panel  # found once, before it is shared by the pairs
     blocks = np.arange(_PAIRS_HELD, len(real), _PAIRS_HELD)
     scores: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for one, other in zip(np.split(real, blocks), np.split(predicted, blocks), strict=True):
@@ -101,7 +109,10 @@ def _paired(comparison: Comparison, real: np.ndarray, predicted: np.ndarray) -> 
         _rows(comparison.predicted, predicted),
         comparison.definition,
         comparison.min_de,
+        None if comparison.spread is None else comparison.spread.paired(real, predicted),
     )
+    if "panel" in comparison.__dict__:  # that of the scope, whichever of its perturbations are paired
+        pairs.__dict__["panel"] = comparison.panel.of(real)
     if "ranks" in comparison.__dict__:  # of the same rows, already found for the scores themselves
         pairs.__dict__["ranks"] = (comparison.ranks[0][real], comparison.ranks[1][predicted])
     return pairs

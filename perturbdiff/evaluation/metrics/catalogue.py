@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perturbdiff.evaluation.metrics.effect_metrics import EFFECT
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
 from perturbdiff.evaluation.metrics.table_metrics import COUNT, DE, EXPRESSION, FURTHER
 from perturbdiff.runtime.errors import UserError, nearest
@@ -157,7 +158,7 @@ _DISTRIBUTION = (
 )
 
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (*EXPRESSION, *DE, *COUNT, *FURTHER, *_DISTRIBUTION)
+    metric.name: metric for metric in (*EXPRESSION, *DE, *COUNT, *FURTHER, *EFFECT, *_DISTRIBUTION)
 }
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS.values()))
 PAPER = tuple(n for n, m in METRICS.items() if m.family in ("expression", "de") and m.source != "own")

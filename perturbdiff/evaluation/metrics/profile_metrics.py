@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from perturbdiff.evaluation.metrics.differential import DEFAULT, DEFINITIONS, Definition, Differential
+from perturbdiff.evaluation.metrics.spread import Spread, weights_of_change
 from perturbdiff.runtime.compiled import kernel
 
 _ROWS = 32  # real changes that stay in the cache while all predicted ones pass by
@@ -281,6 +282,35 @@ def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """What the real perturbations of a scope say together.
+
+    Attributes
+    ----------
+    weights
+        How surely each gene changes (`spread.weights_of_change`), float64 [M, G]; NaN where it is not known.
+    mean
+        Mean over the mean profiles of all perturbations, or that of the controls if there is one, float64 [G].
+    num
+        Number of perturbations.
+    """
+
+    weights: np.ndarray
+    mean: np.ndarray
+    num: int
+
+    def of(self, rows: np.ndarray) -> Panel:
+        """Return the same for some perturbations, repeats allowed."""
+        return Panel(self.weights[rows], self.mean, self.num)
+
+    def without(self, profiles: np.ndarray) -> np.ndarray:
+        """Return for each of these perturbations [M, G] the mean over all others, [M, G]; of one: the controls'."""
+        if self.num < 2:
+            return np.broadcast_to(self.mean, profiles.shape)
+        return (self.num * self.mean - profiles) / (self.num - 1)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Real and predicted test results of the same perturbations over the same genes.
 
@@ -294,6 +324,8 @@ class Comparison:
         What the metrics follow; the tables must follow it as well.
     min_de
         Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
+    spread
+        Variances over cells; without them, what needs them is NaN.
     """
 
     perturbations: tuple[str, ...]
@@ -302,6 +334,21 @@ class Comparison:
     predicted: Differential
     definition: Definition = DEFINITIONS[DEFAULT]
     min_de: int = MIN_DE
+    spread: Spread | None = None
+
+    @cached_property
+    def panel(self) -> Panel:
+        """What the real perturbations say together."""
+        mean, control = self.real.mean, self.real.control
+        weights = np.full(mean.shape, np.nan)
+        if self.spread is not None:
+            weights = weights_of_change(mean, control, self.spread)
+        return Panel(weights, mean.mean(axis=0) if len(mean) > 1 else control, len(mean))
+
+    @cached_property
+    def own_genes(self) -> np.ndarray:
+        """The gene that a perturbation is named after, bool [M, G]."""
+        return np.asarray(self.perturbations)[:, None] == np.asarray(self.genes)[None, :]
 
     @cached_property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -330,8 +377,8 @@ class Metric:
     column
         cell-eval's column; empty if it has none.
     family
-        ``expression``, ``de``, ``count``, ``further`` (of cell-eval, beyond the paper's), or ``distribution``
-        (scored per condition).
+        ``expression``, ``de``, ``count``, ``further`` (of cell-eval, beyond the paper's), ``effect`` (what is
+        specific to a perturbation), or ``distribution`` (scored per condition).
     formula, undefined
         In words.
     direction
@@ -360,7 +407,7 @@ class Metric:
     name: str
     label: str
     column: str
-    family: Literal["expression", "de", "count", "further", "distribution"]
+    family: Literal["expression", "de", "count", "further", "effect", "distribution"]
     formula: str
     direction: Literal["higher", "lower", "one", "none"]
     low: float

@@ -196,7 +196,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     predictions, truth = same_covariates(predictions, truth, notes)
     columns = shared_genes(predictions.reader, truth.reader, notes)
     conditions = shared_conditions(predictions, truth, config, notes)
-    controls = _controls(truth, conditions, notes)
+    controls = controls_of(truth, conditions, notes)
     depths = depths_of(predictions, truth)
     real = ExpressionView(truth.reader, truth.rows, depth=depths[1])
     predicted = ExpressionView(predictions.reader, predictions.rows, columns, depth=depths[0])
@@ -258,13 +258,13 @@ def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairi
         {c: truth.contexts[c] for c in conditions if c in truth.contexts},
         ExpressionView(truth.reader, second, depth=depth),
         ExpressionView(truth.reader, first, depth=depth),
-        _controls(truth, conditions, notes),
+        controls_of(truth, conditions, notes),
         {"conditions_too_small": small, "controls": "real"},
         findings=notes.entries,
     )
 
 
-def _controls(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:
+def controls_of(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:
     """Return the control rows of the conditions' groups; a group without any is left to the others' controls."""
     groups = sorted({c.group for c in conditions})
     if missing := [g for g in groups if g not in truth.controls]:

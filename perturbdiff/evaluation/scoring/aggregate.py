@@ -67,10 +67,8 @@ def _status(name: str, values: np.ndarray, comparison: Comparison) -> np.ndarray
     status = np.where(np.isnan(values), "undefined", "ok").astype(object)
     if METRICS[name].per_perturbation:
         status[METRICS[name].absent(comparison)] = "absent"
-    alone = {"ES": (comparison.num_real > 0).sum() < 2}.get(
-        name, name.startswith("PDS") and len(comparison.perturbations) < 2
-    )
-    if alone:
+    alone = METRICS[name].coupled and len(comparison.perturbations) < 2 and np.isnan(values).all()
+    if (comparison.num_real > 0).sum() < 2 if name == "ES" else alone:
         status[:] = "n/a"
     return status
 

@@ -29,6 +29,7 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.metrics.spread import variances
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.scopes import (
@@ -410,7 +411,10 @@ class _Pass:
             if self.wanted.tests:
                 p = controls.test_columns(cells, DEFINITIONS[self.config.definition])[0]
             rows += [p, cells.mean]
-        tested.put(perturbation, rows)
+        real, predicted = columns
+        rows.insert(2, variances(real))
+        total = float(np.nan_to_num(variances(predicted).sum()))
+        tested.put(perturbation, rows, total, (real.num_cells, predicted.num_cells))
 
     def table(self) -> pd.DataFrame:
         """Return the rows of all conditions read, in the order of the pairing."""

@@ -15,6 +15,7 @@ from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.metrics.spread import Spread, variances
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.runtime.files import explain_os_errors
 
@@ -23,7 +24,7 @@ _OWN = 3  # cost of a cell's distances, in units of its tests
 HELD_BYTES = 1 << 26
 """If all test results take more than this, they are kept in a temporary file."""
 _ROWS = 1024
-_KINDS = ("real p", "real mean", "predicted p", "predicted mean")
+_KINDS = ("real p", "real mean", "real variance", "predicted p", "predicted mean")
 
 Scope = tuple[str, str]  # kind ("pooled" or "context") and label
 
@@ -113,7 +114,7 @@ def of_shard(units: Sequence[Unit], pairing: Pairing, shard: tuple[int, int]) ->
 
 
 class Tested:
-    """p and mean of one unit's perturbations on both sides, float64; rows are written by threads.
+    """p, mean and variance of one unit's perturbations, float64; rows are written by threads.
 
     Parameters
     ----------
@@ -134,6 +135,8 @@ class Tested:
         self.perturbations = unit.perturbations
         self._row = {name: i for i, name in enumerate(self.perturbations)}
         self._shape = (len(_KINDS), len(self.perturbations), len(genes))
+        self._cells = np.zeros((2, len(self.perturbations)), np.int64)
+        self._total = np.zeros(len(self.perturbations))
         self._held = np.empty(self._shape) if held else None
         self._file = None
         if not held:
@@ -145,9 +148,22 @@ class Tested:
         """Return the bytes that a unit's results take."""
         return len(_KINDS) * len(unit.perturbations) * num_genes * 8
 
-    def put(self, perturbation: str, rows: Sequence[np.ndarray]) -> None:
-        """Keep a perturbation's real p and mean, then the predicted ones, [G] each."""
+    def put(
+        self, perturbation: str, rows: Sequence[np.ndarray], total: float, cells: tuple[int, int]
+    ) -> None:
+        """Keep what was found of a perturbation.
+
+        Parameters
+        ----------
+        rows
+            Real p, mean and variance, predicted p and mean, [G] each.
+        total
+            Sum over genes of the variance of the predicted cells.
+        cells
+            Number of real and of predicted cells.
+        """
         place = self._row[perturbation]
+        self._cells[:, place], self._total[place] = cells, total
         for kind, row in enumerate(rows):
             if self._held is not None:
                 self._held[kind, place] = row
@@ -171,15 +187,22 @@ class Tested:
         definition = DEFINITIONS[config.definition]
         sides = [
             Differential.of(
-                self._table(2 * side),
-                self._table(2 * side + 1),
+                self._table(_KINDS.index(f"{name} p")),
+                self._table(_KINDS.index(f"{name} mean")),
                 controls.mean,
                 definition=definition,
                 alpha=config.alpha,
             )
-            for side, controls in enumerate(self.controls)
+            for name, controls in zip(("real", "predicted"), self.controls, strict=True)
         ]
-        return Comparison(self.perturbations, self.genes, *sides, definition=definition, min_de=config.min_de)
+        spread = Spread(
+            self._table(_KINDS.index("real variance")),
+            self._total,
+            variances(self.controls[0].columns),
+            *self._cells,
+        )
+        real, predicted = sides
+        return Comparison(self.perturbations, self.genes, real, predicted, definition, config.min_de, spread)
 
 
 class Comparisons(Mapping[Scope, Comparison]):

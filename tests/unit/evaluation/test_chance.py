@@ -12,12 +12,12 @@ from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.catalogue import METRICS, score
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.metrics.spread import Spread
 
 TABLE = [n for n, m in METRICS.items() if m.compute is not None]
+RANKED = ("PDS_L1", "PDS_L2", "PDS_cos", "centroid_accuracy")
 PER_PAIR = [
-    n
-    for n in TABLE
-    if METRICS[n].per_perturbation and not METRICS[n].coupled and METRICS[n].family != "count"
+    n for n in TABLE if METRICS[n].per_perturbation and n not in RANKED and METRICS[n].family != "count"
 ]
 
 
@@ -32,13 +32,19 @@ def compare(num, genes=80, *, definition="cell-eval-0.6.6", noise=0.3, seed=0):
         p = np.minimum(1.0, 10.0 ** (1 - 20 * np.abs(mean - control)))
         sides.append(Differential.of(p, mean, control, definition=DEFINITIONS[definition]))
     names = tuple(f"p{i:04d}" for i in range(num))
-    return Comparison(names, tuple(f"g{i}" for i in range(genes)), *sides, DEFINITIONS[definition])
+    variance = rng.random((num, genes)) + 0.1
+    cells = rng.integers(20, 50, (2, num))
+    spread = Spread(variance, rng.random(num) * genes, variance[0], *cells)
+    return Comparison(
+        names, tuple(f"g{i}" for i in range(genes)), *sides, DEFINITIONS[definition], spread=spread
+    )
 
 
 def with_predictions_of(comparison, order):
     arrays = {f.name: getattr(comparison.predicted, f.name) for f in fields(Differential)}
     moved = {name: a[order] for name, a in arrays.items() if a.ndim == 2}
-    return replace(comparison, predicted=replace(comparison.predicted, **moved))
+    spread = comparison.spread.paired(np.arange(len(order)), np.asarray(order))
+    return replace(comparison, predicted=replace(comparison.predicted, **moved), spread=spread)
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS)
@@ -63,6 +69,7 @@ def test_discrimination_has_a_formula_and_a_guess_reaches_it():
     comparison = compare(40)
     found = chance(comparison, ["PDS_L1", "PDS_L2", "PDS_cos"])
     assert set(found.values()) == {41 / 80}
+    assert chance(comparison, ["centroid_accuracy"])["centroid_accuracy"] == 0.5
     rng = np.random.default_rng(0)
     guesses = [
         score(with_predictions_of(comparison, rng.permutation(40)), ["PDS_L2"])["PDS_L2"].mean()

@@ -1,0 +1,43 @@
+"""Figures of a bundle's training: a panel for each term of training.csv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perturbdiff.reporting.figures import condition_plots
+from perturbdiff.reporting.figures.svg import Plot, slug
+from perturbdiff.reporting.loading.plain_names import plain
+from perturbdiff.runtime import tabular
+from perturbdiff.runtime.errors import UserError
+
+
+def curves(index: int, name: str, bundle: Path) -> list[Plot]:
+    """Return a figure per numeric column of a bundle's training.csv. Empty without that file.
+
+    Parameters
+    ----------
+    index, name
+        The bundle's place among those of the page, from 1 on, and what it is called there.
+
+    Raises
+    ------
+    UserError
+        If the file is damaged, or not that of a bundle.
+    """
+    path = bundle / "training.csv"
+    if not path.is_file():
+        return []
+    table = tabular.read_csv(path, "train again or leave this bundle out")
+    if not {"step", "split"} <= set(table.columns):
+        raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
+    terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
+    return [
+        condition_plots.curves(
+            f"training-{index}-{slug(str(term))}",
+            f"{plain(str(term))} while training {name}",
+            table,
+            str(term),
+            label=plain(str(term)),
+        )
+        for term in terms
+    ]

@@ -1,0 +1,178 @@
+"""Where a model stands on one metric: its score beside the best baseline, chance and the ceiling.
+
+Nothing here reads files. docs/report.md states the rules for readers of the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
+from perturbdiff.reporting.loading.metric_columns import Column
+
+Relation = Literal["better", "level", "worse", "unknown"]
+
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean with its 95 % interval (NaN if unknown), and on how many of how many it is defined."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    defined: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Mean advantage over another method on what both are scored on, positive where ours is better.
+
+    ``wins`` and ``ties`` count the ``n`` perturbations or conditions one by one. The others are losses.
+    """
+
+    over: str
+    value: float
+    low: float
+    high: float
+    n: int
+    wins: int = 0
+    ties: int = 0
+
+    @property
+    def losses(self) -> int:
+        """Return on how many the other method is better."""
+        return self.n - self.wins - self.ties
+
+    @property
+    def relation(self) -> Relation:
+        """Return better or worse if the interval leaves 0 out, level if it holds 0."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "unknown"
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "level"
+
+
+UNKNOWN = Score(math.nan)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the model stands on one metric.
+
+    Attributes
+    ----------
+    best, baseline
+        Name and score of the best baseline.
+    gains
+        Advantage over each baseline.
+    chance
+        Score of the predictions when they are given to other perturbations.
+    ceiling, ceiling_chance
+        Score of one half of the real cells against the other, and of halves given to other perturbations.
+    """
+
+    metric: Column
+    ours: Score
+    best: str | None = None
+    baseline: Score | None = None
+    gains: tuple[Gain, ...] = ()
+    chance: float = math.nan
+    ceiling: Score = UNKNOWN
+    ceiling_chance: float = math.nan
+
+    @property
+    def relation(self) -> Relation:
+        """Return better only if better than each baseline, worse if worse than any, and unknown without one."""
+        relations = {gain.relation for gain in self.gains}
+        for relation in ("worse", "level", "unknown"):
+            if relation in relations:
+                return relation
+        return "better" if relations else "unknown"
+
+    @property
+    def rivals(self) -> list[str]:
+        """Return the baselines that the relation is about, the strongest first."""
+        same = [g for g in self.gains if g.relation == self.relation]
+        return [g.over for g in sorted(same, key=lambda g: g.value)]
+
+    @property
+    def over_chance(self) -> Relation:
+        """Return where the interval of the score lies beside chance, or unknown without either."""
+        return self._over(self.ours, (self.chance,))
+
+    @property
+    def silent(self) -> bool:
+        """Return whether this test set cannot tell anything in this metric.
+
+        That is so if the 95 % interval of the ceiling does not lie wholly on the better side of every known chance.
+        Without a ceiling or a chance nothing is said.
+        """
+        chances = tuple(c for c in (self.chance, self.ceiling_chance) if not math.isnan(c))
+        return self._over(self.ceiling, chances) in ("level", "worse")
+
+    def _over(self, score: Score, chances: tuple[float, ...]) -> Relation:
+        direction = self.metric.direction
+        ends = [oriented(v, direction) for v in (score.low, score.high)]
+        levels = [oriented(v, direction) for v in chances]
+        if not levels or any(math.isnan(v) for v in (*ends, *levels)):
+            return "unknown"
+        chance = max(levels)
+        return "better" if min(ends) > chance else "worse" if max(ends) < chance else "level"
+
+    @property
+    def position(self) -> float:
+        """Return the place between chance (0) and ceiling (1), or NaN unless the ceiling is the better of the two."""
+        return place(self.ours.value, self)
+
+
+def oriented(value: float, direction: str) -> float:
+    """Return a value so that more is better: as it is, negated, or minus its distance from 1, else NaN."""
+    return {"higher": value, "lower": -value, "one": -abs(value - 1.0)}.get(direction, math.nan)
+
+
+def place(value: float, standing: Standing) -> float:
+    """Return where a value lies between the metric's chance (0) and ceiling (1), or NaN if these are no scale."""
+    direction = standing.metric.direction
+    worst, top = (oriented(v, direction) for v in (standing.chance, standing.ceiling.value))
+    if direction not in ("higher", "lower") or math.isnan(worst) or math.isnan(top) or top <= worst:
+        return math.nan
+    return (oriented(value, direction) - worst) / (top - worst)
+
+
+def gain(ours: pd.Series, theirs: pd.Series, over: str, direction: str) -> Gain:
+    """Return the mean paired advantage with its bootstrap interval over perturbations or conditions.
+
+    Parameters
+    ----------
+    ours, theirs
+        A metric's values with the same kind of index. Only shared and defined entries count.
+    over
+        Name of the other method.
+    direction
+        See `oriented`. ``none`` gives an unknown gain.
+    """
+    both = pd.concat({"a": ours, "b": theirs}, axis=1, join="inner").dropna().sort_index()
+    a, b = (both[c].to_numpy(np.float64) for c in ("a", "b"))
+    if direction == "one":
+        a, b = -np.abs(a - 1.0), -np.abs(b - 1.0)
+    advantage = (b - a) if direction == "lower" else (a - b)
+    if direction == "none" or not len(both) or not np.isfinite(advantage).all():
+        return Gain(over, math.nan, math.nan, math.nan, len(both))
+    low, high = bootstrap_mean(advantage, draws=DRAWS, seed=0)
+    wins, ties = int((advantage > 0).sum()), int((advantage == 0).sum())
+    return Gain(over, float(advantage.mean()), low, high, len(both), wins, ties)
+
+
+def best_of(values: Mapping[str, float], direction: str) -> str | None:
+    """Return the name with the best value, the first of equals, or None if none is defined."""
+    rated = {name: oriented(v, direction) for name, v in values.items()}
+    rated = {name: v for name, v in rated.items() if not math.isnan(v)}
+    return max(rated, key=lambda name: rated[name]) if rated else None

@@ -1,0 +1,219 @@
+"""The answer on the first screen: whether a model is good, by fixed rules on the numbers of a few metrics.
+
+Nothing here reads files. docs/report.md states the rules for readers of the page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, Column
+from perturbdiff.reporting.sections.key_metrics import CORE, skill
+from perturbdiff.reporting.sections.standing import Relation, Standing
+
+Level = Literal["good", "mixed", "level", "poor", "unknown"]
+
+FEWEST = 5  # perturbations below which no verdict is given
+ENOUGH = 10  # perturbations below which intervals are too narrow
+_BROKEN = {
+    "no change predicted": "Predicts no change at all",
+    "hardly any change predicted": "Predicts hardly any change",
+    "collapsed: nearly one answer for all": "Collapsed: nearly the same answer for every perturbation",
+}
+_LISTED = 3  # skills named in a sentence, more are counted
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rules say.
+
+    Attributes
+    ----------
+    level, title
+        How good, and the same in a few words.
+    sentence
+        The key metrics counted.
+    worked, failed, trust
+        A sentence on each.
+    """
+
+    level: Level
+    title: str
+    sentence: str = ""
+    worked: str = ""
+    failed: str = ""
+    trust: str = ""
+
+
+def judge(standings: Iterable[Standing], perturbations: int, collapse: str = "") -> Verdict:
+    """Return the verdict. The first rule that applies names it.
+
+    Parameters
+    ----------
+    standings
+        Standings in the key metrics. The rules use those of `CORE`, and the sentences use all.
+    perturbations
+        How many perturbations were scored.
+    collapse
+        What the collapse check says, if it was made.
+    """
+    every = [s for s in standings if not math.isnan(s.ours.value)]
+    core = [s for s in every if s.metric.name in CORE]
+    level, title = _ruled(core, perturbations, collapse)
+    heard = [s for s in every if not s.silent and s.metric.direction in ("higher", "lower")]
+    return Verdict(
+        level,
+        title,
+        tally(every),
+        _worked(heard),
+        _failed(heard, collapse),
+        _trust(every, heard, perturbations),
+    )
+
+
+def _ruled(core: Sequence[Standing], perturbations: int, collapse: str) -> tuple[Level, str]:
+    if not core:
+        return "unknown", "Cannot be judged: neither energy distance nor PDCorr is defined"
+    if perturbations < FEWEST:
+        count = f"{perturbations} perturbation{'s' * (perturbations != 1)}"
+        return "unknown", f"Cannot be judged: {count}, and at least {FEWEST} are needed"
+    if collapse in _BROKEN:
+        return "poor", _BROKEN[collapse]
+    heard = [s for s in core if not s.silent]
+    if not heard:
+        return "unknown", f"This test set cannot tell: real cells are no better than chance in {_names(core)}"
+    if chance := [s for s in heard if s.over_chance in ("level", "worse")]:
+        return "poor", f"No better than chance in {_names(chance)}"
+    if not any(s.gains for s in heard):
+        return "unknown", "Not compared: the report holds no baseline"
+    return _against_baselines(heard)
+
+
+def _against_baselines(core: Sequence[Standing]) -> tuple[Level, str]:
+    by = {r: [s for s in core if s.relation == r] for r in ("better", "level", "worse", "unknown")}
+    if len(by["better"]) == len(core):
+        if {s.metric.name for s in core} != {ENERGY, PDCORR}:
+            return (
+                "mixed",
+                f"Better than every baseline in {_names(core)}, the only one of two metrics that tells",
+            )
+        return "good", f"Better than every baseline in {_names(core)}"
+    parts = []
+    if by["better"]:
+        parts.append(f"better than every baseline in {_names(by['better'])}")
+    if by["worse"]:
+        parts.append(f"worse than {_rivals(by['worse'])} in {_names(by['worse'])}")
+    if by["level"]:
+        parts.append(f"no clear difference from {_rivals(by['level'])} in {_names(by['level'])}")
+    if by["unknown"]:
+        parts.append(f"no interval for {_names(by['unknown'])}")
+    level: Level = (
+        "mixed" if by["better"] else "poor" if by["worse"] else "level" if by["level"] else "unknown"
+    )
+    return level, capital(", ".join(parts))
+
+
+def _worked(heard: Sequence[Standing]) -> str:
+    """Say where the model beats every baseline, else where it beats chance."""
+    if better := [s for s in heard if s.relation == "better"]:
+        return f"Better than every baseline at {_skills(better)}."
+    above = [s for s in heard if s.over_chance == "better" and s.relation != "worse"]
+    if above:
+        but = "No baseline is beaten clearly, but it is better" if any(s.gains for s in heard) else "Better"
+        return f"{but} than chance at {_skills(above)}."
+    return "Nothing: no key metric is clearly better than every baseline or than chance."
+
+
+def _failed(heard: Sequence[Standing], collapse: str) -> str:
+    """Say where the model is no better than chance or than a baseline."""
+    said = [f"{_BROKEN[collapse]}."] if collapse in _BROKEN else []
+    chance = [s for s in heard if s.over_chance in ("level", "worse")]
+    if chance:
+        said.append(f"No better than chance at {_skills(chance)}.")
+    rest = [s for s in heard if s not in chance]
+    if worse := [s for s in rest if s.relation == "worse"]:
+        said.append(f"Worse than {_rivals(worse)} at {_skills(worse)}.")
+    if level := [s for s in rest if s.relation == "level"]:
+        said.append(f"No clear difference from {_rivals(level)} at {_skills(level)}.")
+    if said:
+        return " ".join(said)
+    if any(s.gains for s in heard):
+        return "Nothing: no key metric is worse than a baseline or no better than chance."
+    return "No baseline stands beside it, so this report cannot show where it fails."
+
+
+def _trust(every: Sequence[Standing], heard: Sequence[Standing], perturbations: int) -> str:
+    """Say which metrics this test set can tell, and what weakens the rest."""
+    silent = [s for s in every if s.silent]
+    judged = [s for s in heard if not math.isnan(s.ceiling.low) and not math.isnan(s.chance)]
+    parts = []
+    if silent:
+        parts.append(
+            f"This test set cannot judge {_skills(silent)}, because real cells are no better than chance there"
+        )
+    elif judged and len(judged) == len(heard):
+        count = f"all {len(judged)} ranked key metrics" if len(judged) > 1 else _skills(judged)
+        parts.append(
+            f"This test set can judge {count}, because real cells are clearly better than chance there"
+        )
+    elif judged:
+        parts.append(f"Real cells are clearly better than chance at {_skills(judged)}")
+        parts.append("For the other key metrics no ceiling or no level of chance is known")
+    else:
+        lacking = "no ceiling" if all(math.isnan(s.ceiling.value) for s in heard) else "no level of chance"
+        parts.append(f"How much this test set can tell stays open, because there is {lacking}")
+    if perturbations < ENOUGH:
+        parts.append(
+            f"Intervals over {perturbations} perturbation{'s' * (perturbations != 1)} are too narrow"
+        )
+    return f"{'. '.join(parts)}."
+
+
+def _skills(standings: Sequence[Standing]) -> str:
+    """Name what the metrics test: three of them, of more the first two and the number of the others."""
+    names = [skill(s.metric) for s in standings]
+    if len(names) <= _LISTED:
+        return _listed(names)
+    return f"{names[0]}, {names[1]} and {len(names) - 2} other key metrics"
+
+
+def _names(standings: Sequence[Standing]) -> str:
+    return _listed([spoken(s.metric) for s in standings])
+
+
+def spoken(metric: Column) -> str:
+    """Return a metric's name within a sentence."""
+    return "energy distance" if metric.name == ENERGY else metric.label
+
+
+def _rivals(standings: Sequence[Standing]) -> str:
+    """Name the strongest rival of each metric, two at most. The table has the others."""
+    return _listed(list(dict.fromkeys(s.rivals[0] for s in standings))[:2])
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def tally(standings: Sequence[Standing]) -> str:
+    """Count the key metrics that this test set can tell by relation, in a sentence. Empty without a baseline."""
+    ranked = [s for s in standings if s.metric.direction in ("higher", "lower") and not s.silent]
+    known = [s for s in ranked if s.gains and s.relation != "unknown"]
+    if not known:
+        return ""
+    words: dict[Relation, str] = {
+        "better": "better than every baseline on",
+        "level": "no clear difference from the strongest on",
+        "worse": "worse than one on",
+    }
+    counts = [(word, sum(s.relation == relation for s in known)) for relation, word in words.items()]
+    said = ", ".join(f"{word} {'all' if n == len(known) else n}" for word, n in counts if n)
+    return f"Of {len(known)} key metrics: {said}."
+
+
+def capital(text: str) -> str:
+    """Return a text with its first letter as a capital."""
+    return text[:1].upper() + text[1:]
