@@ -145,9 +145,7 @@ def write(path: Path, screen: Screen, rate: np.ndarray, *, predicted: bool) -> N
             keys = np.uint64(screen.seed << 40) + rows.astype(np.uint64)
             keys += np.where(label[rows] > 0, other, np.uint64(0))
             lengths = np.empty(len(rows), np.int64)
-            size = draw(
-                rate, label[rows], depth[rows], keys, screen.counts, lengths, columns, values
-            )
+            size = draw(rate, label[rows], depth[rows], keys, screen.counts, lengths, columns, values)
             put(start, lengths, columns[:size], values[:size])
         finish()
     partial.rename(path)
