@@ -24,7 +24,7 @@ def draw(runs: Sequence[Run], columns: Sequence[Column]) -> Figure:
     """Return the figure of some metrics. Methods stand in the order of ``runs``; the ceiling is a line."""
     pyplot.draw_if_interactive()  # loads the backend, without which a notebook shows no figure of ours
     shown = [run for run in runs if run.kind != "ceiling"]
-    ceilings = [run for run in runs if run.kind == "ceiling"]
+    ceilings = [run for run in runs if run.kind == "ceiling" and not run.is_reference]
     look = looks([run.method for run in shown])
     across = max(1, min(_ACROSS, len(columns)))
     lines = -(-len(columns) // across)

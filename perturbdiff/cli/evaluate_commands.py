@@ -154,17 +154,29 @@ def ceiling(
         Path | None, typer.Option("--split", help="Score only the conditions in one part of this split.")
     ] = None,
     part: Part = "test",
+    reference: Annotated[
+        Literal["technical_duplicate", "interpolated_duplicate", "perturbed_mean", "control"],
+        typer.Option(
+            "--reference",
+            help="Real cells that serve as the prediction: the other half, or another reference.",
+        ),
+    ] = "technical_duplicate",
     *,
     scoring: Shared,
 ) -> None:
     """Score real cells against real cells.
 
-    One random half of each condition's cells serves as the prediction of the other half. No model can be expected to
-    score clearly better than this ceiling. Without a split, all conditions are used.
-    """
-    from perturbdiff.evaluation.evaluation_stage import ceiling as run
+    One random half of each condition's cells serves as the prediction of the other half, and each half has its own
+    half of the controls. The scores are means over five such splits. No model can be expected to score clearly better
+    than this ceiling. Without a split, all conditions are used.
 
-    typer.echo(str(run(truth, out, scoring.config, split=split, part=part, **scoring.settings)))
+    Other references show what less knowledge scores: half of the other half and half cells of other perturbations, only
+    cells of other perturbations, or control cells.
+    """
+    from perturbdiff.evaluation.ceiling_stage import ceiling as run
+
+    settings = {**scoring.settings, "reference": reference}
+    typer.echo(str(run(truth, out, scoring.config, split=split, part=part, **settings)))
 
 
 def merge(

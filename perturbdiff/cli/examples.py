@@ -57,7 +57,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff",
         "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",
     ),
-    "ceiling": ("perturbdiff ceiling store --split split.parquet --out metrics/ceiling",),
+    "ceiling": (
+        "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",
+        "perturbdiff ceiling store --split split.parquet --out metrics/mean --reference perturbed_mean",
+    ),
     "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
     "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),
     "doctor": ("perturbdiff doctor", "perturbdiff doctor --folder results --json"),

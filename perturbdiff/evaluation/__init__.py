@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 from perturbdiff.runtime.lazy import attach
 
 if TYPE_CHECKING:
-    from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+    from perturbdiff.evaluation.ceiling_stage import ceiling
+    from perturbdiff.evaluation.evaluation_stage import evaluate
     from perturbdiff.evaluation.in_memory import compare, tabulate
     from perturbdiff.evaluation.metrics.bounds import chance, spearman_brown
     from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
@@ -80,7 +81,8 @@ __all__ = [
 __getattr__, __dir__ = attach(
     __name__,
     {
-        "evaluation_stage": ("ceiling", "evaluate"),
+        "ceiling_stage": ("ceiling",),
+        "evaluation_stage": ("evaluate",),
         "in_memory": ("compare", "tabulate"),
         "metrics.bounds": ("chance", "spearman_brown"),
         "metrics.catalogue": ("METRICS", "chosen", "score"),

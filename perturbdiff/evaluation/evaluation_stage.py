@@ -1,4 +1,4 @@
-"""The stages `evaluate`, predictions against real cells, and `ceiling`, real cells against real cells."""
+"""The stage `evaluate`: predictions against real cells."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime import provenance
-from perturbdiff.runtime.files import existing
-
-CEILING = "ceiling"
 
 _EXTRA, _TURNS = 10, 8  # further directions of the subspace iteration, and its number of steps
 
@@ -145,8 +142,8 @@ def evaluate(
     UserError
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
     """
-    settings = _settings(config, shard, method=method, dataset=dataset)
-    files = {"predictions": Path(predictions), "truth": Path(truth), **_targets_file(config)}
+    settings = settings_of(config, shard, method=method, dataset=dataset)
+    files = {"predictions": Path(predictions), "truth": Path(truth), **targets_file(config)}
     with provenance.stage(
         "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:
@@ -167,58 +164,6 @@ def evaluate(
     return Path(out)
 
 
-def ceiling(
-    truth: Path,
-    out: Path,
-    config: EvaluateConfig,
-    *,
-    split: Path | None = None,
-    part: str = "test",
-    dataset: str | None = None,
-    seed: int = 0,
-    threads: int | None = None,
-    shard: tuple[int, int] = (0, 1),
-    force: bool = False,
-) -> Path:
-    """Score one random half of each condition's real cells against the other, as the ceiling of any method's score.
-
-    Halves are noisier than all cells: a full-size prediction is compared with less noisy real cells than these.
-
-    Parameters
-    ----------
-    truth
-        Store folder, or AnnData whose columns ``config`` names.
-    split, part
-        Score the conditions of this part only; all of them without a split.
-    seed, threads, shard
-        As in `evaluate`; ``seed`` also draws the halves.
-
-    Returns
-    -------
-    Path
-        ``out``, with the files of `evaluate`; the method's name is ``ceiling``.
-
-    Raises
-    ------
-    UserError
-        If a file is missing, or the split has no condition of the store in ``part``.
-    """
-    settings = _settings(config, shard, dataset=dataset, part=part)
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **_targets_file(config)}
-    with provenance.stage(
-        "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
-    ) as stage:
-        if stage.skip:
-            score_tables.repeat_findings(Path(out))
-        else:
-            real = inputs.open_truth(existing(files["truth"], "truth"), config)
-            wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
-            names = {"kind": CEILING, "method": CEILING, "dataset": dataset or real.names["dataset"]}
-            halves = pairing.split_half(real, wanted, seed=seed)
-            _run(stage, halves, config, names, seed, threads, shard)
-    return Path(out)
-
-
 def _run(
     stage: provenance.Stage,
     pairs: pairing.Pairing,
@@ -230,12 +175,22 @@ def _run(
 ) -> None:
     """Score ``pairs`` and write every table into the stage's folder, or those of a part."""
     scored = score_cells(pairs, config, seed=seed, threads=threads, shard=shard)
-    tables = _tables(scored, pairs, config, stage.path, seed)
-    if any(unit.is_pool for unit in scored.units):
-        shown = choose(scored.conditions, config.embed_conditions)
-        tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
-    tables.facts, tables.findings = _facts(pairs), _findings(pairs)
-    if shard[1] == 1:
+    tables = tables_of(scored, pairs, config, stage.path, seed)
+    save(stage, tables, scored, config, names, seed, whole=shard[1] == 1)
+
+
+def save(
+    stage: provenance.Stage,
+    tables: score_tables.Tables,
+    scored: Scored,
+    config: EvaluateConfig,
+    names: dict[str, str],
+    seed: int,
+    *,
+    whole: bool,
+) -> None:
+    """Write the tables into the stage's folder: all that a folder of scores has, or those of a part."""
+    if whole:
         stage.results.update(score_tables.write_folder(stage.path, tables, config, names, seed))
     else:
         tables.save(stage.path)
@@ -244,7 +199,7 @@ def _run(
         )
 
 
-def _tables(
+def tables_of(
     scored: Scored, pairs: pairing.Pairing, config: EvaluateConfig, folder: Path, seed: int
 ) -> score_tables.Tables:
     """Score one scope after the other; write its DE tables if tests were made."""
@@ -264,13 +219,24 @@ def _tables(
                     alike.append((*scope, *numbers, likeness.verdict))
                 if scored.wanted.tests:
                     writer.add(scope, comparison)
-    conditions = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
-    return score_tables.Tables(
+    tables = score_tables.Tables(
         metrics=pd.concat(metrics, ignore_index=True) if metrics else pd.DataFrame(),
-        conditions=pd.DataFrame(conditions).drop(columns="own", errors="ignore").reset_index(drop=True),
+        conditions=own_conditions(scored),
         chance=pd.DataFrame(by_chance, columns=pd.Index(score_tables.CHANCE)),
         collapse=pd.DataFrame(alike, columns=pd.Index(score_tables.COLLAPSE)),
+        facts=_facts(pairs),
+        findings=_findings(pairs),
     )
+    if any(unit.is_pool for unit in scored.units):
+        shown = choose(scored.conditions, config.embed_conditions)
+        tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
+    return tables
+
+
+def own_conditions(scored: Scored) -> pd.DataFrame:
+    """Return the conditions whose cells were compared here."""
+    conditions = scored.conditions[scored.conditions["own"]] if len(scored.conditions) else scored.conditions
+    return pd.DataFrame(conditions).drop(columns="own", errors="ignore").reset_index(drop=True)
 
 
 def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
@@ -297,14 +263,14 @@ def _findings(pairs: pairing.Pairing) -> list[dict[str, Any]]:
     return found
 
 
-def _settings(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
+def settings_of(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
     """Return what the manifest says was set; a whole run does not mention shards, and no file's folder is told."""
     part = {} if shard[1] == 1 else {"shard": list(shard)}
-    names = {key: path.name for key, path in _targets_file(config).items()}
+    names = {key: path.name for key, path in targets_file(config).items()}
     return {**config.model_dump(), **names, **more, **part}
 
 
-def _targets_file(config: EvaluateConfig) -> dict[str, Path]:
+def targets_file(config: EvaluateConfig) -> dict[str, Path]:
     """Return the table of target genes as an input, if there is one."""
     return {} if config.targets is None else {"targets": Path(config.targets)}
 

@@ -19,6 +19,7 @@ from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.seeds import generator, words
 
+DUPLICATE = "technical_duplicate"
 _HALVES, _DRAWN = 0, 1  # numbers of a condition's generators
 
 
@@ -133,7 +134,7 @@ REFERENCES: dict[str, Reference] = {
     reference.name: reference
     for reference in (
         Reference(
-            "technical_duplicate",
+            DUPLICATE,
             "the other half of the condition's own cells: as good as an experiment that is done again",
             _Maker.own,
         ),
@@ -152,7 +153,9 @@ REFERENCES: dict[str, Reference] = {
 }
 
 
-def pair_reference(truth: Cells, wanted: Iterable[Condition], name: str, *, seed: int) -> Pairing:
+def pair_reference(
+    truth: Cells, wanted: Iterable[Condition], name: str, *, seed: int, quiet: bool = False
+) -> Pairing:
     """Set the cells of a reference beside the other half of the real cells.
 
     The halves depend on the seed alone, so that all references are judged by the same cells. Every reference has as
@@ -167,13 +170,17 @@ def pair_reference(truth: Cells, wanted: Iterable[Condition], name: str, *, seed
         The conditions to score. References may be made of cells of the other conditions, too.
     name
         One of `REFERENCES`.
+    seed
+        Of the halves, and of the cells that a reference draws.
+    quiet
+        Do not log what is left out, as for the second of several splits.
 
     Raises
     ------
     UserError
         If no condition has two cells, no group two controls, or there are no other perturbations to take cells of.
     """
-    notes, reference = Findings(), REFERENCES[name]
+    notes, reference = Findings(quiet=quiet), REFERENCES[name]
     wanted = sorted(wanted)
     halves = halve(truth, wanted, notes, seed=seed)
     maker = _Maker(halves, truth.contexts, seed)

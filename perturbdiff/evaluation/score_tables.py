@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.scoring import split_values
 from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
 from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
@@ -129,21 +130,24 @@ def write_folder(
     seed
         Of the intervals.
     """
-    conditions = tables.conditions
-    metrics = pd.concat([tables.metrics, condition_rows(conditions)], ignore_index=True)
+    conditions, by_condition = split_values.taken_apart(tables.conditions)
+    metrics, by_perturbation = split_values.taken_apart(tables.metrics)
+    metrics = pd.concat([metrics, condition_rows(conditions)], ignore_index=True)
     who = pd.DataFrame({k: [names[k]] * len(metrics) for k in ("method", "dataset")})
     metrics = pd.concat([who, metrics.assign(definition=config.definition)], axis=1)
     chance = pd.concat(
         [t for t in (tables.chance, condition_chance(conditions)) if len(t)] or [pd.DataFrame()]
     )
-    means = aggregate(
-        metrics,
-        _members(conditions),
-        chance=chance,
-        draws=config.bootstrap,
-        seed=seed,
-        definition=config.definition,
-    )
+    members, named = _members(conditions), {"seed": seed, "definition": config.definition}
+    means = aggregate(metrics, members, chance=chance, draws=config.bootstrap, **named)
+    if "splits" in tables.facts:
+        number = tables.facts["splits"]
+        both = zip(
+            by_perturbation or [pd.DataFrame()] * number, by_condition or [conditions] * number, strict=True
+        )
+        rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
+        of_splits = [aggregate(table, members, **named) for table in rows]
+        means["split_sd"] = split_values.deviation(means, of_splits)
     limiting = limits(metrics, conditions, tables.collapse, config)
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])

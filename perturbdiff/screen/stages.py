@@ -14,7 +14,8 @@ from perturbdiff.baselines import predict as predict_baseline
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, EvaluateConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.evaluation.evaluation_stage import CEILING, ceiling, evaluate
+from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
 from perturbdiff.reporting.loading.results import Run, read_runs
 from perturbdiff.reporting.page.page import headline, write_report

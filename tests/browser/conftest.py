@@ -14,7 +14,8 @@ from small_store import small_store
 
 from perturbdiff.baselines.baseline_stage import predict
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+from perturbdiff.evaluation.ceiling_stage import ceiling
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.reporting.page.page import write_report
 from perturbdiff.statistics.statistics_stage import write_statistics
 

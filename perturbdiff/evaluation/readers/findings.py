@@ -11,6 +11,11 @@ logger = logging.getLogger(__name__)
 class Findings:
     """Remarks on the inputs, which are logged at once and kept for the summary.
 
+    Parameters
+    ----------
+    quiet
+        Keep them only.
+
     Attributes
     ----------
     entries
@@ -19,11 +24,13 @@ class Findings:
         Numbers by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
         self.entries: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
 
     def add(self, kind: str, text: str, count: int, *, warn: bool = True) -> None:
         """Log and keep a sentence."""
-        (logger.warning if warn else logger.info)("%s", text)
+        if not self._quiet:
+            (logger.warning if warn else logger.info)("%s", text)
         self.entries.append({"kind": kind, "text": text, "count": count})

@@ -1,4 +1,4 @@
-"""Which cells are compared with which: predictions with the truth, or one half of the truth with the other.
+"""Which cells are compared with which: predictions with the truth.
 
 Both sides share the same real controls. Those in a predictions file are checked, and used only if the user asks for
 them.
@@ -215,52 +215,6 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     genes = tuple(truth.reader.genes)
     return Pairing(
         genes, label, conditions, contexts, real, predicted, controls, facts, own_controls, notes.entries
-    )
-
-
-def split_half(truth: Cells, wanted: Iterable[Condition], *, seed: int) -> Pairing:
-    """Draw half of each wanted condition's real cells as the "prediction" of the other half.
-
-    The score is that of a perfect prediction, given the noise of so few cells. Conditions with a single
-    cell are left out and counted.
-
-    Raises
-    ------
-    UserError
-        If no condition has two cells.
-    """
-    wanted = sorted(wanted)
-    first: dict[Condition, np.ndarray] = {}
-    second: dict[Condition, np.ndarray] = {}
-    rng = np.random.default_rng(seed)
-    for condition in wanted:
-        rows = truth.rows[condition]
-        order = rng.permutation(len(rows))
-        if len(rows) >= 2:
-            first[condition] = np.sort(rows[order[: len(rows) // 2]])
-            second[condition] = np.sort(rows[order[len(rows) // 2 :]])
-    if not first:
-        raise UserError(
-            f"{truth.reader.path}: no test condition with at least two cells to halve; give conditions with more cells"
-        )
-    conditions, notes = list(first), Findings()
-    if small := len(wanted) - len(conditions):
-        notes.add(
-            "few_cells",
-            f"{truth.reader.path}: {small} conditions of one cell cannot be halved, left out",
-            small,
-        )
-    depth = median_depth(truth.reader) if truth.scale == "counts" else None
-    return Pairing(
-        tuple(truth.reader.genes),
-        truth.control or "control",
-        conditions,
-        {c: truth.contexts[c] for c in conditions if c in truth.contexts},
-        ExpressionView(truth.reader, second, depth=depth),
-        ExpressionView(truth.reader, first, depth=depth),
-        controls_of(truth, conditions, notes),
-        {"conditions_too_small": small, "controls": "real"},
-        findings=notes.entries,
     )
 
 

@@ -193,7 +193,7 @@ def _others(entries: Sequence[Entry], runs: Sequence[Run]) -> list[Entry]:
     used = {id(e.run) for e in entries}
     found = []
     for run in runs:
-        if id(run) in used:
+        if id(run) in used or run.is_reference:
             continue
         if run.dataset not in homes:
             logger.info(

@@ -177,7 +177,8 @@ def _score_cell(
     value = run.score(metric.name, scope)[0]
     kind = "na" if math.isnan(value) else mark(place)
     low, high = run.interval(metric.name, scope)
-    note = interval(low, high, decimals)
+    spread = plus_minus(run.split_sd(metric.name, scope), decimals)
+    note = spread or interval(low, high, decimals)
     return Cell(number(value, decimals), f"num {kind}".strip(), note, "", None, value, low, high, count)
 
 

@@ -42,6 +42,8 @@ _NUMBERED = re.compile(r"[\s._·-]+(?:(?:seed|s)[\s._-]*)?\d+$", re.IGNORECASE)
 Kind = Literal["model", "baseline", "ceiling"]
 Scope = tuple[str, str]  # kind (pooled, contexts, context, condition) and label
 POOLED: Scope = ("pooled", "pooled")
+REFERENCE = "reference"
+_UNKNOWN = (float("nan"),) * 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,11 @@ class Run:
     def baseline(self) -> str | None:
         """Return the name of the baseline that this is, whatever the run is called, or None for models and ceilings."""
         return str(self.made_by.baseline or self.base) if self.kind == "baseline" else None
+
+    @property
+    def is_reference(self) -> bool:
+        """Return whether this is a reference below the ceiling: real cells that know less than the other half."""
+        return self.summary.get("kind") == REFERENCE
 
     @property
     def names(self) -> set[str]:
@@ -132,12 +139,16 @@ class Run:
 
     def interval(self, metric: str, scope: Scope = POOLED) -> tuple[float, float]:
         """Return the 95 % bootstrap interval of a metric's mean, or NaN where the run holds none."""
-        low, high, _ = self._further.get((scope, metric), (float("nan"),) * 3)
+        low, high, *_ = self._further.get((scope, metric), _UNKNOWN)
         return low, high
 
     def chance(self, metric: str, scope: Scope = POOLED) -> float:
         """Return what the predictions score when they are given to other perturbations, or NaN if unknown."""
-        return self._further.get((scope, metric), (float("nan"),) * 3)[2]
+        return self._further.get((scope, metric), _UNKNOWN)[2]
+
+    def split_sd(self, metric: str, scope: Scope = POOLED) -> float:
+        """Return the SD of a ceiling's mean over random splits of the real cells, or NaN."""
+        return self._further.get((scope, metric), _UNKNOWN)[3]
 
     @cached_property
     def alpha(self) -> float:
@@ -173,16 +184,16 @@ class Run:
         return table if set(needed) <= set(table) else None
 
     @cached_property
-    def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float]]:
-        """Return low and high end of the interval, and chance, of each scope and metric."""
+    def _further(self) -> dict[tuple[Scope, str], tuple[float, float, float, float]]:
+        """Return low and high end of the interval, chance, and SD over splits, of each scope and metric."""
         table = self.aggregate
         numbers = (
             pd.to_numeric(table[c], errors="coerce") if c in table else pd.Series(np.nan, table.index)
-            for c in ("low", "high", "chance")
+            for c in ("low", "high", "chance", "split_sd")
         )
         keys = (table[c].astype(str) for c in ("scope_kind", "scope", "metric"))
         rows = zip(*keys, *numbers, strict=True)
-        return {((k, s), m): (float(low), float(high), float(by)) for k, s, m, low, high, by in rows}
+        return {((k, s), m): (float(a), float(b), float(c), float(d)) for k, s, m, a, b, c, d in rows}
 
     @cached_property
     def _scores(self) -> dict[tuple[Scope, str], tuple[float, int, int]]:
@@ -199,7 +210,7 @@ def _rows(table: pd.DataFrame, wanted: pd.Series) -> pd.DataFrame:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the folders of `evaluate`: models first, then external methods, built-in baselines, ceilings.
+    """Read the folders of `evaluate`: models, external methods, built-in baselines, ceiling, other references.
 
     Runs of one method on one data set are told apart by the names of their folders.
 
@@ -224,7 +235,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         names.add((run.dataset, name))
         runs[i] = _renamed(run, name)
     order = {"model": 0, "baseline": 1, "ceiling": 2}
-    return sorted(runs, key=lambda r: (order[r.kind], not r.external))
+    return sorted(runs, key=lambda r: (order[r.kind], not r.external, r.is_reference))
 
 
 def _renamed(run: Run, method: str) -> Run:
@@ -277,7 +288,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _kind(method: str, summary: dict[str, Any]) -> Kind:
     """Return what kind of run this is: the predictions file says it, else the method's name does."""
-    if method == "ceiling" or summary.get("kind") == "ceiling" or summary.get("ceiling") is True:
+    if method == "ceiling" or summary.get("kind") in ("ceiling", REFERENCE) or summary.get("ceiling") is True:
         return "ceiling"
     made_by = Method.from_json(summary.get("made_by"))
     if made_by.baseline or made_by.recipe:

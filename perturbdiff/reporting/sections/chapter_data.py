@@ -128,8 +128,8 @@ class ChapterData:
 
     @cached_property
     def ceilings(self) -> list[Run]:
-        """Return the runs of real cells against real cells."""
-        return [r for r in self.runs if r.kind == "ceiling"]
+        """Return the runs of one half of the real cells against the other."""
+        return [r for r in self.runs if r.kind == "ceiling" and not r.is_reference]
 
     @cached_property
     def every(self) -> list[Column]:
@@ -151,7 +151,7 @@ class ChapterData:
         first = [self.focus, *([self.other] if self.other else []), *self.ceilings]
         metric = named(self.every, PDCORR) or self.every[0]
         score = {r.method: r.score(metric.name)[0] for r in self.runs}
-        rest = [r for r in self.runs if r not in first]
+        rest = [r for r in self.runs if r not in first and not r.is_reference]
         rest.sort(key=lambda r: -np.nan_to_num(score[r.method], nan=-np.inf))
         return list(dict.fromkeys([*first, *rest]))[:most]
 

@@ -47,7 +47,7 @@ def score(run: Run, metric: str) -> Score:
     if math.isnan(low) and defined > 1:
         numbers = values(run, metric).to_numpy(np.float64)
         low, high = bootstrap_mean(numbers, draws=DRAWS, seed=0)
-    return Score(value, low, high, defined, total)
+    return Score(value, low, high, defined, total, run.split_sd(metric))
 
 
 def values(run: Run, metric: str) -> pd.Series:

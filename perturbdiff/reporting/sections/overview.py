@@ -150,7 +150,12 @@ def _key_row(s: Standing, color: str) -> Row:
         _difference(s, digits),
         Cell(number(s.chance, digits), "num faint", value=s.chance),
         Cell(_SILENT, "scale silent") if s.silent else Cell(share, "scale", value=along, scale=scale),
-        Cell(number(s.ceiling.value, digits), "num faint", value=s.ceiling.value),
+        Cell(
+            number(s.ceiling.value, digits),
+            "num faint",
+            page_tables.plus_minus(s.ceiling.split_sd, digits),
+            value=s.ceiling.value,
+        ),
     )
     return Row(
         s.metric.heading.replace(f" {s.metric.arrow}", f"\u00a0{s.metric.arrow}"),

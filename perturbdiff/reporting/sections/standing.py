@@ -23,13 +23,14 @@ DRAWS = 2000
 
 @dataclass(frozen=True)
 class Score:
-    """A mean with its 95 % interval (NaN if unknown), and on how many of how many it is defined."""
+    """A mean with its 95 % interval, on how many of how many it is defined, and its SD over splits (NaN: unknown)."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
     defined: int = 0
     total: int = 0
+    split_sd: float = math.nan
 
 
 @dataclass(frozen=True)

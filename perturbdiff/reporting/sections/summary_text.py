@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from perturbdiff.reporting.figures.page_tables import decimals_for, interval, number
+from perturbdiff.reporting.figures.page_tables import decimals_for, interval, number, plus_minus
 from perturbdiff.reporting.sections.cautions import Note
 from perturbdiff.reporting.sections.standing import Standing
 from perturbdiff.reporting.sections.verdict import Verdict
@@ -55,7 +55,8 @@ def _line(s: Standing) -> str:
     if not math.isnan(s.chance):
         parts.append(f"chance {number(s.chance, digits)}")
     if not math.isnan(s.ceiling.value):
-        parts.append(f"ceiling {number(s.ceiling.value, digits)}")
+        spread = plus_minus(s.ceiling.split_sd, digits)
+        parts.append(f"ceiling {number(s.ceiling.value, digits)} {spread}".rstrip())
     if s.silent:
         parts.append("this test set cannot tell")
     return ", ".join(parts)

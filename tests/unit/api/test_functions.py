@@ -143,10 +143,10 @@ def test_evaluation_of_anyones_anndata(screen):
 
 
 def test_report_takes_scores_and_folders(chain, scores, model, tmp_path):
-    page = perturbdiff.report([scores], tmp_path / "report.html", models=[model], splits=[model.split])
+    page = perturbdiff.reporting([scores], tmp_path / "report.html", models=[model], splits=[model.split])
     assert "nearest-context" not in page.read_text()
     assert "linear" in page.read_text()
-    one = perturbdiff.report(
+    one = perturbdiff.reporting(
         str(chain["files"]["folder"] / "scores"), str(tmp_path / "one.html"), title="One method"
     )
     assert "One method" in one.read_text()

@@ -13,7 +13,7 @@ from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
-from perturbdiff.evaluation.readers.pairing import pair, split_half
+from perturbdiff.evaluation.readers.pairing import pair
 from perturbdiff.io import row_file
 from perturbdiff.runtime.errors import UserError
 
@@ -211,18 +211,6 @@ def test_what_the_model_was_trained_on_is_said(paired, caplog):
     assert pairing.findings[0]["kind"] == "seen"
     assert pairing.findings[0]["count"] == 2
     assert "trained on 2 of the 12 predicted conditions (B|d1|p1, T|d1|p1)" in caplog.text
-
-
-def test_halves_are_disjoint_and_single_cells_left_out(tmp_path):
-    adata = pair_side(0)
-    alone = np.flatnonzero((adata.obs["perturbation"] == "p1") & (adata.obs["batch"] == "d1"))[1:12]
-    adata[np.setdiff1d(np.arange(len(adata)), alone)].copy().write_h5ad(tmp_path / "real.h5ad")
-    truth = open_truth(tmp_path / "real.h5ad", CONFIG)
-    pairing = split_half(truth, truth.rows, seed=1)
-    assert (pairing.facts["conditions_too_small"], kinds(pairing)) == (1, ["few_cells"])
-    for condition in pairing.conditions:
-        both = np.concatenate([pairing.real.rows[condition], pairing.predicted.rows[condition]])
-        np.testing.assert_array_equal(np.sort(both), truth.rows[condition])
 
 
 @pytest.mark.parametrize("factor", [0.1, 3.5])

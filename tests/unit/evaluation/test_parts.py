@@ -13,7 +13,8 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.evaluation_stage import ceiling, evaluate
+from perturbdiff.evaluation.ceiling_stage import ceiling
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.merge_scores import merge
 from perturbdiff.evaluation.metrics.catalogue import chosen
 from perturbdiff.evaluation.metrics.differential import Controls

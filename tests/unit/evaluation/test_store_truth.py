@@ -11,9 +11,15 @@ import pytest
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import Config, DataConfig, EvaluateConfig, SplitConfig
-from perturbdiff.evaluation.evaluation_stage import ceiling, choose, evaluate
+from perturbdiff.evaluation.ceiling_stage import ceiling, split_seeds
+from perturbdiff.evaluation.evaluation_stage import choose, evaluate
+from perturbdiff.evaluation.metrics.catalogue import score
+from perturbdiff.evaluation.readers.inputs import open_truth
+from perturbdiff.evaluation.references import pair_reference
+from perturbdiff.evaluation.scoring.condition_pass import score_cells
 from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
@@ -88,6 +94,29 @@ def test_the_ceiling_scores_disjoint_halves_of_the_test_cells(work, tmp_path):
     assert 0 < summary["headline"]["pooled"]["R2"] < 1
     other = ceiling(work / "store", tmp_path / "other", EVALUATE, split=work / "split.parquet", seed=4)
     assert json.loads((other / "summary.json").read_text())["headline"] != summary["headline"]
+
+
+def test_the_ceiling_is_the_mean_over_splits_with_its_sd(work, tmp_path):
+    config = EVALUATE.model_copy(
+        update={"metrics": ("MSE", "wasserstein"), "ceiling_splits": 3, "bootstrap": 0, "embed_conditions": 0}
+    )
+    truth = open_truth(work / "store", config)
+    by_hand = {"MSE": [], "wasserstein": []}
+    for seed in split_seeds(7, 3):
+        scored = score_cells(pair_reference(truth, truth.rows, "perturbed_mean", seed=seed), config, seed=7)
+        by_hand["MSE"].append(score(scored.comparisons["pooled", "pooled"], ["MSE"])["MSE"].mean())
+        by_hand["wasserstein"].append(scored.conditions.query("own")["wasserstein"].mean())
+    out = ceiling(work / "store", tmp_path / "out", config, reference="perturbed_mean", seed=7)
+    means = pd.read_csv(out / "aggregate.csv").query("scope_kind == 'pooled'").set_index("metric")
+    for metric, values in by_hand.items():
+        assert means.loc[metric, "nanmean"] == pytest.approx(np.mean(values))
+        assert means.loc[metric, "split_sd"] == pytest.approx(np.std(values, ddof=1))
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["kind"], summary["method"], summary["splits"]) == ("reference", "perturbed_mean", 3)
+    assert not [c for c in pd.read_parquet(out / "metrics.parquet") if c.startswith("split")]
+    run = read_runs([out])[0]
+    assert (run.kind, run.is_reference) == ("ceiling", True)
+    assert run.split_sd("MSE") == pytest.approx(np.std(by_hand["MSE"], ddof=1))
 
 
 def test_a_part_without_conditions_is_named(work, tmp_path):
