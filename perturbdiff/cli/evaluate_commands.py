@@ -35,7 +35,7 @@ ContextColumn = Annotated[
     ),
 ]
 DefinitionName = Annotated[
-    Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] | None,
+    Literal["cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] | None,
     typer.Option(
         "--definition", help="cell-eval release whose metric definitions to use; default: cell-eval-0.6.6."
     ),

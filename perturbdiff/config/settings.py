@@ -371,9 +371,13 @@ class SampleConfig(Section):
 class EvaluateConfig(Section):
     """How predictions are scored."""
 
-    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2"] = Field(
+    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] = Field(
         default="cell-eval-0.6.6",
         description="release of cell-eval whose definitions of the metrics are used",
+    )
+    rules: Literal["vcc2026", "v2"] = Field(
+        default="vcc2026",
+        description="metrics of the definition cell-eval2: those of the 2026 competition, or all of its profile v2",
     )
     metrics: Labels = Field(
         default=(),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.evaluation_stage import (
     own_conditions,
     save,
@@ -27,6 +28,7 @@ from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import sizes_of
 from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.seeds import state
 
@@ -77,6 +79,10 @@ def ceiling(
     UserError
         If a file is missing, or the split has no condition of the store in ``part``.
     """
+    if config.definition == DEFINITION:
+        raise UserError(
+            f"the replicate of {DEFINITION} is part of each evaluation by it; run evaluate, or take another definition"
+        )
     method = CEILING if reference == DUPLICATE else reference
     settings = settings_of(config, shard, dataset=dataset, part=part, reference=reference)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **targets_file(config)}

@@ -9,6 +9,8 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
+from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.embedding import choose, embed
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
@@ -63,6 +65,8 @@ def evaluate(
     UserError
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
     """
+    if config.definition == DEFINITION:
+        check_settings(config, shard)
     settings = settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **targets_file(config)}
     with provenance.stage(
@@ -81,7 +85,11 @@ def evaluate(
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
             names = {"kind": "predictions", **names}
-            _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
+            if config.definition == DEFINITION:
+                found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
+                stage.results.update(found)
+            else:
+                _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
     return Path(out)
 
 

@@ -185,12 +185,16 @@ def _control(file: RowFile, config: EvaluateConfig) -> str | None:
         raise UserError(
             f"{file.path}: declares its control to be '{declared}', not '{config.control}' (--control)"
         )
+    if declared is None and config.definition == "cell-eval2":
+        return "non-targeting"  # its default
     return None if declared is None else str(declared)
 
 
 def _scale(file: RowFile, config: EvaluateConfig) -> str:
     """Return whether values are counts or log1p, as the file says or, if it does not, the user."""
     option = None if config.scale == "declared" else config.scale
+    if option is None and config.definition == "cell-eval2":
+        option = "counts"  # nothing else is in its rules, and every value is checked
     scale = str(file.declared.get("scale", option))
     if scale == "None":
         raise UserError(

@@ -26,6 +26,15 @@ class StoreReader:
         """Return log1p values of the store's ``rows``."""
         return self._store.expression(rows)
 
+    @property
+    def has_counts(self) -> bool:
+        """Whether the store was made from counts."""
+        return self._store.input_scale == "counts"
+
+    def counts(self, rows: np.ndarray) -> Sparse:
+        """Return the counts of the store's ``rows`` over its genes."""
+        return self._store.counts(rows)
+
     def depths(self) -> np.ndarray:
         """Return the depth of each cell over all genes of its input."""
         return np.asarray(self._store.n_counts, np.float64)

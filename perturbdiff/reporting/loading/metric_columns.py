@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from perturbdiff.evaluation.cell_eval2.metrics import METRICS as COUNT_METRICS
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.profile_metrics import Metric
 from perturbdiff.reporting.loading.results import POOLED, Run, Scope
@@ -51,7 +52,12 @@ def metric_columns(runs: Sequence[Run]) -> list[Column]:
         if m.name in directions
     ]
     others = sorted(set(directions) - set(METRICS))
-    return known + [Column(name, name, directions[name]) for name in others]
+    return known + [
+        Column(
+            name, name, directions[name], meaning=COUNT_METRICS[name].meaning if name in COUNT_METRICS else ""
+        )
+        for name in others
+    ]
 
 
 def _meaning(metric: Metric) -> str:

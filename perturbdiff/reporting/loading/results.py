@@ -96,6 +96,11 @@ class Run:
         """Return the version of the metrics' definitions."""
         return str(self.metrics["definition"].iloc[0]) if len(self.metrics) else "unknown"
 
+    @property
+    def rules(self) -> str:
+        """Return the digest of the rules that the scores follow; empty for definitions without one."""
+        return str(self.summary.get("rules") or "")
+
     @cached_property
     def contexts(self) -> list[Scope]:
         """Return the mean of the contexts and the contexts, if more than one was scored."""
@@ -222,6 +227,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     if not paths:
         raise UserError("no run to report: give one or more folders written by 'perturbdiff evaluate'")
     runs = [_read_run(Path(p)) for p in paths]
+    _check_rules(runs)
     seen: dict[tuple[str, str], int] = {}
     for run in runs:
         seen[run.dataset, run.method] = seen.get((run.dataset, run.method), 0) + 1
@@ -236,6 +242,22 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         runs[i] = _renamed(run, name)
     order = {"model": 0, "baseline": 1, "ceiling": 2}
     return sorted(runs, key=lambda r: (order[r.kind], not r.external, r.is_reference))
+
+
+def _check_rules(runs: Sequence[Run]) -> None:
+    """Refuse runs of one data set that were scored by different rules: their numbers mean different things."""
+    by_dataset: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        by_dataset.setdefault(run.dataset, {}).setdefault(run.rules, run)
+    for dataset, first in by_dataset.items():
+        if len(first) > 1:
+            named = listing(
+                f"{run.path} ({run.definition} {rules}".strip() + ")" for rules, run in first.items()
+            )
+            raise UserError(
+                f"{dataset}: runs scored by different rules cannot stand in one table: {named}; evaluate them with the "
+                "same definition, truth and target genes, or report them apart"
+            )
 
 
 def _renamed(run: Run, method: str) -> Run:

@@ -16,6 +16,7 @@ from perturbdiff.reporting.sections.cell_sections import CellPicture, cell_pictu
 from perturbdiff.reporting.sections.chapter_data import ChapterData
 from perturbdiff.reporting.sections.focus_scores import collapse_verdict, perturbations, rivals, standing
 from perturbdiff.reporting.sections.key_metrics import key_metrics, question
+from perturbdiff.reporting.sections.scaled_scores import is_scaled, scaled_table, scaled_verdict
 from perturbdiff.reporting.sections.score_tables import ScoreTables, score_tables
 from perturbdiff.reporting.sections.standing import Gain, Standing, place
 from perturbdiff.reporting.sections.summary_text import summary_text
@@ -81,8 +82,11 @@ def overview(about: ChapterData, warnings: Sequence[str] = ()) -> Overview:
     standings = _standings(about)
     judged = verdict_of(about)
     color = about.look[about.focus.method].color
-    page = Overview(about.focus.method, color, scale_of(about), judged, _key_table(about, standings))
+    key = scaled_table(about) if is_scaled(about) else _key_table(about, standings)
+    page = Overview(about.focus.method, color, scale_of(about), judged, key)
     notes = cautions(about, standings, collapse_verdict(about), warnings)
+    if is_scaled(about):  # both ends of the scale are in every run
+        notes = [note for note in notes if note.kind not in ("No baseline", "No ceiling")]
     page.notes, page.more = notes[:_SHOWN], notes[_SHOWN:]
     page.against = _against_table(about, standings)
     page.cells = cell_pictures(about)
@@ -96,6 +100,8 @@ def overview(about: ChapterData, warnings: Sequence[str] = ()) -> Overview:
 
 def verdict_of(about: ChapterData) -> Verdict:
     """Return the verdict alone, as the terminal shows it."""
+    if is_scaled(about):
+        return scaled_verdict(about)
     return verdict.judge(_standings(about), perturbations(about.focus), collapse_verdict(about))
 
 

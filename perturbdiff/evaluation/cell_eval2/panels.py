@@ -1,0 +1,179 @@
+"""Which cells of both sides are compared, context by context, for the definition `cell-eval2`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from perturbdiff.conditions.condition import Condition
+from perturbdiff.conditions.targets import Targets
+from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.cell_eval2.anchors import RealCells
+from perturbdiff.evaluation.cell_eval2.counts import CountReader
+from perturbdiff.evaluation.cell_eval2.measurements import Reference
+from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.readers.cells_by_condition import Cells
+from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.pairing import (
+    check_units,
+    same_covariates,
+    shared_conditions,
+    shared_genes,
+)
+from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
+from perturbdiff.runtime.errors import UserError, listing
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The cells of one context.
+
+    Attributes
+    ----------
+    scope
+        ``context`` and its label; pooled where there is one context only.
+    conditions
+        Its conditions.
+    predicted
+        Rows of the predicted cells of each perturbation.
+    real
+        The real cells.
+    """
+
+    scope: Scope
+    conditions: tuple[Condition, ...]
+    predicted: Mapping[str, np.ndarray]
+    real: RealCells
+
+
+@dataclass(frozen=True)
+class Panels:
+    """All contexts.
+
+    Attributes
+    ----------
+    panels
+        At least one; several by name.
+    genes
+        The gene axis.
+    targets
+        Target genes of the perturbations.
+    read
+        Reads predicted counts.
+    notes
+        Remarks on the inputs.
+    """
+
+    panels: list[Panel]
+    genes: tuple[str, ...]
+    targets: Targets
+    read: CountReader
+    notes: Findings
+
+    def positions(self, perturbations: Sequence[str]) -> list[np.ndarray]:
+        """Return the positions of each perturbation's target genes."""
+        place = {gene: i for i, gene in enumerate(self.genes)}
+        return [np.array([place[g] for g in self.targets.genes[p]], np.int64) for p in perturbations]
+
+    def digest(self, rules: Rules, references: Iterable[Reference]) -> str:
+        """Return the digest of the rules with this gene axis, these targets and these reference controls."""
+        controls = hashlib.sha256()
+        for reference in references:
+            controls.update(reference.profile.sums.tobytes() + reference.profile.cpm.tobytes())
+        left_out = [
+            ("|".join(panel.scope), name, gene)
+            for panel in self.panels
+            for name in panel.predicted
+            for gene in self.targets.genes[name]
+        ]
+        return rules.digest(genes=self.genes, targets=left_out, controls=controls.hexdigest())
+
+
+def panels_of(predictions: Cells, truth: Cells, config: EvaluateConfig, rules: Rules) -> Panels:
+    """Match predictions and truth.
+
+    Raises
+    ------
+    UserError
+        If a side has no counts, or genes, conditions or controls do not match, or a condition was not predicted.
+    """
+    notes = Findings()
+    check_units(predictions, truth)
+    columns = shared_genes(predictions.reader, truth.reader, notes)
+    read = CountReader.of(predictions, columns, rules.max_total)
+    real = CountReader.of(truth, None, rules.max_total)
+    predictions, truth = same_covariates(predictions, truth, notes)
+    conditions = shared_conditions(predictions, truth, config, notes)
+    if truth.complete and (left := notes.facts["conditions_missing"]):
+        raise UserError(
+            f"{predictions.reader.path}: {left} conditions have no prediction, and cell-eval2 scores all of them; "
+            "predict them, or give a truth without them (--missing skip is not of its rules)"
+        )
+    genes = tuple(truth.reader.genes)
+    names = sorted({c.perturbation for c in conditions})
+    targets = Targets.read(None if config.targets is None else Path(config.targets), names, genes)
+    _note_targets(targets, notes)
+    panels = [
+        _panel(scope, members, predictions, truth, real)
+        for scope, members in _scopes(conditions, truth.contexts).items()
+    ]
+    return Panels(panels, genes, targets, read, notes)
+
+
+def _note_targets(targets: Targets, notes: Findings) -> None:
+    """Tell what did not match; without any target at all say what that means."""
+    if len(targets.without) == len(targets.genes) and not targets.source:
+        text = (
+            "no perturbation is named after a measured gene, so that no target gene is left out; if the perturbations "
+            "have target genes, name them with --targets FILE, else discrimination and errors are too good"
+        )
+        notes.add("targets", text, len(targets.genes))
+        return
+    for text, number, warn in targets.remarks():
+        notes.add("targets", text, number, warn=warn)
+
+
+def _scopes(
+    conditions: Sequence[Condition], contexts: Mapping[Condition, str]
+) -> dict[Scope, list[Condition]]:
+    """Return the conditions of each context, or all of them as the pool."""
+    members: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        members.setdefault(contexts.get(condition, ""), []).append(condition)
+    if len(members) == 1:
+        return {(POOLED, POOLED): list(conditions)}
+    return {("context", label): members[label] for label in sorted(members)}
+
+
+def _panel(
+    scope: Scope, conditions: Sequence[Condition], predictions: Cells, truth: Cells, read: CountReader
+) -> Panel:
+    groups = sorted({c.group for c in conditions})
+    controls = [truth.controls[g] for g in groups if g in truth.controls]
+    if not controls:
+        named = listing("|".join(g) for g in groups)
+        raise UserError(
+            f"{truth.reader.path}: no control cells for {named} (cell type|batch), so that no change can be computed; "
+            "evaluate conditions that have controls"
+        )
+    real = RealCells(
+        read,
+        _by_perturbation(conditions, truth.rows),
+        np.sort(np.concatenate(controls)),
+        truth.control or "control",
+    )
+    return Panel(scope, tuple(conditions), _by_perturbation(conditions, predictions.rows), real)
+
+
+def _by_perturbation(
+    conditions: Iterable[Condition], rows: Mapping[Condition, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the ascending rows of each perturbation."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for condition in conditions:
+        parts.setdefault(condition.perturbation, []).append(rows[condition])
+    return {name: np.sort(np.concatenate(found)) for name, found in parts.items()}
