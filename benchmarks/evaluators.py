@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from evaluate_sides import COLUMN, CONTROL, COSTLY, names_of_theirs
 from evaluated_cells import Screen, simulate
 
@@ -36,7 +37,7 @@ HERE = Path(__file__).parent
 START, END = "<!-- evaluators: start -->", "<!-- evaluators: end -->"
 GENES, DENSITY = 18_533, 0.17
 SHAPES = {
-    "tiny": Screen(cells=240, controls=60, perturbations=6, genes=50),
+    "tiny": Screen(cells=1200, controls=300, perturbations=6, genes=400),
     "60": Screen(cells=16_600, controls=4_600, perturbations=60),
     "300": Screen(cells=100_000, controls=5_000, perturbations=300),
     "tenth": Screen(cells=22_000, controls=10_000, perturbations=30, genes=GENES, density=DENSITY),
@@ -69,13 +70,13 @@ def commands(given: argparse.Namespace, files: dict[bool, tuple[Path, Path]], ou
         "cell-eval-0.6.6": given.older,
     }
     theirs = ",".join(names_of_theirs())
-    for definition, counts in BY_DEFINITION.items():
+    for definition, counts in [pair for pair in BY_DEFINITION.items() if pair[1] in files]:
         real, predicted = map(str, files[counts])
         own = [*_COMMAND, predicted, real, "--out", str(out / "ours"), "--control", CONTROL]
         own += ["--definition", definition, "--threads", "1", "--force"]
-        yield definition, "ours", own
         if not counts:
-            yield definition, "ours, the metrics of cell-eval", [*own, "--metrics", theirs]
+            yield definition, "ours", [*own, "--metrics", theirs]
+        yield definition, "ours" if counts else "ours, all metrics", own
         if pythons[definition] is None:
             continue
         program = str(Path(pythons[definition]).parent / ("cell-eval2" if counts else "cell-eval"))
@@ -108,9 +109,9 @@ def ways(given: argparse.Namespace, shape: str, layout: str, folder: Path) -> li
     out.mkdir(exist_ok=True)
     few = shape == "competition"
     found = []
-    for group, name, command in commands(given, {**dict.fromkeys((True, False), ("", "")), **files}, out):
+    for group, name, command in commands(given, files, out):
         own = name.startswith("ours")
-        if BY_DEFINITION[group] not in files or (few and not own and not given.whole):
+        if few and not own and not given.whole:
             continue
         if name.endswith("--anchor") and (shape, layout) != ("60", "CSR"):
             continue
@@ -158,6 +159,8 @@ def turn(way: Way, log: Path) -> dict[str, float]:
     if way.group == "rank tests":
         tests = json.loads(printed.splitlines()[-1])
         row |= {"cpu": tests["cpu"], "wall": tests["wall"]}
+        saved = Path(way.command[-1])
+        row["apart"] = float(np.abs(np.load(saved) - np.load(saved.with_name("p-ours.npy"))).max())
     return row
 
 
@@ -200,6 +203,8 @@ def table(taken: dict[str, dict[str, list[dict]]]) -> str:
                 key: statistics.median(one[key] for one in seen) for key in ("cpu", "wall", "peak", "load")
             }
             first = ours.setdefault(group, row)
+            if max(one.get("apart", 0.0) for one in seen) > 0:
+                name += f" (p differs by up to {max(one['apart'] for one in seen):.0e})"  # noqa: PLW2901
             times = [f"{row[key] / first[key]:.1f}" if row is not first else "" for key in ("cpu", "peak")]
             parts[-1] += (
                 f"\n| {name} | {row['cpu']:.1f} | {times[0]} | {row['wall']:.1f} | {row['peak']:.0f} | {times[1]} "

@@ -53,8 +53,8 @@ def illico() -> Test:
     def test(control: Matrix, groups: list[Matrix]) -> list[np.ndarray]:
         names = [CONTROL, *(f"p{k:05}" for k in range(len(groups)))]
         labels = np.repeat(names, [control.shape[0], *(cells.shape[0] for cells in groups)])
-        index = [f"c{k}" for k in range(len(labels))]
-        cells = ad.AnnData(sp.vstack([control, *groups], "csr"), pd.DataFrame({COLUMN: labels}, index))
+        obs = pd.DataFrame({COLUMN: labels}, index=pd.Index(np.arange(len(labels)).astype(str)))
+        cells = ad.AnnData(sp.vstack([control, *groups], "csr"), obs)
         found = asymptotic_wilcoxon(cells, is_log1p=True, group_keys=COLUMN, reference=CONTROL, n_threads=1)
         return [found.loc[name, "p_value"].to_numpy() for name in names[1:]]
 
@@ -68,7 +68,7 @@ def read(given: argparse.Namespace) -> tuple[Matrix, list[Matrix]]:
     """Return the control cells and those of each perturbation, CSR."""
     import anndata as ad
 
-    cells = ad.read_h5ad(given.file)
+    cells: Any = ad.read_h5ad(given.file)
     values, labels = cells.X.tocsr(), cells.obs[COLUMN].astype(str).to_numpy()
     names = sorted(set(labels) - {CONTROL})[: given.most]
     found = [values[labels == name] for name in [CONTROL, *names]]
