@@ -61,6 +61,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",
         "perturbdiff ceiling store --split split.parquet --out metrics/mean --reference perturbed_mean",
     ),
+    "adversaries": ("perturbdiff adversaries store --split split.parquet --out adversaries",),
     "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
     "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),
     "doctor": ("perturbdiff doctor", "perturbdiff doctor --folder results --json"),

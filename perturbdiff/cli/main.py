@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli import completion
+from perturbdiff.cli.adversary_commands import adversaries
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
@@ -171,6 +172,7 @@ app.add_typer(baseline_app, name="baseline")
 
 app.command(cls=Work)(evaluate)
 app.command(cls=Work)(ceiling)
+app.command(cls=Work)(adversaries)
 app.command(cls=Work)(merge)
 
 

@@ -45,6 +45,23 @@ _DISTRIBUTION = (
         source="own",
     ),
     Metric(
+        "mmd_pc",
+        "MMD², components",
+        "",
+        "distribution",
+        "MMD² between cells in leading components, 20 or a tenth of the cells that give them: the axes along which the "
+        "real cells lie farthest from the mean of the controls; m is the median of the squared distances there. Half "
+        "of the real cells give the components in which the other half is compared, and the other way round. An "
+        "unbiased estimate for independent cells, so that it can be slightly negative; copies of the real cells are "
+        "not independent of the components",
+        "lower",
+        -2.0,
+        2.0,
+        "NaN with fewer than four real or two predicted cells or if half the pairs of real cells are equal",
+        chance=_OTHER,
+        source="own",
+    ),
+    Metric(
         "wasserstein",
         "Wasserstein per gene",
         "",
@@ -55,6 +72,21 @@ _DISTRIBUTION = (
         0.0,
         _INF,
         "NaN without such a gene",
+        chance=_OTHER,
+        source="own",
+    ),
+    Metric(
+        "dependence_gap",
+        "Gene–gene dependence",
+        "",
+        "distribution",
+        "squared difference of predicted and real rank correlations of two genes, less the sampling variance of both, "
+        "mean over pairs of the 60 genes with the highest real mean; constant genes correlate 0. It sees dependence "
+        "alone, and can be slightly negative",
+        "lower",
+        -4.0,
+        4.0,
+        "NaN with fewer than three cells on a side or fewer than two such genes that vary in the real cells",
         chance=_OTHER,
         source="own",
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.metrics.realism import EXPRESSED, realism
+from perturbdiff.evaluation.metrics.realism import EXPRESSED, dependence_gap, realism
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
@@ -16,8 +16,12 @@ from perturbdiff.runtime.compiled import kernel
 CHANCE_CELLS = 256  # cells drawn of another perturbation: enough for chance, whose noise they raise a little
 _BLOCK = 256  # cells whose distances are held at a time
 _NOTHING = 5e-6
+_TINY = 1e-30
 _LANES = 8
-_PAIRWISE = ("energy_distance", "mmd")
+_PAIRWISE = ("energy_distance", "mmd", "mmd_pc")
+COMPONENTS = 20
+_CELLS_PER_AXIS = 10  # an axis of fewer cells is mostly their noise
+_FITTED = 512  # real cells of a half that the components are fitted to at most
 _REALISM = (
     "nonzero_ratio",
     "library_ratio",
@@ -28,7 +32,8 @@ _REALISM = (
     "correlation_agreement",
     "max_value",
 )
-CHANCE = ("chance_energy_distance", "chance_mmd", "chance_wasserstein")
+_AGAINST_CELLS = (*_PAIRWISE, "wasserstein", "dependence_gap")
+CHANCE = tuple(f"chance_{name}" for name in _AGAINST_CELLS)
 """Names of the same distances to the real cells of another perturbation."""
 
 
@@ -72,29 +77,92 @@ def mmd(predicted: Sparse, real: Sparse, *, max_cells: int = 2000, seed: int = 0
     return pairwise(predicted, real, max_cells=max_cells, seed=seed)["mmd"]
 
 
-def pairwise(
-    predicted: Sparse, real: Sparse, *, max_cells: int, seed: int, other: Sparse | None = None
-) -> dict[str, float]:
-    """Return ``energy_distance`` and ``mmd`` from one pass over the pairs of cells.
+def mmd_in_components(
+    predicted: Sparse,
+    real: Sparse,
+    *,
+    control: np.ndarray | None = None,
+    max_cells: int = 2000,
+    seed: int = 0,
+) -> float:
+    """Return the MMD² of `mmd` between cells in up to 20 leading components of the real cells, which leave out noise.
+
+    The components are the axes along which the real cells lie farthest from the mean of the controls, so that they
+    hold what the perturbation changes as well as how its cells differ. They are the same for every prediction. Half
+    of the real cells give the components in which the other half is compared, and the other way round: cells lie
+    farther apart along axes that were fitted to themselves than others like them do.
 
     Parameters
     ----------
     predicted, real, max_cells, seed
-        See `energy_distance`.
+        See `energy_distance`. At most 512 cells of a half give the components, ten cells at least for each.
+    control
+        Mean of the controls, float64 [G]; without it, that of the real cells.
+    """
+    found = pairwise(predicted, real, max_cells=max_cells, seed=seed, names=("mmd_pc",), control=control)
+    return found["mmd_pc"]
+
+
+def pairwise(
+    predicted: Sparse,
+    real: Sparse,
+    *,
+    max_cells: int,
+    seed: int,
+    other: Sparse | None = None,
+    names: Sequence[str] = _PAIRWISE,
+    control: np.ndarray | None = None,
+) -> dict[str, float]:
+    """Return ``energy_distance``, ``mmd`` and ``mmd_pc`` of the same cells.
+
+    Parameters
+    ----------
+    predicted, real, max_cells, seed, control
+        See `energy_distance` and `mmd_in_components`.
     other
-        Real cells of another perturbation. Then also ``chance_energy_distance`` and ``chance_mmd``: the
-        prediction against (up to 256 of) these.
+        Real cells of another perturbation. Then also ``chance_…`` of each: the prediction against (up to 256 of)
+        these.
+    names
+        Which of the three to compute; the first two come together.
     """
     rng = np.random.default_rng(seed)
     centre = np.asarray(real.mean(axis=0), np.float32).ravel() if real.shape[0] else np.zeros(real.shape[1])
     x, y = (_Cells.drawn(cells, max_cells, rng, centre) for cells in (predicted, real))
-    energy, discrepancy = _against(x, y)
-    values = {"energy_distance": energy, "mmd": discrepancy}
+    sides = {"": y}
     if other is not None:
-        z = _Cells.drawn(other, min(max_cells, CHANCE_CELLS), rng, centre)
-        energy, discrepancy = _against(x, z)
-        values |= {"chance_energy_distance": energy, "chance_mmd": discrepancy}
+        sides["chance_"] = _Cells.drawn(other, min(max_cells, CHANCE_CELLS), rng, centre)
+    values: dict[str, float] = {}
+    if {"energy_distance", "mmd"} & set(names):
+        for prefix, side in sides.items():
+            energy, discrepancy = _against(x, side)
+            values |= {f"{prefix}energy_distance": energy, f"{prefix}mmd": discrepancy}
+    if "mmd_pc" in names:
+        shift = np.asarray(centre - (centre if control is None else control), np.float32)
+        for prefix, side in sides.items():
+            values[f"{prefix}mmd_pc"] = _in_components(x, y, side, shift)
     return values
+
+
+def _in_components(x: _Cells, y: _Cells, against: _Cells, shift: np.ndarray) -> float:
+    """Return the mean MMD² in the components of either half of ``y``, to its other half or to other cells."""
+    if len(y) < 4:
+        return float("nan")
+    order = np.argsort(y.squares, kind="stable")  # halves that no order of the cells changes
+    found = []
+    for first in (0, 1):
+        fitted, rest = order[first::2], order[1 - first :: 2]
+        axes = _axes(y.values[fitted[:: -(-len(fitted) // _FITTED)]] + shift)
+        scored = _Cells(y.values[rest], y.squares[rest]) if against is y else against
+        found.append(_against(x.projected(axes), scored.projected(axes))[1])
+    return float(np.mean(found))
+
+
+def _axes(rows: np.ndarray) -> np.ndarray:
+    """Return the leading principal axes of ``rows`` about the origin, float32 [G, up to 20]."""
+    squared, vectors = np.linalg.eigh((rows @ rows.T).astype(np.float64))
+    most = min(COMPONENTS, max(1, len(rows) // _CELLS_PER_AXIS))
+    kept = np.flatnonzero(squared > _NOTHING * max(squared.max(), _TINY))[::-1][:most]
+    return rows.T @ (vectors[:, kept] / np.sqrt(squared[kept])).astype(np.float32)
 
 
 def wasserstein(predicted: Columns, real: Columns) -> np.ndarray:
@@ -135,6 +203,11 @@ class _Cells:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def projected(self, axes: np.ndarray) -> _Cells:
+        """Return the cells in the coordinates of some axes, float32 [G, axes]."""
+        values = self.values @ axes
+        return _Cells(values, np.square(values, dtype=np.float64).sum(axis=1))
 
     def within(self) -> np.ndarray:
         """Return the squared distances of all pairs of different cells, float32."""
@@ -260,7 +333,7 @@ def _step_areas(
         out[gene] = total
 
 
-DISTRIBUTION = (*_PAIRWISE, "wasserstein", *_REALISM)
+DISTRIBUTION = (*_AGAINST_CELLS, *_REALISM)
 """Names of the metrics of a condition, in the order of the catalogue."""
 
 
@@ -273,6 +346,7 @@ def condition_metrics(
     seed: int,
     other: Sparse | None = None,
     columns: tuple[Columns, Columns] | None = None,
+    control: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Compare the predicted with the real cells of one condition.
 
@@ -294,6 +368,8 @@ def condition_metrics(
         the same prediction scores against these (`CHANCE`).
     columns
         Sorted values of the predicted and the real cells, for the Wasserstein distance; sorted here if not given.
+    control
+        Mean of the controls, float64 [G], for the components of ``mmd_pc``.
 
     Returns
     -------
@@ -308,10 +384,15 @@ def condition_metrics(
     if unknown := [n for n in names if n not in DISTRIBUTION]:
         raise ValueError(f"no metric of the distribution: {', '.join(unknown)}")
     values: dict[str, float] = {}
-    if set(names) & set(_PAIRWISE):
-        values |= pairwise(predicted, real, max_cells=max_cells, seed=seed, other=other)
+    if pairs := [n for n in names if n in _PAIRWISE]:
+        values |= pairwise(
+            predicted, real, max_cells=max_cells, seed=seed, other=other, names=pairs, control=control
+        )
     if "wasserstein" in names:
         values |= _wasserstein(predicted, real, other, columns)
+    if "dependence_gap" in names:
+        sides = {"": real} | ({} if other is None else {"chance_": other})
+        values |= {f"{at}dependence_gap": dependence_gap(predicted, side) for at, side in sides.items()}
     if set(names) & set(_REALISM):
         values |= realism(predicted, real)
     wanted = (*names, *(f"chance_{n}" for n in names))

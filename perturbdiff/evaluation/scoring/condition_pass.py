@@ -28,6 +28,7 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
+from perturbdiff.evaluation.metrics.realism import distinct_cells
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.spread import variances
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
@@ -177,7 +178,8 @@ class Scored:
     comparisons
         The same as a comparison of each scope, made on demand.
     conditions
-        One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
+        One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted,
+        n_distinct (predicted cells that differ from each other), effect
         (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
         distribution and their values by chance.
     """
@@ -376,6 +378,7 @@ class _Pass:
             "context": self.pairing.contexts.get(condition, ""),
             "n_cells": real.shape[0],
             "n_predicted": predicted.shape[0],
+            "n_distinct": distinct_cells(predicted),
             "own": condition in self._own,
             "effect": float("nan")
             if control is None
@@ -391,6 +394,7 @@ class _Pass:
             seed=_seed_of(condition, self.seed),
             other=other,
             columns=None if columns is None else (columns[1], columns[0]),
+            control=control,
         )
 
     def _test(self, perturbation: _Perturbation) -> None:
