@@ -204,7 +204,7 @@ def table(taken: dict[str, dict[str, list[dict]]]) -> str:
             }
             first = ours.setdefault(group, row)
             if max(one.get("apart", 0.0) for one in seen) > 0:
-                name += f" (p differs by up to {max(one['apart'] for one in seen):.0e})"  # noqa: PLW2901
+                name += f" (p differs by up to {max(one['apart'] for one in seen):.0e})"
             times = [f"{row[key] / first[key]:.1f}" if row is not first else "" for key in ("cpu", "peak")]
             parts[-1] += (
                 f"\n| {name} | {row['cpu']:.1f} | {times[0]} | {row['wall']:.1f} | {row['peak']:.0f} | {times[1]} "
