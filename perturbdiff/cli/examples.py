@@ -40,6 +40,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sample": (
         "perturbdiff sample bundle store --split split.parquet --out predictions.h5ad",
         "perturbdiff sample bundle store --conditions wanted.csv --out wanted.h5ad",
+        "perturbdiff sample bundle store --split split.parquet --out counts.h5ad --values counts",
+    ),
+    "export": (
+        "perturbdiff export counts.h5ad --for cell-eval2 --genes counts.h5ad --out submission.h5ad",
+        "perturbdiff export counts.h5ad --for vcc2026 --genes gene_names.csv --perturbations pert_counts.csv --dry-run",
     ),
     "baseline": (
         "perturbdiff baseline nearest-context store --split split.parquet --out nearest-context.h5ad",

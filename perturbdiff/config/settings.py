@@ -334,6 +334,11 @@ class SampleConfig(Section):
         "often as in the training cells. The gene's mean over a set is kept. Models with model.gate measure the "
         "threshold",
     )
+    values: Literal["log1p", "counts"] = Field(
+        default="log1p",
+        description="write log1p values of the model's genes, or whole counts of all genes of the store. A cell gets "
+        "the depth of the control cell that it starts from, and its counts of genes that the model does not predict",
+    )
     sets_per_batch: int = Field(default=8, le=10**5, ge=1, description="number of sets computed together")
     ddpm_variance: Literal["posterior", "beta"] = Field(
         default="posterior",
