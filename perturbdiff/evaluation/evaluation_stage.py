@@ -19,6 +19,7 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.readers import inputs, pairing
+from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
@@ -232,8 +233,8 @@ def tables_of(
         conditions=own_conditions(scored),
         chance=pd.DataFrame(by_chance, columns=pd.Index(score_tables.CHANCE)),
         collapse=pd.DataFrame(alike, columns=pd.Index(score_tables.COLLAPSE)),
-        facts=_facts(pairs),
-        findings=_findings(pairs),
+        facts=_facts(pairs, scored),
+        findings=_findings(pairs, scored),
     )
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
@@ -247,7 +248,7 @@ def own_conditions(scored: Scored) -> pd.DataFrame:
     return pd.DataFrame(conditions).drop(columns="own", errors="ignore").reset_index(drop=True)
 
 
-def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
+def _facts(pairs: pairing.Pairing, scored: Scored) -> dict[str, Any]:
     """Return what is the same in every part of an evaluation."""
     contexts = [label for unit in units_of(pairs) for kind, label in unit.scopes if kind != POOLED]
     return {
@@ -258,17 +259,27 @@ def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
         "num_controls": sum(len(rows) for rows in pairs.controls.values()),
         "control": pairs.control,
         "largest_predicted_value": pairs.predicted.highest,
+        "num_target_genes": len(scored.targets.panel),
+        "targets": scored.targets.source or "names",
         **pairs.facts,
     }
 
 
-def _findings(pairs: pairing.Pairing) -> list[dict[str, Any]]:
+def _findings(pairs: pairing.Pairing, scored: Scored) -> list[dict[str, Any]]:
     """Return the remarks on the inputs, which name files without their folders, because scores are shared."""
     paths = {pairs.predicted.reader.path, pairs.real.reader.path}
-    found = [dict(entry) for entry in pairs.findings]
+    found = [dict(entry) for entry in (*pairs.findings, *_target_findings(scored))]
     for path in sorted(paths, key=lambda one: -len(str(one))):
         found = [{**entry, "text": entry["text"].replace(str(path), path.name)} for entry in found]
     return found
+
+
+def _target_findings(scored: Scored) -> list[dict[str, Any]]:
+    """Log and return what of the table of target genes did not match; nothing without a table."""
+    notes = Findings()
+    for text, count, warn in scored.targets.remarks() if scored.targets.source else ():
+        notes.add("targets", text, count, warn=warn)
+    return notes.entries
 
 
 def settings_of(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
