@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -140,7 +140,9 @@ def summary(lifts: pd.DataFrame) -> pd.DataFrame:
     """
     one = ["controls", "metric", "held_out", "perturbation"]
     filled = lifts["value"].fillna(lifts.groupby(one)["value"].transform("mean"))
-    by_split = lifts.assign(value=filled).groupby(["controls", "metric", "held_out", "split"])["value"].mean()
+    by_split: Any = (
+        lifts.assign(value=filled).groupby(["controls", "metric", "held_out", "split"])["value"].mean()
+    )
     means = by_split.groupby(["metric", "controls"]).mean().unstack()
     sd = by_split["own"].groupby(["metric", "held_out"]).std(ddof=1).groupby("metric").mean()
     table = pd.DataFrame({"shared": means["shared"], "own": means["own"], "SD": sd})
