@@ -199,15 +199,19 @@ class PerturbDiff:
 
     @classmethod
     def of(
-        cls, bundle: Path, stages: Stages | None = None, *, device: str = "auto", keep: Any = None
-    ) -> Self:
-        """Return the model of a bundle, with the stages that made it. ``keep`` is held as long as the model lives."""
+        cls, bundle: Path, stages: Stages | None = None, *, device: str = "auto",
+        cells: anndata.AnnData | None = None, keep: Any = None,
+    ) -> Self:  # fmt: skip
+        """Return the model of a bundle, with the stages that made it and the cells it was fitted to.
+
+        ``keep`` is held as long as the model lives.
+        """
         model = cls.__new__(cls)
         model._cells, model._scratch, model._bundle, model._kept = None, Scratch(), bundle, keep
         model._stages, model._device = stages, device
         with working(model._scratch):
             model.config = model.bundle.config
-        model._labels = OwnLabels.of(model.config.data)
+        model._labels = OwnLabels.of(model.config.data, cells)
         return model
 
     def __repr__(self) -> str:

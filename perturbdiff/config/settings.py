@@ -376,9 +376,9 @@ class SampleConfig(Section):
 class EvaluateConfig(Section):
     """How predictions are scored."""
 
-    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] = Field(
-        default="cell-eval-0.6.6",
-        description="release of cell-eval whose definitions of the metrics are used",
+    definition: Literal["perturbdiff", "cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] = Field(
+        default="perturbdiff",
+        description="definitions of the metrics: ours (as 0.6.6, but discrimination cannot be gamed), or a release's",
     )
     rules: Literal["vcc2026", "v2"] = Field(
         default="vcc2026",

@@ -116,6 +116,14 @@ def _of_report(about: ChapterData, standings: Sequence[Standing]) -> list[tuple[
                 f"Predicted cells have {word} zeros than real ones: {number(zeros, 2)} times as many non-zero values.",
             )
         )
+    if about.focus.definition.startswith("cell-eval-0."):
+        notes.append(
+            (
+                "Discrimination",
+                f"PDS as {about.focus.definition} defines it can be raised without any biology, by raising the target "
+                "genes of all other perturbations. It is for comparison with published numbers only.",
+            )
+        )
     if not any(r.kind == "baseline" for r in about.ranked):
         notes.append(("No baseline", "Without simple methods beside it, a score cannot be called good."))
     if not about.ceilings:
