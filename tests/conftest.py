@@ -30,6 +30,16 @@ _FLAGS = (
 )
 
 
+_LONG = ("test_benchmarks.py", "test_contributing.py", "test_processes.py")
+"""Files without a single test that is marked as slow, which yet take a minute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with long tests first, so that with ``-n`` the processes end together."""
+    long = {item.path for item in items if item.path.name in _LONG or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With ``-n``: a file's tests stay on one worker, in order, for what they share; long files come first."""
