@@ -1,8 +1,8 @@
 """DE between pseudobulks of replicates, beside the test of cells: how many DE genes hold from replicate to replicate.
 
 Cells of one donor or guide are not independent, so that a test of cells finds genes that differ between replicates and
-not by the perturbation (Squair et al. 2021, Nat. Commun. 12:5692). Counts are summed over the cells of each replicate,
-and these sums are compared by DESeq2 (Love et al. 2014, Genome Biol. 15:550; pydeseq2).
+not by the perturbation (Squair et al. 2021, Nature Communications 12:5692). Counts are summed over the cells of each
+replicate, and these sums are compared by DESeq2 (Love et al. 2014, Genome Biology 15:550; pydeseq2).
 """
 
 from __future__ import annotations
