@@ -48,7 +48,7 @@ lint: env-dev
 test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
-	@# in the order of the folders: the long tests come first, so that the processes end together
+	@# files with long tests come first (tests/conftest.py), so that the processes end together
 	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile --no-loadscope-reorder
 
 MATRIX ?= 3.11:lowest-direct 3.12:highest 3.13:highest

@@ -1,14 +1,15 @@
 """A simulated screen and predictions of it, as two h5ad files: what the benchmark of evaluation reads.
 
     python benchmarks/evaluated_cells.py FOLDER [--cells 16600] [--controls 4600] [--perturbations 60]
-                                         [--genes 2000] [--dense] [--seed 0]
+                                         [--genes 2000] [--density 0.1] [--dense] [--counts] [--seed 0]
 
 Counts are negative binomial (dispersion 1) around the mean of the gene, times the perturbation's effect (a tenth of the
 genes) and the cell's depth; they are normalised to 10,000 by the cell's whole depth, a whole number, and log1p-ed, so
 that equal small counts tie as in real data. About a tenth of the values is not zero. The real cells lie in random
 order; the predicted ones perturbation by perturbation, the same real controls behind them. A predicted effect is the
 real one, weaker and with noise. Whatever the order, a cell depends on nothing but its number, so that a million cells
-are written with little memory. X is CSR, or with ``--dense`` one array, as many models write their predictions.
+are written with little memory. X is CSR, or with ``--dense`` one array, as many models write their predictions. With
+``--counts`` values are the counts themselves, and a perturbation has the name of a gene, its target.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Screen:
     genes: int = 2000
     dense: bool = False
     seed: int = 0
+    density: float = DENSITY
+    counts: bool = False
 
     def sizes(self) -> np.ndarray:
         """Return cells of the control, then of each perturbation."""
@@ -54,7 +57,9 @@ class Screen:
     def path(self, folder: Path, side: str) -> Path:
         """Return where ``side`` (real or predicted) of it lies."""
         sizes = (self.perturbations, self.genes, self.cells, self.controls, self.seed)
-        return folder / ("-".join(map(str, sizes)) + f"-{'dense' if self.dense else 'csr'}-{side}.h5ad")
+        kind = ("dense" if self.dense else "csr") + ("-counts" if self.counts else "")
+        kind += f"-{self.density:g}" if self.density != DENSITY else ""
+        return folder / ("-".join(map(str, sizes)) + f"-{kind}-{side}.h5ad")
 
 
 @numba.njit(nogil=True, cache=True)
@@ -63,11 +68,12 @@ def draw(
     label: np.ndarray,
     depth: np.ndarray,
     keys: np.ndarray,
+    counts: bool,
     lengths: np.ndarray,
     columns: np.ndarray,
     values: np.ndarray,
 ) -> int:
-    """Write the cells' stored log1p values one after another; return how many."""
+    """Write the cells' stored values one after another, counts or log1p; return how many."""
     end = 0
     for i in range(len(label)):
         state = (keys[i] + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -83,8 +89,9 @@ def draw(
             uniform = np.float64(state >> np.uint64(40)) * 2.0**-24
             if uniform * (1 + mean) > 1:  # a zero has probability 1 / (1 + mean)
                 rest = (np.float64(state & np.uint64(0xFFFFFF)) + 1) * 2.0**-24
+                count = 1 + int(np.log(rest) / np.log(mean / (1 + mean)))
                 columns[end] = j
-                values[end] = np.log1p((1 + int(np.log(rest) / np.log(mean / (1 + mean)))) * 1e4 / depth[i])
+                values[end] = count if counts else np.log1p(count * 1e4 / depth[i])
                 end += 1
         lengths[i] = end - begin
     return end
@@ -98,7 +105,7 @@ def rates(screen: Screen) -> tuple[np.ndarray, np.ndarray]:
     for _ in range(60):  # the factor at which the wanted share of values is not zero
         middle = np.sqrt(low * high)
         mean = base * middle * DEPTH
-        low, high = (low, middle) if (mean / (1 + mean)).mean() > DENSITY else (middle, high)
+        low, high = (low, middle) if (mean / (1 + mean)).mean() > screen.density else (middle, high)
     shape = (screen.perturbations, screen.genes)
     changed = rng.random(shape) < 0.1
     effect = rng.normal(0, 0.7, shape) * changed
@@ -117,13 +124,14 @@ def write(path: Path, screen: Screen, rate: np.ndarray, *, predicted: bool) -> N
     depth = np.maximum(500, np.rint(DEPTH * rng.lognormal(0, 0.35, screen.cells)))
     order = np.roll(number, -sizes[0]) if predicted else rng.permutation(screen.cells)
     other = np.uint64(screen.cells) * np.uint64(predicted)  # predicted cells are other cells
-    names = [CONTROL, *(f"p{k:04}" for k in range(1, len(sizes)))]
+    names = [CONTROL, *(f"{'g' if screen.counts else 'p'}{k:04}" for k in range(1, len(sizes)))]
     obs = pd.DataFrame(
         {"perturbation": pd.Categorical.from_codes(label[order].astype(np.int16), names)},
         index=[f"cell{k}" for k in order],
     )
     var = pd.DataFrame(index=[f"g{k:04}" for k in range(screen.genes)])
-    uns = {"perturbdiff": {"scale": "log1p", "control": CONTROL, "target_sum": 1e4}}
+    said = {"scale": "counts"} if screen.counts else {"scale": "log1p", "target_sum": 1e4}
+    uns = {"perturbdiff": {**said, "control": CONTROL}}
     partial = path.with_suffix(".partial")
     empty = None if screen.dense else sp.csr_matrix((screen.cells, screen.genes), dtype=np.float32)
     ad.AnnData(empty, obs, var, uns, shape=None if empty is not None else (len(obs), len(var))).write_h5ad(
@@ -137,7 +145,7 @@ def write(path: Path, screen: Screen, rate: np.ndarray, *, predicted: bool) -> N
             keys = np.uint64(screen.seed << 40) + rows.astype(np.uint64)
             keys += np.where(label[rows] > 0, other, np.uint64(0))
             lengths = np.empty(len(rows), np.int64)
-            size = draw(rate, label[rows], depth[rows], keys, lengths, columns, values)
+            size = draw(rate, label[rows], depth[rows], keys, screen.counts, lengths, columns, values)
             put(start, lengths, columns[:size], values[:size])
         finish()
     partial.rename(path)
@@ -195,7 +203,9 @@ def main() -> None:
     defaults = {"cells": 16_600, "controls": 4600, "perturbations": 60, "genes": 2000, "seed": 0}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--density", type=float, default=DENSITY)
+    for name in ("dense", "counts"):
+        parser.add_argument(f"--{name}", action="store_true")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     for path in simulate(given.folder, Screen(**{k: v for k, v in vars(given).items() if k != "folder"})):

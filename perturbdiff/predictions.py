@@ -1,7 +1,9 @@
 """Predictions: AnnData of predicted cells followed by the real control cells of the same cell type and batch.
 
-``X`` is CSR float32 log1p. ``obs`` has the categorical columns ``perturbation, cell_type, batch, source`` ('predicted'
-or 'control') and ``cell`` (for a control, or a prediction made from one cell, that cell's name; else empty).
+``X`` is CSR float32 log1p, or int32 counts. ``obs`` has the categorical columns ``perturbation, cell_type, batch,
+source`` ('predicted' or 'control') and ``cell`` (for a control, or a prediction made from one cell, that cell's name;
+else empty). With counts it also has ``n_counts``, the depth over all genes that were measured, and ``var`` has
+``predicted``, false for genes whose counts are those of a control cell.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ from perturbdiff.splits.splits import parts
 from perturbdiff.store.store import Store
 
 KIND = "predictions"
+
+DEPTH = "n_counts"
+"""Column of obs with the depth of a cell of counts, over all genes that were measured."""
+SCALES = ("log1p", "counts")
+"""What the values of a predictions file can be."""
 
 _DEFAULTS = {"source": SOURCES[0], "cell": ""}
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
@@ -81,6 +88,9 @@ class PredictionWriter:
         Name of the data set.
     facts
         More entries of ``uns["perturbdiff"]``.
+    predicted
+        For counts: which genes are predicted, bool [G]; the others have the counts of control cells. None: the values
+        are log1p.
     """
 
     def __init__(
@@ -93,12 +103,20 @@ class PredictionWriter:
         target_sum: float,
         dataset: str = "",
         facts: Mapping[str, Any] | None = None,
+        predicted: np.ndarray | None = None,
     ) -> None:
         self.path, self.genes, self.n_cells, self.n_values = Path(path), list(map(str, genes)), 0, 0
+        self.counts = predicted is not None
+        self._dtype = np.dtype(np.int32 if self.counts else np.float32)
+        self._var = pd.DataFrame(index=pd.Index(self.genes, dtype=object))
+        facts = dict(facts or {})
+        if predicted is not None:
+            self._var["predicted"] = np.asarray(predicted, bool)
+            facts |= {"depth": DEPTH, "unpredicted_genes": _unpredicted(predicted)}
         facts = {
-            **(facts or {}),
+            **facts,
             "kind": KIND,
-            "scale": "log1p",
+            "scale": SCALES[self.counts],
             "target_sum": float(target_sum),
             "method": method,
             "dataset": dataset,
@@ -119,13 +137,16 @@ class PredictionWriter:
         root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         matrix = root.create_group("X")
         matrix.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
-        for name, dtype in (("data", np.float32), ("indices", np.int32)):
+        for name, dtype in (("data", self._dtype), ("indices", np.dtype(np.int32))):
             _create(matrix, name, dtype, _CHUNK_VALUES)
         append(_create(matrix, "indptr", np.int64, _CHUNK_CELLS), np.zeros(1, np.int64))
         obs = root.create_group("obs")
         for name in ("_index", "cell"):
             column = _create(obs, name, str, _CHUNK_CELLS)
             column.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
+        if self.counts:
+            column = _create(obs, DEPTH, np.float32, _CHUNK_CELLS)
+            column.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
         return root
 
     def append(self, values: sparse.spmatrix | sparse.csr_matrix | np.ndarray, obs: pd.DataFrame) -> None:
@@ -134,21 +155,25 @@ class PredictionWriter:
         Parameters
         ----------
         values
-            float [n, G], log1p, ≥ 0.
+            float [n, G], log1p, ≥ 0; or whole numbers, if the file is one of counts.
         obs
-            n rows with ``perturbation, cell_type, batch``; ``source`` (default 'predicted') and ``cell`` may be there.
+            n rows with ``perturbation, cell_type, batch``, with counts also ``n_counts``; ``source`` (default
+            'predicted') and ``cell`` may be there.
 
         Raises
         ------
         ValueError
             If the shapes differ or a value is not finite.
         """
-        block = sparse.csr_matrix(values, dtype=np.float32)
+        block = sparse.csr_matrix(values, dtype=self._dtype)
         if block.get_shape() != (len(obs), len(self.genes)):
             raise ValueError(f"{block.get_shape()} values for {len(obs)} cells and {len(self.genes)} genes")
         if not np.isfinite(block.data).all():
             raise ValueError("predicted values are not finite")
-        self._waiting.append((block, _labelled(obs)))
+        labels = _labelled(obs)
+        if self.counts:
+            labels[DEPTH] = obs[DEPTH].to_numpy(np.float32)
+        self._waiting.append((block, labels))
         self.n_cells += len(obs)
         waiting = sum(len(labels) for _, labels in self._waiting)
         if waiting >= _ROWS_PER_WRITE:
@@ -182,6 +207,8 @@ class PredictionWriter:
             self._numbered[kind] += len(rows)
         append(self._root["obs"]["_index"], names)
         append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
+        if self.counts:
+            append(self._root["obs"][DEPTH], obs[DEPTH].to_numpy(np.float32))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
@@ -219,10 +246,10 @@ class PredictionWriter:
                 "encoding-type": "dataframe",
                 "encoding-version": "0.2.0",
                 "_index": "_index",
-                "column-order": [*LABELS, "source", "cell"],
+                "column-order": [*LABELS, "source", "cell", *([DEPTH] if self.counts else [])],
             }
         )
-        anndata.io.write_elem(root, "var", pd.DataFrame(index=pd.Index(self.genes, dtype=object)))
+        anndata.io.write_elem(root, "var", self._var)
         anndata.io.write_elem(root, "uns", {"perturbdiff": self.facts})
         for name in ("layers", "obsm", "varm", "obsp", "varp"):
             anndata.io.write_elem(root, name, {})
@@ -259,6 +286,17 @@ class PredictionWriter:
             h5_output.abandon(self._root)
 
 
+def _unpredicted(predicted: np.ndarray) -> str:
+    """Return the sentence of a file of counts about the genes that its model does not predict."""
+    number = int(np.count_nonzero(~np.asarray(predicted, bool)))
+    if not number:
+        return "none: the model predicts every gene of this file"
+    return (
+        f"{number} of {len(predicted)} genes (var 'predicted' is false) are not predicted: each predicted cell has the "
+        "counts that the control cell it starts from has of them"
+    )
+
+
 def _labelled(obs: pd.DataFrame) -> pd.DataFrame:
     """Return all columns of obs as text, those that were left out with their defaults."""
     complete = obs.assign(**{name: value for name, value in _DEFAULTS.items() if name not in obs})
@@ -288,7 +326,7 @@ def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
     Returns
     -------
     AnnData
-        Values log1p; ``obs`` as described for this module.
+        Values log1p or counts, as ``uns["perturbdiff"]["scale"]`` says; ``obs`` as described for this module.
 
     Raises
     ------
@@ -313,8 +351,10 @@ def read_predictions(path: Path, *, backed: bool = False) -> anndata.AnnData:
             f"{path}: does not declare itself predictions; set uns['perturbdiff'] = {{'kind': '{KIND}', 'scale': "
             "'log1p', 'control': …} or make it with 'perturbdiff sample' or 'baseline'"
         )
-    if facts.get("scale") != "log1p":
-        raise UserError(f"{path}: values are declared as {facts.get('scale')!r}; predictions must be log1p")
+    if facts.get("scale") not in SCALES:
+        raise UserError(
+            f"{path}: values are declared as {facts.get('scale')!r}; predictions are {' or '.join(SCALES)}"
+        )
     missing = [name for name in (*LABELS, "source") if name not in adata.obs]
     if missing:
         raise UserError(f"{path}: obs lacks {listing(missing)}; it has {listing(adata.obs.columns)}")
@@ -385,7 +425,7 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
     Parameters
     ----------
     writer
-        Its genes decide the columns; those the store lacks are zero.
+        Its genes decide the columns; those the store lacks are zero. It also decides between log1p and counts.
     store
         Where the controls are.
     wanted
@@ -406,5 +446,8 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
         for start in range(first, last, _ROWS_PER_READ):
             rows = slice(start, min(start + _ROWS_PER_READ, last))
             obs = pd.DataFrame({"cell": store.cell_names(rows.start, rows.stop)}).assign(**labels)
-            writer.append(genes.apply(store.expression(rows)), obs)
+            if writer.counts:
+                obs[DEPTH] = store.n_counts[rows]
+            values = store.counts(rows) if writer.counts else store.expression(rows)
+            writer.append(genes.apply(values), obs)
     return int(table["n_cells"].to_numpy(np.int64)[conditions].sum())

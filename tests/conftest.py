@@ -7,11 +7,13 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMB
     os.environ.setdefault(name, "1")
 
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from standing_program import standing
 from tiny_data import tiny_counts
 from trained_folder import make_trained
 
@@ -26,6 +28,16 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+_LONG = ("test_benchmarks.py", "test_contributing.py", "test_processes.py")
+"""Files without a single test that is marked as slow, which yet take a minute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with long tests first, so that with ``-n`` the processes end together."""
+    long = {item.path for item in items if item.path.name in _LONG or item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -83,6 +95,13 @@ def counts_file(tmp_path) -> Path:
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
     return make_trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def quick_program() -> Iterator[Path]:
+    """A folder with a `perturbdiff` that starts at once, for PATH."""
+    with tempfile.TemporaryDirectory(prefix="pd-") as folder, standing(Path(folder)) as place:
+        yield place  # not in pytest's own folder: the name of a socket must be short
 
 
 @pytest.fixture(scope="session")

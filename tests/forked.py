@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # threads do not outlive a fork
@@ -108,22 +109,17 @@ def command(
     """
 
     def run() -> int:
-        from perturbdiff.__main__ import main
         from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
 
-        sys.argv = ["perturbdiff", *map(str, arguments)]
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         except KeyboardInterrupt:  # before the command began
             print(INTERRUPTED, file=sys.stderr)
             return EXIT_INTERRUPTED
         try:
-            main()
-        except SystemExit as stop:
-            return int(stop.code or 0)
+            return program(arguments)
         finally:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        return 0
 
     return forked(run, folder=folder, limit=limit, environment=environment, send=send)
 
@@ -164,20 +160,32 @@ def forked(
 
 
 def _be_child(work: Callable[[], int], folder: Path, environment: Mapping[str, str]) -> None:
-    code = 1
-    try:
+    def whole() -> int:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        for stream, number in (("out", 1), ("err", 2)):
-            handle = os.open(folder / stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(handle, number)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
         os.environ.update({"TMPDIR": str(folder / "tmp"), **environment})
         tempfile.tempdir = None
         loaded = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (loaded + MEMORY, loaded + MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        return work()
+
+    made = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    end_with(
+        whole, [os.open(os.devnull, os.O_RDONLY), *(os.open(folder / name, made) for name in ("out", "err"))]
+    )
+
+
+def end_with(work: Callable[[], int], streams: Sequence[int]) -> NoReturn:
+    """Do the work of a forked process, with these streams as the three of a program, and end it with the code."""
+    code = 1
+    try:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            if stream > 2:
+                os.close(stream)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         code = work()
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
@@ -187,6 +195,18 @@ def _be_child(work: Callable[[], int], folder: Path, environment: Mapping[str, s
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
+
+
+def program(arguments: Sequence[object]) -> int:
+    """Run ``perturbdiff …`` in this process; return its exit code."""
+    from perturbdiff.__main__ import main
+
+    sys.argv = ["perturbdiff", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 def _wait(child: int, began: float, limit: float, send: tuple[int, float] | None) -> tuple[int, bool]:

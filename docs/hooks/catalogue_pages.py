@@ -90,7 +90,7 @@ def _coupling(metric: Metric) -> str:
     coupled = [release for release, d in DEFINITIONS.items() if metric.is_coupled(d)]
     if len(coupled) == len(DEFINITIONS):
         return "always"
-    return f"only in the definition {', '.join(coupled)}" if coupled else "no"
+    return f"only in the definitions {' and '.join(coupled)}" if coupled else "no"
 
 
 def _number(value: float) -> str:

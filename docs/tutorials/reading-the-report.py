@@ -104,7 +104,7 @@ ceiling(
     EvaluateConfig(control="control", scale="log1p"),
 )
 runs = [f"scores/{name}" for name in (*METHODS, "ceiling")]
-perturbdiff.reporting(runs, "report.html", against="bad").name
+perturbdiff.report(runs, "report.html", against="bad").name
 
 # %% [markdown]
 # The page is one file. It needs no network, so you can send it to anyone. What follows reads the same numbers from the

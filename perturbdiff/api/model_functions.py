@@ -9,16 +9,17 @@ from typing import Any
 import anndata
 import pandas as pd
 
-from perturbdiff.api.inputs import AnyPath, Scratch, split_file, store_path, working
+from perturbdiff.api.data_functions import preprocess
+from perturbdiff.api.inputs import AnyData, AnyPath, Scratch, split_file, store_path, working
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.perturbation_model import Part, PerturbDiff
-from perturbdiff.api.requests import Conditions, condition_file
+from perturbdiff.api.requests import Conditions, condition_file, control_store
 from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_of
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.checkpoint.bundle_record import read_record
 from perturbdiff.config import recipes
 from perturbdiff.embeddings.embedding_tables import SemanticKind
 from perturbdiff.predictions import read_predictions
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling.sampling_stage import sample as sampling_stage
 from perturbdiff.screen.stages import Stages
 from perturbdiff.store.store import Store, dataset_of
@@ -26,10 +27,15 @@ from perturbdiff.training.training_stages import train as training_stage
 
 
 def train(
-    store: Store | AnyPath,
+    store: AnyData,
     split: pd.DataFrame | AnyPath,
     out: AnyPath | None = None,
     *,
+    perturbation: str | None = None,
+    control: str | None = None,
+    cell_type: str | None = None,
+    batch: str | None = None,
+    layer: str | None = None,
     config: Recipe = None,
     settings: Settings = None,
     embeddings: Mapping[SemanticKind, AnyPath] | None = None,
@@ -42,12 +48,16 @@ def train(
     Parameters
     ----------
     store
-        A store, as `preprocess` returns it, or its path. `PerturbDiff` takes an AnnData.
+        A store, as `preprocess` returns it, or its path. Else cells with raw counts, as an AnnData or a file, which
+        `preprocess` makes a temporary store of. `PerturbDiff` also guesses their columns.
     split
         What is held out, as `split` returns it, or its file.
     out
         Folder of the bundle. A run that was interrupted goes on from ``OUT.checkpoints``. Without it, the bundle lies
         in a temporary folder, which goes when the returned object does; `PerturbDiff.save` keeps it.
+    perturbation, cell_type, batch, control, layer
+        obs columns, the control's label and the place of the values, for cells that are not in a store. Default: as
+        the recipe says.
     config, settings
         The recipe and changes of it, for example ``{"train.max_steps": 500}``.
     embeddings
@@ -67,7 +77,7 @@ def train(
     Raises
     ------
     UserError
-        If store, split and recipe do not fit together.
+        If store or cells, split and recipe do not fit together.
     StoppedEarly
         If the training was asked to stop. The same call goes on if ``out`` was given.
 
@@ -77,13 +87,17 @@ def train(
     """
     scratch = Scratch()
     with working(scratch) as folder:
-        recipe = recipe_of(config, settings, seed=seed)
+        recipe = recipe_of(
+            config, settings, seed=seed,
+            perturbation=perturbation, control=control, cell_type=cell_type, batch=batch, layer=layer,
+        )  # fmt: skip
+        parts = split_file(split, folder)
+        cells = store if isinstance(store, anndata.AnnData) else None
         place = store_path(store)
         if place is None:
-            raise UserError(
-                "train: give a store (perturbdiff.preprocess makes one), or cells to PerturbDiff(adata)"
-            )
-        parts = split_file(split, folder)
+            needed = parts if recipe.data.hvg_cells == "train" else None
+            store = preprocess(store, config=recipe, split=needed)  # pyright: ignore[reportArgumentType]
+            place = store.path
         tables: dict[SemanticKind, Path] = {kind: Path(path) for kind, path in (embeddings or {}).items()}
         bundle = training_stage(
             place,
@@ -95,12 +109,12 @@ def train(
             force=force,
         )
         stages = Stages(folder, recipe, dataset_of(place), place, parts, bundle, device=device, jobs=1)
-        return PerturbDiff.of(bundle, stages, device=device, keep=(scratch, store))
+        return PerturbDiff.of(bundle, stages, device=device, cells=cells, keep=(scratch, store))
 
 
 def sample(
     model: PerturbDiff | AnyPath,
-    store: Store | AnyPath,
+    store: AnyData,
     out: AnyPath | None = None,
     *,
     split: pd.DataFrame | AnyPath | None = None,
@@ -122,7 +136,8 @@ def sample(
     model
         The model or its bundle.
     store
-        The store with the control cells, or its path. Its genes are matched by name.
+        The control cells: a store or its path, or cells as an AnnData or a file, with the columns of the model's
+        recipe (`PerturbDiff.load` can name others). Genes are matched by name.
     out
         File to write (.h5ad or .zarr). Without it, nothing stays on disk.
     split, part
@@ -160,19 +175,15 @@ def sample(
     """
     with working() as folder:
         bundle = model.path if isinstance(model, PerturbDiff) else Path(model)
-        place = store_path(store)
-        if place is None:
-            raise UserError(
-                "sample: give a store, or control cells to PerturbDiff.predict(conditions, controls=adata)"
-            )
+        data = model.config.data if isinstance(model, PerturbDiff) else read_record(bundle).config.data
+        place = store_path(store) or control_store(store, Bundle.load(bundle), data, folder).path
         request: dict[str, Any] = {"part": part, "device": device, "seed": seed, "force": force}
         request["embeddings"] = {kind: Path(path) for kind, path in (embeddings or {}).items()}
         request["config"] = _sampling(bundle, config, settings)
         if split is not None:
             request["split"] = split_file(split, folder)
         if conditions is not None:
-            labels = OwnLabels.of(read_record(bundle).config.data)
-            request["conditions"] = condition_file(conditions, Store(place), labels, folder)
+            request["conditions"] = condition_file(conditions, Store(place), OwnLabels.of(data), folder)
         made = sampling_stage(bundle, place, Path(out or folder / "predicted.h5ad"), **request)
         return read_predictions(made)
 

@@ -16,6 +16,7 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.conditions.condition_table import agents, dose_label
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import as_text
+from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _DOSE = "dose"
@@ -107,15 +108,16 @@ class OwnLabels:
         predicted
             Cells as `perturbdiff.predictions.read_predictions` reads them.
         counts
-            Whether the user's values are counts. ``X`` then has counts at the depth ``target_sum`` of uns, which are
-            no whole numbers, and the layer ``log1p`` what the model made.
+            Whether the user's values are counts. ``X`` of log1p predictions then has counts at the depth ``target_sum``
+            of uns, which are no whole numbers, and the layer ``log1p`` what the model made.
         control
             Label of the control.
 
         Returns
         -------
         AnnData
-            Predicted cells alone. ``X`` is float32 CSR, ``obs`` and ``var`` have the user's columns.
+            Predicted cells alone. ``X`` is CSR, ``obs`` and ``var`` have the user's columns, and with whole counts
+            the depths and what is predicted.
         """
         cells = predicted[(predicted.obs["source"] == "predicted").to_numpy()]
         obs = pd.DataFrame(index=cells.obs_names)
@@ -126,11 +128,16 @@ class OwnLabels:
             if name in self.columns:
                 obs[self.columns[name]] = self._own(name, texts[name])
         facts = {**cells.uns["perturbdiff"], "columns": dict(self.columns)}
-        log1p: Any = sparse.csr_matrix(cells.X)
-        made = anndata.AnnData(log1p, obs, self._genes(cells.var_names), uns={"perturbdiff": facts})
-        if counts:
-            made.layers[LOG1P] = log1p
-            made.X = log1p.expm1()
+        values: Any = sparse.csr_matrix(cells.X)
+        whole = facts["scale"] == "counts"
+        if whole:
+            obs[DEPTH] = cells.obs[DEPTH]
+        genes = self._genes(cells.var_names)
+        genes = genes.assign(predicted=cells.var["predicted"].to_numpy()) if whole else genes
+        made = anndata.AnnData(values, obs, genes, uns={"perturbdiff": facts})
+        if counts and not whole:
+            made.layers[LOG1P] = values
+            made.X = values.expm1()
             facts["scale"] = "counts"
         made.uns["perturbdiff"] = facts
         return made

@@ -199,15 +199,19 @@ class PerturbDiff:
 
     @classmethod
     def of(
-        cls, bundle: Path, stages: Stages | None = None, *, device: str = "auto", keep: Any = None
-    ) -> Self:
-        """Return the model of a bundle, with the stages that made it. ``keep`` is held as long as the model lives."""
+        cls, bundle: Path, stages: Stages | None = None, *, device: str = "auto",
+        cells: anndata.AnnData | None = None, keep: Any = None,
+    ) -> Self:  # fmt: skip
+        """Return the model of a bundle, with the stages that made it and the cells it was fitted to.
+
+        ``keep`` is held as long as the model lives.
+        """
         model = cls.__new__(cls)
         model._cells, model._scratch, model._bundle, model._kept = None, Scratch(), bundle, keep
         model._stages, model._device = stages, device
         with working(model._scratch):
             model.config = model.bundle.config
-        model._labels = OwnLabels.of(model.config.data)
+        model._labels = OwnLabels.of(model.config.data, cells)
         return model
 
     def __repr__(self) -> str:
@@ -311,6 +315,7 @@ class PerturbDiff:
         *,
         part: Part = "test",
         seed: int | None = None,
+        values: Literal["log1p", "counts"] | None = None,
     ) -> anndata.AnnData:
         """Predict cells.
 
@@ -329,13 +334,18 @@ class PerturbDiff:
             Part of the split: ``test``, ``valid`` or ``train``.
         seed
             Seed of the noise and of the choice of control cells. Default: the recipe's.
+        values
+            ``counts``: whole counts of all genes of the control cells' store, each cell as deep as a control cell.
+            Default: the recipe's, which is ``log1p`` unless it was changed.
 
         Returns
         -------
         AnnData
             Predicted cells alone, float32 CSR [cells × genes of the model], with the user's obs columns, labels and
             gene names, in the units of the user's values. For counts, ``X`` has counts at the depth
-            ``uns["perturbdiff"]["target_sum"]`` (no whole numbers), and the layer ``log1p`` their log1p.
+            ``uns["perturbdiff"]["target_sum"]`` (no whole numbers), and the layer ``log1p`` their log1p. With
+            ``values="counts"``, ``X`` is int32, ``obs`` has the depths as ``n_counts``, and ``var`` says which genes
+            are ``predicted``.
 
         Raises
         ------
@@ -363,10 +373,13 @@ class PerturbDiff:
             if isinstance(controls, anndata.AnnData):
                 labels = OwnLabels.of(data, controls)
             wanted: dict[str, Any] = {"seed": self.config.seed if seed is None else seed}
+            if values is not None:
+                wanted["config"] = bundle.config.sample.model_copy(update={"values": values})
             out = scratch / "predicted.h5ad"
             if conditions is None:
                 wanted |= {"split": self.stages.split, "part": part}
-                out = self.stages.predictions() if part == "test" and seed is None else out
+                as_run = part == "test" and seed is None and values is None
+                out = self.stages.predictions() if as_run else out
             else:
                 wanted["conditions"] = condition_file(conditions, store, labels, scratch)
             made = sampling_stage(self.path, store.path, out, device=self._device, **wanted)

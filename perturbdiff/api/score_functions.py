@@ -179,7 +179,7 @@ def report(
 
     Examples
     --------
-    >>> page = perturbdiff.reporting(scores, folder / "report.html", models=[trained])
+    >>> page = perturbdiff.report(scores, folder / "report.html", models=[trained])
     """
     given = [scores] if isinstance(scores, Scores | str | Path) else list(scores)
     runs = [path for one in given for path in (one.folders if isinstance(one, Scores) else [Path(one)])]

@@ -36,7 +36,7 @@ class Scores(pd.DataFrame):
         ``chance`` (the same predictions given to other perturbations), ``n_defined`` and ``n`` (perturbations with a
         defined score, and all), ``direction`` (``higher`` or ``lower`` is better, ``one``: best at 1, ``none``).
     folders
-        The folders of `perturbdiff evaluate` behind the table. ``perturbdiff.reporting(scores, "report.html")`` reads
+        The folders of `perturbdiff evaluate` behind the table. ``perturbdiff.report(scores, "report.html")`` reads
         them. If no output was named they are temporary, and go when this object does.
 
     Examples

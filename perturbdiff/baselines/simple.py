@@ -6,13 +6,14 @@ The linear model is that of Ahlmann-Eltze, Huber and Anders: change = gene embed
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
+from perturbdiff.conditions.condition_table import Agent, agents
 from perturbdiff.store.pseudobulk import condition_means, group_means
 
 logger = logging.getLogger(__name__)
@@ -222,16 +223,45 @@ class _Mean:
         return self.total / max(self.number, 1)
 
 
+def agents_alone(task: Task, seen: Set[str]) -> dict[str, tuple[str, ...]]:
+    """Return for each wanted combination that is not among ``seen`` the labels of its agents given alone.
+
+    A combination with an agent that was not seen alone is left out.
+    """
+    perturbation = task.labels("perturbation")
+    control = next(iter(perturbation[task.is_control]), None)
+    alone: dict[Agent, str] = {}
+    for label in sorted(seen):
+        found = agents(label, control=control)
+        if len(found) == 1:
+            alone.setdefault(found[0], label)
+    parts = {}
+    for label in {str(perturbation[c]) for c in task.wanted} - seen:
+        found = agents(label, control=control)
+        labels = [alone.get(agent, alone.get((agent[0], None))) for agent in found]
+        known = tuple(one for one in labels if one is not None)
+        if len(found) > 1 and len(known) == len(found):
+            parts[label] = known
+    return parts
+
+
 def nearest_context(task: Task) -> Predictor:
     """Predict matched control cells plus a mean change, clipped at 0.
 
     A context is a (cell type, batch). The change of a training condition is its mean minus the mean of its matched
     controls. The mean is over the training contexts of the same cell type in which the perturbation was seen. If
-    there are none, all contexts in which it was seen are averaged, and for an unseen perturbation all conditions.
+    there are none, all contexts in which it was seen are averaged. The change of an unseen combination is the sum of
+    its agents' changes if all were seen alone, and for any other unseen perturbation the mean over all conditions.
     """
     perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
     base = control_means(task, task.perturbed)
-    wanted = {(str(cell_type[c]), str(perturbation[c])) for c in task.wanted}
+    seen = {str(perturbation[c]) for c in task.perturbed}
+    parts = agents_alone(task, seen)
+    wanted = {
+        (str(cell_type[c]), part)
+        for c in task.wanted
+        for part in parts.get(str(perturbation[c]), (str(perturbation[c]),))
+    }
     by_type: dict[tuple[str, str], _Mean] = {}
     by_perturbation: dict[str, _Mean] = {}
     overall = _Mean(task.store.n_genes)
@@ -245,19 +275,20 @@ def nearest_context(task: Task) -> Predictor:
             by_perturbation.setdefault(label, _Mean(len(change))).add(change)
         if kind in wanted:
             by_type.setdefault(kind, _Mean(len(change))).add(change)
-    task.report_unseen(
-        "nearest-context", set(perturbation[task.perturbed]), "perturbation", "the mean change of all is used"
-    )
+    task.report_unseen("nearest-context", seen | set(parts), "perturbation", "the mean change of all is used")
     same = sum((cell_type[c], perturbation[c]) in by_type for c in task.wanted)
     logger.info(
         "nearest-context: %d of %d conditions have contexts of their cell type", same, len(task.wanted)
     )
 
     def predict(condition: int, size: int) -> Recipe:
-        label = perturbation[condition]
-        mean = by_type.get((cell_type[condition], label)) or by_perturbation.get(label) or overall
+        labels = parts.get(perturbation[condition], (perturbation[condition],))
+        means = [
+            by_type.get((cell_type[condition], label)) or by_perturbation.get(label) or overall
+            for label in labels
+        ]
         rows = task.matched(condition, size)
-        return Recipe(rows=rows, shift=mean.value)
+        return Recipe(rows=rows, shift=np.sum([mean.value for mean in means], axis=0))
 
     return predict
 
@@ -317,7 +348,7 @@ BASELINES: Mapping[str, Baseline] = {
     "nearest-context": Baseline(
         nearest_context,
         "a matched control cell plus the mean change in the nearest training contexts, clipped at 0",
-        "mean change of all conditions",
+        "sum of its agents' changes if it is a combination of agents seen alone, else mean change of all conditions",
         from_controls=True,
     ),
     "resample": Baseline(resample, "a real training cell with this perturbation", "a matched control cell"),

@@ -35,9 +35,10 @@ ContextColumn = Annotated[
     ),
 ]
 DefinitionName = Annotated[
-    Literal["cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] | None,
+    Literal["perturbdiff", "cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] | None,
     typer.Option(
-        "--definition", help="cell-eval release whose metric definitions to use; default: cell-eval-0.6.6."
+        "--definition",
+        help="Metric definitions to use: ours (default) or those of a cell-eval release.",
     ),
 ]
 Scale = Annotated[

@@ -40,6 +40,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sample": (
         "perturbdiff sample bundle store --split split.parquet --out predictions.h5ad",
         "perturbdiff sample bundle store --conditions wanted.csv --out wanted.h5ad",
+        "perturbdiff sample bundle store --split split.parquet --out counts.h5ad --values counts",
+    ),
+    "export": (
+        "perturbdiff export counts.h5ad --for cell-eval2 --genes counts.h5ad --out submission.h5ad",
+        "perturbdiff export counts.h5ad --for vcc2026 --genes gene_names.csv --perturbations pert_counts.csv --dry-run",
     ),
     "baseline": (
         "perturbdiff baseline nearest-context store --split split.parquet --out nearest-context.h5ad",
@@ -62,6 +67,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",
         "perturbdiff ceiling store --split split.parquet --out metrics/mean --reference perturbed_mean",
     ),
+    "adversaries": ("perturbdiff adversaries store --split split.parquet --out adversaries",),
     "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
     "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),
     "doctor": ("perturbdiff doctor", "perturbdiff doctor --folder results --json"),

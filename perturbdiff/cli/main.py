@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 
 from perturbdiff.cli import completion
+from perturbdiff.cli.adversary_commands import adversaries
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
 from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
+from perturbdiff.cli.export_command import export
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
 from perturbdiff.cli.options import (
     Force,
@@ -168,9 +170,11 @@ app.command(cls=Work)(train)
 app.command(cls=Work)(finetune)
 app.command(cls=Work)(sample)
 app.add_typer(baseline_app, name="baseline")
+app.command(cls=Work)(export)
 
 app.command(cls=Work)(evaluate)
 app.command(cls=Work)(ceiling)
+app.command(cls=Work)(adversaries)
 app.command(cls=Work)(merge)
 
 

@@ -148,6 +148,14 @@ def sample(
             "--random-init", help="Use untrained weights, to see what the architecture alone predicts."
         ),
     ] = False,
+    values: Annotated[
+        Literal["log1p", "counts"] | None,
+        typer.Option(
+            "--values",
+            help="What to write: log1p values of the model's genes, or whole counts of all genes of the store "
+            "(sample.values).",
+        ),
+    ] = None,
     embeddings: Embeddings = None,
     recipe: Annotated[
         str | None,
@@ -184,17 +192,18 @@ def sample(
 ) -> None:
     """Generate cells with a trained model.
 
-    Predicts the conditions in one part of a split, or those in a table. Writes AnnData in log1p units that includes
-    the real control cells. Without --config, the bundle's own recipe is used, with any changes made by --set.
+    Predicts the conditions in one part of a split, or those in a table. Writes AnnData in log1p units, or counts, that
+    includes the real control cells. Without --config, the bundle's own recipe is used, with any changes made by --set.
     --pert-col, --cell-type-col and --batch-col name the columns of the table that --conditions gives.
     """
     from perturbdiff.checkpoint.bundle_record import recipe_of
     from perturbdiff.config import recipes
     from perturbdiff.sampling import sample as run
 
-    config = recipes.load(recipe, overrides or ()) if recipe else None
-    if config is None and overrides:
-        config = recipes.changed(recipe_of(bundle), overrides)
+    changes = [*(overrides or ()), *([] if values is None else [f"sample.values={values}"])]
+    config = recipes.load(recipe, changes) if recipe else None
+    if config is None and changes:
+        config = recipes.changed(recipe_of(bundle), changes)
     settings: dict[str, Any] = {
         "split": split,
         "part": part,

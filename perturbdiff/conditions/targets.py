@@ -87,7 +87,7 @@ class Targets:
         )
 
     @classmethod
-    def read(cls, path: Path | None, perturbations: Sequence[str], genes: Sequence[str]) -> Targets:
+    def read(cls, path: str | Path | None, perturbations: Sequence[str], genes: Sequence[str]) -> Targets:
         """Read a table of target genes; without one, take the genes that the perturbations are named after.
 
         Parameters

@@ -22,6 +22,7 @@ from perturbdiff.config.readings import expand
 from perturbdiff.config.settings import Config
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.runtime.files import is_there
 
 SOURCES = readings.SOURCES
 DEFAULT = "recommended"
@@ -115,7 +116,7 @@ def _read(source: str, seen: tuple[str, ...]) -> dict[str, Any]:
     path = Path(source)
     if source in presets():
         text = (resources.files("perturbdiff.config") / "presets" / f"{source}.yaml").read_text()
-    elif path.is_file():
+    elif is_there(path) and path.is_file():
         text = untrusted.read_text(path, "YAML", "configuration")
     else:
         raise UserError(

@@ -334,6 +334,11 @@ class SampleConfig(Section):
         "often as in the training cells. The gene's mean over a set is kept. Models with model.gate measure the "
         "threshold",
     )
+    values: Literal["log1p", "counts"] = Field(
+        default="log1p",
+        description="write log1p values of the model's genes, or whole counts of all genes of the store. A cell gets "
+        "the depth of the control cell that it starts from, and its counts of genes that the model does not predict",
+    )
     sets_per_batch: int = Field(default=8, le=10**5, ge=1, description="number of sets computed together")
     ddpm_variance: Literal["posterior", "beta"] = Field(
         default="posterior",
@@ -371,9 +376,9 @@ class SampleConfig(Section):
 class EvaluateConfig(Section):
     """How predictions are scored."""
 
-    definition: Literal["cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] = Field(
-        default="cell-eval-0.6.6",
-        description="release of cell-eval whose definitions of the metrics are used",
+    definition: Literal["perturbdiff", "cell-eval-0.6.6", "cell-eval-0.8.2", "cell-eval2"] = Field(
+        default="perturbdiff",
+        description="definitions of the metrics: ours (as 0.6.6, but discrimination cannot be gamed), or a release's",
     )
     rules: Literal["vcc2026", "v2"] = Field(
         default="vcc2026",

@@ -124,7 +124,9 @@ def _over_splits(
     if len(tables.metrics):
         tables.metrics = split_values.joined(metrics, ["value"], keep=["value"])
     if len(tables.conditions):
-        numbers = tables.conditions.select_dtypes("number").columns.difference(["n_cells", "n_predicted"])
+        numbers = tables.conditions.select_dtypes("number").columns.difference(
+            ["n_cells", "n_predicted", "n_distinct"]
+        )
         kept = [name for name in numbers if name in DISTRIBUTION]
         tables.conditions = split_values.joined(conditions, list(numbers), keep=kept)
     tables.facts["splits"] = config.ceiling_splits

@@ -5,102 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import scipy.sparse as sp
-from threadpoolctl import threadpool_limits
 
-from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
+from perturbdiff.evaluation.embedding import choose, embed
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.pseudobulk import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.pairing import Pairing
+from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
-from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
-
-_EXTRA, _TURNS = 10, 8  # further directions of the subspace iteration, and its number of steps
-
-
-def choose(conditions: pd.DataFrame, most: int) -> list[Condition]:
-    """Return at most ``most`` conditions by falling real effect, each perturbation once while there are others.
-
-    Conditions smaller than the median are left out, because the mean of few cells is mostly noise.
-    """
-    large = pd.DataFrame(conditions[conditions["n_cells"] >= conditions["n_cells"].median()])
-    ranked = large.sort_values(["effect", "perturbation"], ascending=[False, True], kind="stable")
-    again = ranked["perturbation"].duplicated().astype(int)
-    ranked = ranked.assign(again=again).sort_values("again", kind="stable").head(most)
-    return conditions_of(ranked)
-
-
-def embed(pairing: Pairing, conditions: list[Condition], *, cells: int, seed: int) -> pd.DataFrame:
-    """Project cells onto two principal components fitted on the real perturbed and control cells.
-
-    Parameters
-    ----------
-    conditions
-        Which conditions to show, see `choose`.
-    cells
-        Most cells of each kind in a condition.
-
-    Returns
-    -------
-    DataFrame
-        condition ("cell type|batch|perturbation"), source (real, predicted, control), x, y (log1p units),
-        explained_x, explained_y (shares of variance).
-    """
-    columns = ["condition", "source", "x", "y", "explained_x", "explained_y"]
-    rng = np.random.default_rng(seed)
-    labels, blocks = [], []
-    for condition in conditions:
-        sources = (
-            ("real", pairing.real, pairing.real.rows[condition]),
-            ("predicted", pairing.predicted, pairing.predicted.rows[condition]),
-            ("control", pairing.real, pairing.controls.get(condition.group, np.array([], np.int64))),
-        )
-        for source, side, rows in sources:
-            drawn = rows if len(rows) <= cells else np.sort(rng.choice(rows, cells, replace=False))
-            blocks.append(side.cells(drawn))
-            labels += [(str(condition), source)] * len(drawn)
-    if not labels:
-        return pd.DataFrame(columns=pd.Index(columns))
-    table = pd.DataFrame(labels, columns=pd.Index(columns[:2]))
-    everything: Sparse = sp.vstack(blocks, format="csr")
-    real = everything[(table["source"] != "predicted").to_numpy()]
-    if min(real.shape) < 2:
-        return pd.DataFrame(columns=pd.Index(columns))
-    with threadpool_limits(1, "blas"):  # sums keep their order
-        axes, centre, shares = _principal(real, seed)
-        points = everything @ axes.T - centre @ axes.T
-    signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])
-    table["x"], table["y"] = (points * np.where(signs == 0, 1.0, signs)).astype(np.float32).T
-    return table.assign(explained_x=np.float32(shares[0]), explained_y=np.float32(shares[1]))
-
-
-def _principal(cells: Sparse, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the first two principal axes, float64 [2, G], the mean [G] and the axes' shares of the variance.
-
-    Subspace iteration (Halko et al. 2011, SIAM Rev. 53:217, algorithm 4.4); the cells stay sparse.
-    """
-    cells = cells.astype(np.float64)
-    centre = np.asarray(cells.mean(axis=0)).ravel()
-    total = float((cells.data**2).sum() - len(cells.indptr[1:]) * (centre**2).sum())
-    basis = np.random.default_rng(seed).standard_normal((cells.shape[1], min(2 + _EXTRA, *cells.shape)))
-    for _ in range(_TURNS):
-        scores = cells @ basis - centre @ basis
-        basis = np.linalg.qr(cells.T @ scores - np.outer(centre, scores.sum(axis=0)))[0]
-    _, lengths, turned = np.linalg.svd(cells @ basis - centre @ basis, full_matrices=False)
-    return (turned @ basis.T)[:2], centre, lengths[:2] ** 2 / total if total > 0 else np.zeros(2)
 
 
 def evaluate(
@@ -243,8 +165,8 @@ def tables_of(
         conditions=own_conditions(scored),
         chance=pd.DataFrame(by_chance, columns=pd.Index(score_tables.CHANCE)),
         collapse=pd.DataFrame(alike, columns=pd.Index(score_tables.COLLAPSE)),
-        facts=_facts(pairs),
-        findings=_findings(pairs),
+        facts=_facts(pairs, scored),
+        findings=_findings(pairs, scored),
     )
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
@@ -258,7 +180,7 @@ def own_conditions(scored: Scored) -> pd.DataFrame:
     return pd.DataFrame(conditions).drop(columns="own", errors="ignore").reset_index(drop=True)
 
 
-def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
+def _facts(pairs: pairing.Pairing, scored: Scored) -> dict[str, Any]:
     """Return what is the same in every part of an evaluation."""
     contexts = [label for unit in units_of(pairs) for kind, label in unit.scopes if kind != POOLED]
     return {
@@ -269,17 +191,27 @@ def _facts(pairs: pairing.Pairing) -> dict[str, Any]:
         "num_controls": sum(len(rows) for rows in pairs.controls.values()),
         "control": pairs.control,
         "largest_predicted_value": pairs.predicted.highest,
+        "num_target_genes": len(scored.targets.panel),
+        "targets": scored.targets.source or "names",
         **pairs.facts,
     }
 
 
-def _findings(pairs: pairing.Pairing) -> list[dict[str, Any]]:
+def _findings(pairs: pairing.Pairing, scored: Scored) -> list[dict[str, Any]]:
     """Return the remarks on the inputs, which name files without their folders, because scores are shared."""
     paths = {pairs.predicted.reader.path, pairs.real.reader.path}
-    found = [dict(entry) for entry in pairs.findings]
+    found = [dict(entry) for entry in (*pairs.findings, *_target_findings(scored))]
     for path in sorted(paths, key=lambda one: -len(str(one))):
         found = [{**entry, "text": entry["text"].replace(str(path), path.name)} for entry in found]
     return found
+
+
+def _target_findings(scored: Scored) -> list[dict[str, Any]]:
+    """Log and return what of the table of target genes did not match; nothing without a table."""
+    notes = Findings()
+    for text, count, warn in scored.targets.remarks() if scored.targets.source else ():
+        notes.add("targets", text, count, warn=warn)
+    return notes.entries
 
 
 def settings_of(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:

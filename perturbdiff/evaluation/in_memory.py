@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.evaluation.metrics.catalogue import METRICS, chosen, score
 from perturbdiff.evaluation.metrics.differential import (
     DEFAULT,
@@ -38,6 +39,7 @@ def compare(
     alpha: float = 0.05,
     min_de: int = MIN_DE,
     own_controls: bool = False,
+    targets: Mapping[str, Sequence[str]] | None = None,
     threads: int = 1,
 ) -> Comparison:
     """Test real and predicted cells of every perturbation against the controls.
@@ -51,7 +53,7 @@ def compare(
     control
         The label of control cells.
     genes
-        Names of the genes; a perturbation's own gene is left out of its discrimination scores. By default they
+        Names of the genes; those that perturbations act on are left out of discrimination scores. By default they
         are numbered.
     definition
         One of `DEFINITIONS`, or its name.
@@ -62,6 +64,8 @@ def compare(
     own_controls
         Compare predicted cells with the controls among them. By default both sides share the real controls, so
         that no method can gain by shifting its own.
+    targets
+        Target genes of perturbations; those that are not there are read from their names.
     threads
         Perturbations tested at a time; the result does not depend on it.
 
@@ -105,13 +109,14 @@ def compare(
         p, mean, varied = (np.array(part).reshape(len(names), len(genes)) for part in zip(*rows, strict=True))
         tables.append(Differential.of(p, mean, controls[side].mean, definition=rules, alpha=alpha))
         variance.append(varied)
+    acts_on = Targets.of(names, genes, targets)
     spread = Spread(
         variance[0],
         np.nan_to_num(variance[1].sum(axis=1)),
         variances(shared.columns),
         *(np.array([len(side[name]) for name in names]) for side in sides),
     )
-    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de, spread)
+    return Comparison(tuple(names), tuple(genes), tables[0], tables[1], rules, min_de, spread, acts_on)
 
 
 def tabulate(comparison: Comparison, names: Sequence[str] = ()) -> pd.DataFrame:

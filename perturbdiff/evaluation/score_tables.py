@@ -148,7 +148,7 @@ def write_folder(
         rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
         of_splits = [aggregate(table, members, **named) for table in rows]
         means["split_sd"] = split_values.deviation(means, of_splits)
-    limiting = limits(metrics, conditions, tables.collapse, config)
+    limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])
     summary = {

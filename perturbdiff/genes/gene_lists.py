@@ -45,7 +45,7 @@ def read_names(path: Path) -> list[str]:
     return names.tolist()
 
 
-def unique_names(paths: Sequence[Path]) -> list[str]:
+def short_paths(paths: Sequence[Path]) -> list[str]:
     """Return a short name for each path: the file name, after as many of its folders as make all names differ."""
     parts = [Path(path).absolute().parts for path in paths]
     length = 1

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from perturbdiff.io.columns import CheckedColumn, Column
+from perturbdiff.io.columns import CheckedColumn, Column, whole_column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.layouts import declared, find_layout
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
@@ -121,6 +121,11 @@ class InputFile:
             raise UserError(f"{self.path}: no obs column '{name}'{role and f' ({role})'}{hint}")
         with explain_damage(self.path):
             return CheckedColumn(self.path, self._layout.obs_column(name))
+
+    def gene_column(self, name: str) -> np.ndarray:
+        """Return column ``name`` of an AnnData's var."""
+        with explain_damage(self.path):
+            return whole_column(self._root["var"][name])
 
     @cached_property
     def declared(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from perturbdiff.conditions.condition_table import complete
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import unique_names
+from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import gene_groups
 from perturbdiff.genes.selection import (
     check_flavor,
@@ -330,7 +330,7 @@ class _Preprocessing:
         if not np.isnan(perturbations["dose"].to_numpy(np.float64)).all():
             table = perturbations.set_index("perturbation")["dose"]
             dose = table.loc[conditions["perturbation"]].to_numpy()
-        names = unique_names([f.path for f in self.inputs.files])
+        names = short_paths([f.path for f in self.inputs.files])
         return ObsColumns(label_columns(conditions), dose, names, self.inputs.offsets, extra)
 
     def _part_tasks(

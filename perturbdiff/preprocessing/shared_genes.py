@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet, read_gene_set, unique_names
+from perturbdiff.genes.gene_lists import FILE_NAME, GeneSet, read_gene_set, short_paths
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.genes.selection import check_flavor, choose_genes, sums_stored_values
 from perturbdiff.preprocessing.gene_passes import second_pass
@@ -287,9 +287,9 @@ def build_vocabulary(
         raise UserError("--composites and --assign exclude each other; give one of them")
     check_flavor(config)
     paths = study_paths(studies)
-    roles = {f"study {name}": path for name, path in zip(unique_names(paths), paths, strict=True)}
-    roles |= {f"add {name}": path for name, path in zip(unique_names(add), add, strict=True)}
-    roles |= {f"cover {name}": path for name, path in zip(unique_names(cover), cover, strict=True)}
+    roles = {f"study {name}": path for name, path in zip(short_paths(paths), paths, strict=True)}
+    roles |= {f"add {name}": path for name, path in zip(short_paths(add), add, strict=True)}
+    roles |= {f"cover {name}": path for name, path in zip(short_paths(cover), cover, strict=True)}
     roles |= {} if assign is None else {"assign": assign}
     settings = {name: getattr(config, name) for name in SETTINGS} | {
         "composites": composites,
@@ -318,7 +318,7 @@ def build_vocabulary(
 def _gene_sets(
     paths: Sequence[Path], config: DataConfig, scratch: Path, *, data: bool = False
 ) -> list[GeneSet]:
-    names = unique_names(paths)
+    names = short_paths(paths)
     return [
         read_gene_set(Path(path), name, config if data else None, scratch)
         for path, name in zip(paths, names, strict=True)

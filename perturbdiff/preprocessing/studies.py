@@ -19,7 +19,7 @@ import pandas as pd
 
 from perturbdiff.conditions.gene_names import KINDS, kinds_of, main_kind
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import unique_names
+from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.csc_matrix import CscMatrix
@@ -118,7 +118,7 @@ def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
     number: dict[str, int] = {}
     lists: dict[bytes, np.ndarray] = {}
     studies = []
-    for name, path in sorted(zip(unique_names(paths), paths, strict=True)):
+    for name, path in sorted(zip(short_paths(paths), paths, strict=True)):
         file = CountsFile(path, config, scratch / "survey")
         try:
             genes = np.array([number.setdefault(gene, len(number)) for gene in file.genes], np.int32)

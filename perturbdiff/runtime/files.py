@@ -173,9 +173,17 @@ def signature(path: Path) -> tuple[int, int]:
     return sum(s.st_size for s in stats), max((s.st_mtime_ns for s in stats), default=0)
 
 
+def is_there(path: Path) -> bool:
+    """Return whether a path leads to something. One that is too long for a name does not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def existing(path: Path, what: str) -> Path:
     """Return ``path`` if it is a file or a folder, else raise a `UserError` that calls it ``what``."""
-    if not path.exists():
+    if not is_there(path):
         raise UserError(f"{what} not found: {path}{_instead(path)}")
     if not path.is_file() and not path.is_dir():  # reading from a pipe could block for ever
         raise UserError(f"{what} is neither a file nor a folder: {path}")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
@@ -24,8 +25,10 @@ from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.model import Covariates
+from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.runtime.seeds import state, words
+from perturbdiff.runtime.seeds import generator, state, words
+from perturbdiff.sampling.count_draws import CountDraws
 from perturbdiff.sampling.starting_controls import ControlSets
 from perturbdiff.store.store import Store, dataset_of
 
@@ -141,8 +144,10 @@ class SetToDraw(NamedTuple):
     keep: int
 
 
-Cells = tuple[np.ndarray, pd.DataFrame]
-"""Predicted cells, float32 log1p [n, genes], and their labels."""
+Cells = tuple[np.ndarray | sparse.csr_matrix, pd.DataFrame]
+"""Predicted cells [n, genes], float32 log1p or int32 counts in CSR, and their labels, with counts also their depth."""
+
+_ROUNDING = 1  # word behind those of a set's noise: seeds the rounding of its counts
 
 
 class ConditionSampler:
@@ -166,7 +171,9 @@ class ConditionSampler:
     Attributes
     ----------
     genes
-        Columns of the output: the model's genes that the store has.
+        Columns of the output: the model's genes that the store has; with counts all genes of the store.
+    predicted
+        With counts: which of them the model predicts, bool [genes]; else None.
 
     Raises
     ------
@@ -195,7 +202,11 @@ class ConditionSampler:
         logger.info("%s", self.gene_map.report())
         missing = set(self.gene_map.missing)
         self._shared = np.array([gene not in missing for gene in bundle.genes])
-        self.genes = [gene for gene in bundle.genes if gene not in missing]
+        self._draws = CountDraws(store, self.gene_map) if settings.values == "counts" else None
+        self.predicted = None if self._draws is None else self._draws.predicted
+        self.genes = (
+            [gene for gene in bundle.genes if gene not in missing] if self._draws is None else store.genes
+        )
         self.ceiling = check_depth(bundle, store)
         if settings.zeros == "matched" and not bundle.model.zero_level.any():
             logger.warning(
@@ -282,7 +293,20 @@ class ConditionSampler:
             model, self.schedule, self.settings, control, covariates, dataset, noise_of_sets,
             guidance=guidance, ceiling=self.ceiling,
         )  # fmt: skip
-        log1p = cells.cpu().numpy()[:, :, self._shared]
-        values = np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)])
+        log1p = cells.cpu().numpy()
         repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
-        return values, self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
+        labels = self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
+        if self._draws is not None:
+            drawn = [self._counts(self._draws, one, log1p[i]) for i, one in enumerate(sets)]
+            labels[DEPTH] = np.concatenate([depth for _, depth in drawn])
+            return sparse.csr_matrix(sparse.vstack([counts for counts, _ in drawn])), labels
+        log1p = log1p[:, :, self._shared]
+        return np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)]), labels
+
+    def _counts(
+        self, draws: CountDraws, one: SetToDraw, log1p: np.ndarray
+    ) -> tuple[sparse.csr_matrix, np.ndarray]:
+        """Return the counts and depths of the cells of a set that are kept."""
+        rows = self._controls.rows([(one.request, one.number)])[: one.keep]
+        rng = generator(*words(self.seed, self._labels[one.request], one.number + 1), _ROUNDING)
+        return draws(log1p[: one.keep], rows, self._controls.counts(rows), rng)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
@@ -14,7 +15,7 @@ from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import Block
 from perturbdiff.io.opening import open_root
 from perturbdiff.method import SOURCES
-from perturbdiff.predictions import KIND, NAMED, PredictionWriter, format_of
+from perturbdiff.predictions import DEPTH, KIND, NAMED, PredictionWriter, format_of
 from perturbdiff.runtime import job_shards
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
@@ -59,16 +60,17 @@ def _is_part(path: Path, manifest: Mapping[str, Any]) -> bool:
     return manifest["stage"] == "sample"
 
 
-def _write(path: Path, parts: Sequence[Path], predicted: Sequence[int]) -> None:
+def _write(path: Path, parts: Sequence[Path], numbers: Sequence[int]) -> None:
     """Write the predicted cells of all parts, then the controls of all parts."""
-    facts, genes = _heads(parts)
+    facts, genes, predicted = _heads(parts)
     names = {key: str(facts[key]) for key in ("method", "control", "dataset")}
+    depth = float(facts["target_sum"])
     with (
-        PredictionWriter(path, genes, target_sum=float(facts["target_sum"]), facts=facts, **names) as writer,
+        PredictionWriter(path, genes, target_sum=depth, facts=facts, predicted=predicted, **names) as writer,
         track("joining", 0) as work,
     ):
         for source in SOURCES:
-            for part, number in zip(parts, predicted, strict=True):
+            for part, number in zip(parts, numbers, strict=True):
                 with _opened(part) as file:
                     rows = (0, number) if source == SOURCES[0] else (number, file.n_cells)
                     for block, obs in _pieces(file, *rows):
@@ -81,13 +83,15 @@ def _write(path: Path, parts: Sequence[Path], predicted: Sequence[int]) -> None:
                         work.advance(len(obs))
 
 
-def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the joined file declares, and its genes."""
-    declared, genes = [], []
+def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str], np.ndarray | None]:
+    """Return what the joined file declares, its genes and, with counts, which of them are predicted."""
+    declared, genes, predicted = [], [], None
     for part in parts:
         with _opened(part) as file:
             declared.append(file.declared)
             genes.append(file.genes)
+            if file.declared.get("scale") == "counts":
+                predicted = file.gene_column("predicted")
         if genes[-1] != genes[0]:
             raise UserError(f"{part}: has other genes than {parts[0]}; make the parts again")
     whole = dict(declared[0])
@@ -95,7 +99,7 @@ def _heads(parts: Sequence[Path]) -> tuple[dict[str, Any], list[str]]:
         whole["conditions_seen"] = sum(int(one["conditions_seen"]) for one in declared)
         first = [str(name) for one in declared for name in one.get("first_seen", ())][:NAMED]
         whole |= {"first_seen": first} if first else {}
-    return whole, genes[0]
+    return whole, genes[0], predicted
 
 
 @contextlib.contextmanager
@@ -110,6 +114,7 @@ def _opened(part: Path) -> Iterator[InputFile]:
 
 def _pieces(file: InputFile, start: int, stop: int) -> Iterator[tuple[Block, pd.DataFrame]]:
     """Yield the values and labels of rows ``start`` to ``stop``."""
-    columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell")}
+    depth = [DEPTH] if file.declared.get("scale") == "counts" else []
+    columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell", *depth)}
     for block in file.blocks(start, stop, _VALUES):
         yield block, pd.DataFrame({k: c.values(block.start, block.stop) for k, c in columns.items()})

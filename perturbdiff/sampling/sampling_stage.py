@@ -89,7 +89,7 @@ def method_of(bundle: Path, name: str, settings: SampleConfig, *, random_init: b
         if isinstance(entry, dict)
     }
     recipe = manifest.get("config") or (bundle / "config.json").read_text()
-    sampling = settings.model_dump(mode="json")
+    sampling = settings.model_dump(mode="json", exclude={"values"})  # the same method in other units
     made = {"stage": manifest.get("stage"), "config": recipe, "inputs": inputs, "sampling": sampling}
     digest = hashlib.sha256(provenance.as_json({**made, "random_init": random_init}).encode()).hexdigest()
     seed = manifest.get("seed")
@@ -205,7 +205,7 @@ def sample(
     store
         The store with the control cells. Its genes are matched to the model's genes by name.
     out
-        Predictions, .h5ad or .zarr: predicted cells, followed by the real controls, in log1p units.
+        Predictions, .h5ad or .zarr: predicted cells, followed by the real controls, in log1p units or counts.
     split, part
         Predict the perturbed conditions of this part, with as many cells as there are real ones.
     conditions
@@ -332,6 +332,7 @@ def _write(path: Path, job: Job, sampler: ConditionSampler, chosen: np.ndarray, 
         path, sampler.genes,
         method=job.method(bundle.config.name), control=cells.control, target_sum=cells.target_sum,
         dataset=cells.path.resolve().name, facts={**_facts(job, sampler), **_seen(job, sampler, chosen)},
+        predicted=sampler.predicted,
     ) as writer:  # fmt: skip
         with track("sampling", int(wanted["n_cells"].iloc[chosen].sum())) as work:
             for values, labels in blocks:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import torch
+from scipy import sparse
 from torch import Tensor
 
 from perturbdiff.conditions.condition import conditions_of
@@ -93,10 +94,17 @@ class ControlSets:
         A cell is used again only when all cells are used. Repeated cells would make the predicted population
         narrower than the controls.
         """
-        find = self._balanced if self.choice == "balanced" else self._shuffled
-        rows = np.concatenate([find(request, number) for request, number in sets])
-        values = self.gene_map.dense(self._store.expression(rows))
+        values = self.gene_map.dense(self._store.expression(self.rows(sets)))
         return torch.from_numpy(values).view(len(sets), self.size, -1)
+
+    def rows(self, sets: list[tuple[int, int]]) -> np.ndarray:
+        """Return the store rows of the control cells of (request, number) pairs, int64 [B · S]."""
+        find = self._balanced if self.choice == "balanced" else self._shuffled
+        return np.concatenate([find(request, number) for request, number in sets])
+
+    def counts(self, rows: np.ndarray) -> sparse.csr_matrix:
+        """Return the counts of the store's ``rows`` [n, genes of the store]."""
+        return self._store.counts(rows)
 
     def _shuffled(self, request: int, number: int) -> np.ndarray:
         """Return the store rows of a set, int64 [S]."""

@@ -206,8 +206,9 @@ class CheckpointFolder:
                 files.remove(path)
 
     def tidy(self) -> None:
-        """Remove the folder if nothing was kept in it, for example after the inputs were refused."""
-        if self._is_ours() and self.path.is_dir() and all(p.name == locks.LOCK for p in self.path.iterdir()):
+        """Remove the folder if no run can go on from it, for example after the inputs were refused."""
+        alone = (locks.LOCK, LOGS, FIRST_EPOCH)  # of no use without a checkpoint
+        if self._is_ours() and self.path.is_dir() and all(p.name in alone for p in self.path.iterdir()):
             files.discard(self.path)
 
     def discard(self) -> None:

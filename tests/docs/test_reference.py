@@ -119,7 +119,9 @@ def test_every_metric_is_described_as_it_is(name):
     assert metric.undefined[1:] in block
     assert metric.chance[1:] in block
     coupled = [release for release, d in DEFINITIONS.items() if metric.is_coupled(d)]
-    said = {0: "no", 1: f"only in the definition {coupled[:1] and coupled[0]}", 2: "always"}[len(coupled)]
+    said = "always" if len(coupled) == len(DEFINITIONS) else "no"
+    if 0 < len(coupled) < len(DEFINITIONS):
+        said = f"only in the definitions {' and '.join(coupled)}"
     assert f"- **Coupled:** {said}\n" in block
     assert f"| [`{name}`](#{name}) | {metric.label} |" in page
 

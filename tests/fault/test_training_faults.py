@@ -21,7 +21,7 @@ from perturbdiff.config import recipes
 from perturbdiff.runtime import locks
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.loop import TrainingLoop
-from perturbdiff.training.run_folder import CheckpointFolder
+from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder
 from perturbdiff.training.training_stages import train
 
 CHANGES = ("split.held_out=[d2]", "split.valid_fraction=0.4", "train.loggers=[]")
@@ -274,6 +274,19 @@ def test_room_for_two_checkpoints_is_enough(trained, tmp_path, caplog, disk):
     assert "NO CHECKPOINT" not in caplog.text
     assert "no room for three checkpoints" in caplog.text
     assert_same(tmp_path / "b", trained / "bundle")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_logs_without_a_checkpoint_do_not_stay_when_a_training_fails(tmp_path, checkpoint):
+    """A training that diverges before its first checkpoint left them behind."""
+    folder = CheckpointFolder(tmp_path / "bundle.checkpoints", {})
+    with folder.locked():
+        (folder.path / LOGS).mkdir()
+        (folder.path / FIRST_EPOCH).touch()
+        if checkpoint:
+            folder.save({"global_step": 5})
+        folder.tidy()
+        assert (folder.path / LOGS).exists() is checkpoint
 
 
 def test_a_full_disk_at_the_start_is_one_line(trained, tmp_path, disk):

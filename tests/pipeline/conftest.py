@@ -40,11 +40,11 @@ class Nextflow:
 
     def __init__(self, program: str, folder: Path, stand_ins: Path) -> None:
         self.program, self.folder, self.stand_ins = program, folder, stand_ins
+        self.path = [Path(sys.executable).parent]
 
     def environment(self, parser: str) -> dict[str, str]:
-        tools = str(Path(sys.executable).parent)
         return os.environ | {
-            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PATH": ":".join([*map(str, self.path), os.environ["PATH"]]),
             "NXF_SYNTAX_PARSER": parser,
             "NXF_ANSI_LOG": "false",
             "NXF_OFFLINE": "true",

@@ -33,6 +33,7 @@ MADE = {
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
 STAGES += ("run", "init", "baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
+STAGES += ("export",)
 
 
 def test_every_command_has_an_example():
@@ -60,7 +61,8 @@ def test_the_five_minutes_of_the_readme(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", BLOCKS)
-def test_examples_run(tmp_path, page):
+def test_examples_run(tmp_path, page, quick_program):
+    environment = {**ENVIRONMENT, "PATH": f"{quick_program}:{ENVIRONMENT['PATH']}"}
     for language, text in BLOCKS[page]:
         # exit code 1: this machine lacks something
         code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")
@@ -68,7 +70,7 @@ def test_examples_run(tmp_path, page):
             ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
         )
         done = subprocess.run(
-            command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=600
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     for name in MADE[page]:

@@ -27,11 +27,13 @@ def sheet(folder, name: str, more: str = "") -> str:
 
 
 @pytest.fixture(scope="module")
-def first(nextflow_in, tmp_path_factory):
-    """A finished run, and the Nextflow that ran it."""
+def first(nextflow_in, tmp_path_factory, quick_program):
+    """A run with the program as it is installed, and the Nextflow that ran it, whose further tasks start at once."""
     folder = tmp_path_factory.mktemp("run")
     nextflow = nextflow_in(folder)
-    return nextflow, nextflow.run(*FEW, sheet(folder, "tiny"))
+    ran = nextflow.run(*FEW, sheet(folder, "tiny"))
+    nextflow.path.insert(0, quick_program)
+    return nextflow, ran
 
 
 @pytest.mark.slow

@@ -143,7 +143,7 @@ def test_evaluation_benchmark_compares_values_and_takes_no_turn_twice(tmp_path, 
     page, out = tmp_path / "speed.md", tmp_path / "evaluate.json"
     page.write_text("before\n<!-- evaluation: start -->\n<!-- evaluation: end -->\nafter\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    command = [sys.executable, "-W", "ignore", "benchmarks/evaluate.py", "--size", "tiny", "--turns", "2"]
+    command = [sys.executable, "-W", "ignore", "benchmarks/evaluate.py", "--size", "tiny", "--turns", "1"]
     command += [
         "--cell-eval",
         sys.executable,
@@ -157,7 +157,7 @@ def test_evaluation_benchmark_compares_values_and_takes_no_turn_twice(tmp_path, 
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     found = json.loads(out.read_text())["tiny, dense"]
     assert set(found["rows"]) == {"ours, by condition, 2 threads", "prototype, 1 BLAS thread", "cell-eval"}
-    assert all(row["turns"] == 2 and row["wall"] > 0 and row["peak"] > 50 for row in found["rows"].values())
+    assert all(row["turns"] == 1 and row["wall"] > 0 and row["peak"] > 50 for row in found["rows"].values())
     ours = found["agreement"]["ours-2"]
     assert [column for column, row in ours.items() if row["differ"]] == ["mae"]
     assert found["agreement"]["prototype-1"]["mse"]["largest"] < 1e-6

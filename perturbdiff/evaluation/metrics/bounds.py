@@ -29,7 +29,7 @@ def chance(
     place. The mean is over defined values, as ``nanmean``.
 
     ES, one number for all perturbations, is the mean over derangements of all of them. The discrimination scores
-    are (M + 1) / (2M), the mean over all ranks.
+    are the mean over all ranks: ½, or (M + 1) / (2M) in the definitions of cell-eval.
 
     Parameters
     ----------
@@ -61,12 +61,18 @@ def chance(
         return levels
     rng = np.random.default_rng(seed)
     ring, places = rng.permutation(num), 1 + rng.permutation(num - 1)[:draws]
-    levels |= {n: (num + 1) / (2 * num) for n in chosen if n.startswith("PDS")}
+    levels |= {n: _mean_rank(comparison) for n in chosen if n.startswith("PDS")}
     levels |= {n: 0.5 for n in chosen if n == "centroid_accuracy"}
     levels |= _per_pair(comparison, [n for n in chosen if _is_per_pair(n)], ring, places)
     return levels | _per_scope(
         comparison, [n for n in chosen if not METRICS[n].per_perturbation], ring, places
     )
+
+
+def _mean_rank(comparison: Comparison) -> float:
+    """Return the mean of a discrimination score over all ranks that the true change can have."""
+    num = len(comparison.perturbations)
+    return 0.5 if comparison.definition.left_out == "panel" else (num + 1) / (2 * num)
 
 
 def _is_per_pair(name: str) -> bool:

@@ -20,7 +20,7 @@ from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 INFINITY = float("inf")
-DEFAULT = "cell-eval-0.6.6"
+DEFAULT = "perturbdiff"
 _STRIDE = 8
 # A relative difference of two mean log1p values below this is what rounding to float32 leaves of two equal means.
 NO_CHANGE = 1e-6
@@ -48,6 +48,9 @@ class Definition:
     score_floor
         Which q are raised to 1e-10 before AUROC and AUPRC rank by −log10 q: those that are ``zero``, so that
         1e-11 counts as stronger than 0, or all ``below`` it.
+    left_out
+        Genes that discrimination scores leave out: the gene that a perturbation is named after (``own``), or the
+        target genes of all perturbations (``panel``), with ties in the middle and a range from 0 to 1.
     """
 
     name: str
@@ -56,12 +59,14 @@ class Definition:
     fold_limit: float
     ranks: Literal["fold", "log2_fold"]
     score_floor: Literal["zero", "below"]
+    left_out: Literal["own", "panel"] = "own"
 
 
 DEFINITIONS: dict[str, Definition] = {
     definition.name: definition
     for definition in (
-        Definition(DEFAULT, "all", 9, 20.0, "fold", "zero"),  # with pdex 0.1.28 and scipy 1.16
+        Definition(DEFAULT, "all", 9, 20.0, "fold", "zero", "panel"),
+        Definition("cell-eval-0.6.6", "all", 9, 20.0, "fold", "zero"),  # with pdex 0.1.28 and scipy 1.16
         Definition("cell-eval-0.8.2", "perturbation", 0, INFINITY, "log2_fold", "below"),  # with pdex 0.3.0
     )
 }

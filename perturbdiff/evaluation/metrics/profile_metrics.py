@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.evaluation.metrics.differential import DEFAULT, DEFINITIONS, Definition, Differential
 from perturbdiff.evaluation.metrics.spread import Spread, weights_of_change
 from perturbdiff.runtime.compiled import kernel
@@ -131,6 +132,35 @@ def discrimination(
     true = np.diag(distances)[:, None]
     before = (distances < true) | ((distances == true) & (place[None, :] < place[:, None]))
     return 1.0 - before.sum(axis=1) / num
+
+
+def panel_discrimination(
+    real: np.ndarray, predicted: np.ndarray, left_out: np.ndarray, *, distance: Distance
+) -> np.ndarray:
+    """1 − k / (M − 1), k the number of real changes closer to the predicted one than the true one is.
+
+    Real changes as close as the true one count half. Predictions that are the same for all perturbations score .5
+    in the mean, whatever they are: a perturbation's own target gene tells its name, and so do those of the others,
+    so that all of them are left out. NaN for a single perturbation.
+
+    Parameters
+    ----------
+    real, predicted
+        Changes of mean log1p values, float64 [M, G].
+    left_out
+        Which genes are target genes of any perturbation, bool [G].
+    distance
+        ``l1``, ``l2`` or ``cosine``.
+    """
+    num = len(real)
+    if num < 2:
+        return np.full(num, np.nan)
+    kept = _rows(real[:, ~left_out]), _rows(predicted[:, ~left_out])
+    none, distances = np.full(num, kept[0].shape[1], np.int64), np.empty((num, num))
+    _distances(*kept, none, ("l1", "l2", "cosine").index(distance), distances)
+    true = np.diag(distances)[:, None]
+    closer, equal = (distances < true).sum(axis=1), (distances == true).sum(axis=1) - 1
+    return 1.0 - (closer + equal / 2) / (num - 1)
 
 
 def _rows(changes: np.ndarray) -> np.ndarray:
@@ -326,6 +356,8 @@ class Comparison:
         Real DE genes from which on a perturbation counts in ``DEOver_10`` and ``DEPrec_10``.
     spread
         Variances over cells; without them, what needs them is NaN.
+    targets
+        Target genes of the perturbations; by default the genes that they are named after.
     """
 
     perturbations: tuple[str, ...]
@@ -335,6 +367,13 @@ class Comparison:
     definition: Definition = DEFINITIONS[DEFAULT]
     min_de: int = MIN_DE
     spread: Spread | None = None
+    targets: Targets | None = None
+
+    @cached_property
+    def target_genes(self) -> np.ndarray:
+        """Which genes any perturbation acts on directly, bool [G]."""
+        targets = self.targets or Targets.of(self.perturbations, self.genes)
+        return targets.panel_columns()
 
     @cached_property
     def panel(self) -> Panel:

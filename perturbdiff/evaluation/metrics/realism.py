@@ -138,6 +138,15 @@ def realism(predicted: Sparse, real: Sparse) -> dict[str, float]:
     return found
 
 
+def distinct_cells(cells: Sparse) -> int:
+    """Return how many cells differ from all others, copies counting once.
+
+    A cell is known by the sum of its values times fixed random weights of the genes.
+    """
+    weights = np.random.default_rng(0).random(cells.shape[1])
+    return len(np.unique(sp.csr_matrix(cells) @ weights))
+
+
 def library_ratio(predicted: Moments, real: Moments) -> float:
     """Return the median library size of the predicted cells over that of the real ones; NaN if that is 0."""
     if not (len(predicted.library) and len(real.library)):

@@ -18,6 +18,8 @@ TOP = (50, 100, 200, 500)  # the limits of k that cell-eval reports
 
 def _discriminate(comparison: Comparison, distance: m.Distance) -> np.ndarray:
     real, predicted = comparison.real.delta, comparison.predicted.delta
+    if comparison.definition.left_out == "panel":
+        return m.panel_discrimination(real, predicted, comparison.target_genes, distance=distance)
     return m.discrimination(real, predicted, comparison.perturbations, comparison.genes, distance=distance)
 
 
@@ -27,14 +29,15 @@ def _discrimination(name: str, distance: m.Distance, words: str) -> Metric:
         name.replace("_", " "),
         f"discrimination_score_{distance}",
         "expression",
-        f"1 − rank / M of the true change among all M real changes by {words} to the predicted change; "
-        "the gene the perturbation is named after is left out; 0.5 + 1/(2M) by chance",
+        f"1 − k / (M − 1), k the number of the M real changes closer by {words} to the predicted change than the true "
+        "one is, equally close ones counting half; target genes of all perturbations are left out. In the definitions "
+        "of cell-eval 1 − rank / M without the own gene only, which predictions can exploit",
         "higher",
         0.0,
         1.0,
         "n/a for a single perturbation",
         compute=partial(_discriminate, distance=distance),
-        chance="0.5 + 1/(2M)",
+        chance="0.5; 0.5 + 1/(2M) in the definitions of cell-eval",
         coupled=True,
     )
 

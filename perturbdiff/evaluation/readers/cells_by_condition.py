@@ -83,6 +83,9 @@ class Cells:
         Predicted conditions that the model was trained on: their number and the first ones; None if not said.
     made_by
         What the file says of how its cells were made.
+    depths
+        With counts: the depth of each cell of the file over all genes that were measured, if the file says it
+        (``uns["perturbdiff"]["depth"]`` names the column). Else it is the sum of the cell's counts.
     """
 
     reader: Reader
@@ -97,6 +100,7 @@ class Cells:
     names: Mapping[str, str] = field(default_factory=dict)
     trained_on: tuple[int, tuple[str, ...]] | None = None
     made_by: Method = field(default_factory=Method)
+    depths: np.ndarray | None = None
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
         """Return the same cells without the labels of the ``dropped`` covariates.
@@ -162,6 +166,8 @@ class ExpressionView:
         Positions of the shared genes among the reader's, or None where they are the same.
     depth
         Counts are normalised to this depth and log1p-ed; None: the values are log1p.
+    own_depths
+        Depth of each cell of the reader, if it is known; else the sum of its counts.
     highest
         Largest log1p value seen so far.
     """
@@ -170,6 +176,7 @@ class ExpressionView:
     rows: Mapping[Condition, np.ndarray]
     columns: np.ndarray | None = None
     depth: float | None = None
+    own_depths: np.ndarray | None = None
     highest: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -186,7 +193,8 @@ class ExpressionView:
         if cells.nnz:
             self._check(cells, rows)
             if self.depth is not None:
-                cells = log_normalised(cells, self.depth)
+                own = None if self.own_depths is None else self.own_depths[rows]
+                cells = log_normalised(cells, self.depth, own)
             highest = float(cells.data.max())
             with self._lock:
                 self.highest = max(self.highest, highest)
@@ -232,9 +240,13 @@ class ExpressionView:
         return f"{cells.data[k]:g}, cell '{self.reader.cell_name(row)}', gene '{gene}'"
 
 
-def log_normalised(counts: Sparse, depth: float) -> Sparse:
-    """Return log1p of counts scaled to ``depth`` in each cell; a cell without counts stays zero."""
-    sums = np.asarray(counts.sum(axis=1, dtype=np.float64)).ravel()
+def log_normalised(counts: Sparse, depth: float, sums: np.ndarray | None = None) -> Sparse:
+    """Return log1p of counts scaled to ``depth`` in each cell; a cell without counts stays zero.
+
+    ``sums`` are the cells' depths, by default the sums of their counts.
+    """
+    if sums is None:
+        sums = np.asarray(counts.sum(axis=1, dtype=np.float64)).ravel()
     factor = (depth / np.where(sums > 0, sums, 1.0)).astype(np.float32)
     values = np.log1p(counts.data * np.repeat(factor, np.diff(counts.indptr)))
     return sp.csr_matrix((values, counts.indices, counts.indptr), shape=counts.shape)

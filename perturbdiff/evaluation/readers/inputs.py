@@ -146,8 +146,27 @@ def _cells(
         _number(file.declared.get("target_sum")),
         trained_on=_trained_on(file.declared),
         made_by=Method.from_json(file.declared),
+        depths=_depths(file) if scale == "counts" else None,
         **more,
     )
+
+
+def _depths(file: RowFile) -> np.ndarray | None:
+    """Return the depth of each cell, float64, if the file says which column of obs has it.
+
+    Raises
+    ------
+    UserError
+        If there is no such column of positive numbers.
+    """
+    name = file.declared.get("depth")
+    if name is None:
+        return None
+    column = file.open_column(str(name), "uns['perturbdiff']['depth']")
+    depths = column.values(0, file.n_cells)
+    if depths.dtype.kind not in "iuf" or not (np.isfinite(depths) & (depths >= 0)).all():
+        raise UserError(f"{file.path}: obs '{name}' must have the depth of each cell, a number not below 0")
+    return depths.astype(np.float64)
 
 
 def _columns(file: RowFile, config: EvaluateConfig, *, ours: bool) -> dict[str, str | None]:

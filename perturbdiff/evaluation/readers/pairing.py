@@ -199,7 +199,9 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     controls = controls_of(truth, conditions, notes)
     depths = depths_of(predictions, truth)
     real = ExpressionView(truth.reader, truth.rows, depth=depths[1])
-    predicted = ExpressionView(predictions.reader, predictions.rows, columns, depth=depths[0])
+    predicted = ExpressionView(
+        predictions.reader, predictions.rows, columns, depth=depths[0], own_depths=predictions.depths
+    )
     compare_scales(predicted, real, conditions, notes, known=_same_depth(predictions, truth, depths))
     own_controls = None
     if config.controls == "own":

@@ -24,10 +24,12 @@ from threadpoolctl import threadpool_limits
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.conditions.condition_table import SORTED_BY
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
+from perturbdiff.evaluation.metrics.realism import distinct_cells
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.spread import variances
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
@@ -177,9 +179,12 @@ class Scored:
     comparisons
         The same as a comparison of each scope, made on demand.
     conditions
-        One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted, effect
+        One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted,
+        n_distinct (predicted cells that differ from each other), effect
         (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
         distribution and their values by chance.
+    targets
+        Target genes of the perturbations.
     """
 
     wanted: Wanted
@@ -187,6 +192,7 @@ class Scored:
     tested: list[Tested]
     comparisons: Mapping[Scope, catalogue.Comparison]
     conditions: pd.DataFrame
+    targets: Targets
 
 
 def score_cells(
@@ -213,7 +219,8 @@ def score_cells(
     Raises
     ------
     UserError
-        If a value contradicts the declared scale, or a condition has no cell on one side.
+        If the table of target genes does not fit, a value contradicts the declared scale, or a condition has no
+        cell on one side.
     """
     wanted = Wanted.of(config.metrics)
     for condition in pairing.conditions:
@@ -226,7 +233,8 @@ def score_cells(
             work.read_controls(workers)
         with Workers(usable(threads)) as workers:
             work.read_conditions(workers)
-    return Scored(wanted, units, work.tested, Comparisons(work.tested, config), work.table())
+    comparisons = Comparisons(work.tested, config)
+    return Scored(wanted, units, work.tested, comparisons, work.table(), work.targets)
 
 
 @dataclass
@@ -251,6 +259,7 @@ class _Pass:
     def __init__(
         self, pairing: Pairing, config: EvaluateConfig, wanted: Wanted, units: list[Unit], seed: int
     ) -> None:
+        self.targets = Targets.read(config.targets, pairing.perturbations, pairing.genes)
         self.pairing, self.config, self.wanted, self.units, self.seed = pairing, config, wanted, units, seed
         self.tested: list[Tested] = []
         self.means: dict[Group, np.ndarray] = {}
@@ -287,7 +296,9 @@ class _Pass:
             for unit in self.units:
                 controls = [Controls.of_columns(_of_groups(unit, found)) for found in sorted_]
                 both = (controls[0], controls[-1])
-                self.tested.append(Tested(unit, both, pairing.genes, held=size <= HELD_BYTES))
+                self.tested.append(
+                    Tested(unit, both, pairing.genes, held=size <= HELD_BYTES, targets=self.targets)
+                )
 
     def read_conditions(self, workers: Workers) -> None:
         """Read the conditions one after the other and have them compared."""
@@ -376,6 +387,7 @@ class _Pass:
             "context": self.pairing.contexts.get(condition, ""),
             "n_cells": real.shape[0],
             "n_predicted": predicted.shape[0],
+            "n_distinct": distinct_cells(predicted),
             "own": condition in self._own,
             "effect": float("nan")
             if control is None

@@ -12,12 +12,23 @@ from perturbdiff.runtime.errors import listing
 from perturbdiff.splits.splits import FEW_CELLS
 
 FEW_PERTURBATIONS = 5
+MISSING = 0.2  # share of the pairs of a perturbation and a place that are not scored
 UNDEFINED = 0.2  # share of perturbations without a value
 LIBRARY = 2.0  # factor between predicted and real library sizes
+SAME_LIBRARY = 1.25  # the same where all real cells have one size
+ZEROS = (0.8, 1.25)  # predicted over real non-zero values
+SPREAD = 0.2  # predicted over real SD of a gene: less is hardly any
+DISTINCT = 0.5  # share of predicted cells that differ from each other
+_MANY_DE, _MORE_DE = 0.5, 2.0  # share of all genes, and factor over the real number
 
 
 def limits(
-    metrics: pd.DataFrame, conditions: pd.DataFrame, collapse: pd.DataFrame, config: EvaluateConfig
+    metrics: pd.DataFrame,
+    conditions: pd.DataFrame,
+    collapse: pd.DataFrame,
+    config: EvaluateConfig,
+    *,
+    num_genes: int,
 ) -> list[dict[str, Any]]:
     """Return ``kind``, ``text`` and ``count`` of everything that limits what the numbers say.
 
@@ -25,14 +36,20 @@ def limits(
     ----------
     metrics, conditions, collapse
         Tables of a whole evaluation as `perturbdiff.evaluation.score_tables` writes them.
+    num_genes
+        Genes that were compared.
     """
     pooled = pd.DataFrame(metrics[metrics["scope_kind"] == POOLED])
     sentences = [
         *_few_cells(conditions),
         *_few_perturbations(pooled),
+        *_unbalanced(conditions),
         *_no_de(pooled, config),
         *_undefined(pooled),
         *_library(conditions),
+        *_no_cells(conditions),
+        *_zeros(conditions),
+        *_too_many_de(pooled, num_genes),
         *_collapse(collapse),
     ]
     return [{"kind": kind, "text": text, "count": count} for kind, text, count in sentences]
@@ -60,6 +77,21 @@ def _few_perturbations(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
     return [("few_perturbations", text, num)]
 
 
+def _unbalanced(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
+    """Look for perturbations that lack cells where others have some: pooled, their changes hold other batches' too."""
+    places = conditions["cell_type"] + "|" + conditions["batch"]
+    every = conditions["perturbation"].nunique() * places.nunique()
+    missing = every - len(conditions)
+    if not every or missing <= MISSING * every:
+        return []
+    text = (
+        f"{missing} of {every} pairs of a perturbation and a cell type and batch are not scored: pooled changes "
+        "also hold what differs between batches and cell types, which predictions of any kind share. Look at contexts, "
+        "and compare with methods that are scored on the same conditions"
+    )
+    return [("unbalanced", text, missing)]
+
+
 def _no_de(pooled: pd.DataFrame, config: EvaluateConfig) -> list[tuple[str, str, int]]:
     counts = pooled.loc[pooled["metric"] == "n_DE_real", "value"]
     none, few = int((counts == 0).sum()), int((counts < config.min_de).sum())
@@ -84,16 +116,81 @@ def _undefined(pooled: pd.DataFrame) -> list[tuple[str, str, int]]:
     return [("undefined", text, len(names))]
 
 
+def _middle(conditions: pd.DataFrame, metric: str) -> float:
+    """Return the median of a metric over conditions, NaN if it was not scored or is nowhere defined."""
+    return float(conditions[metric].median()) if metric in conditions and len(conditions) else float("nan")
+
+
 def _library(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
-    ratios = conditions["library_ratio"].dropna() if "library_ratio" in conditions else pd.Series(dtype=float)
-    if ratios.empty or 1 / LIBRARY <= (middle := float(ratios.median())) <= LIBRARY:
+    """Look for totals that real cells do not have. If all real ones have the same, others are impossible."""
+    middle = _middle(conditions, "library_ratio")
+    same = "library_sd_ratio" in conditions and bool(conditions["library_sd_ratio"].isna().all())
+    most = SAME_LIBRARY if same and (conditions["n_cells"] > 1).any() else LIBRARY
+    if pd.isna(middle) or 1 / most <= middle <= most:
         return []
-    far = int(((ratios < 1 / LIBRARY) | (ratios > LIBRARY)).sum())
+    ratios = conditions["library_ratio"].dropna()
+    far = int(((ratios < 1 / most) | (ratios > most)).sum())
+    although = ", although all real cells hold the same" if most == SAME_LIBRARY else ""
     text = (
-        f"predicted cells hold {middle:.2g} times the normalised counts of real cells (median over conditions). "
-        "Are both sides normalised alike?"
+        f"predicted cells hold {middle:.2g} times the normalised counts of real cells (median over conditions)"
+        f"{although}. Are both sides normalised alike?"
     )
     return [("scale", text, far)]
+
+
+def _no_cells(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
+    """Look for profiles and copies that were handed in as cells."""
+    several = pd.DataFrame(conditions[conditions["n_predicted"] > 1])
+    if several.empty:
+        return []
+    spread = _middle(several, "gene_sd_ratio")
+    if spread < SPREAD:
+        few = int((several["gene_sd_ratio"] < SPREAD).sum())
+        text = (
+            f"predicted cells of a condition hardly differ: their genes vary {spread:.2g} times as much as in real "
+            f"cells (median over conditions), below {SPREAD:g} in {few} of {len(several)}. A mean profile is no cell, "
+            "and scores of averages do not notice"
+        )
+        return [("no_spread", text, few)]
+    shares = several["n_distinct"] / several["n_predicted"]
+    if (share := float(shares.median())) < DISTINCT:
+        few = int((shares < DISTINCT).sum())
+        text = (
+            f"the same predicted cells come again and again: {share:.0%} of a condition's cells are different ones "
+            f"(median over conditions), fewer than half in {few} of {len(several)}. Tests take copies for new cells, "
+            "and find too many DE genes"
+        )
+        return [("repeated", text, few)]
+    return []
+
+
+def _zeros(conditions: pd.DataFrame) -> list[tuple[str, str, int]]:
+    middle = _middle(conditions, "nonzero_ratio")
+    if pd.isna(middle) or ZEROS[0] <= middle <= ZEROS[1]:
+        return []
+    ratios = conditions["nonzero_ratio"].dropna()
+    text = (
+        f"predicted cells have {'fewer' if middle > 1 else 'more'} zeros than real ones: {middle:.2g} times as many "
+        "non-zero values (median over conditions). Rank tests see that, averages do not"
+    )
+    return [("zeros", text, int(((ratios < ZEROS[0]) | (ratios > ZEROS[1])).sum()))]
+
+
+def _too_many_de(pooled: pd.DataFrame, num_genes: int) -> list[tuple[str, str, int]]:
+    counts = {
+        side: pooled.loc[pooled["metric"] == f"n_DE_{side}"].set_index("perturbation")["value"]
+        for side in ("real", "pred")
+    }
+    if counts["real"].empty or counts["pred"].empty:
+        return []
+    real, predicted = (float(counts[side].median()) for side in ("real", "pred"))
+    if predicted < _MANY_DE * num_genes or predicted < _MORE_DE * real:
+        return []
+    text = (
+        f"{predicted:.0f} of {num_genes} genes of predicted cells differ from the controls, {real:.0f} of real cells "
+        "(medians over perturbations). Where nearly all are called, none is missed"
+    )
+    return [("too_many_de", text, int((counts["pred"] >= _MANY_DE * num_genes).sum()))]
 
 
 def _collapse(collapse: pd.DataFrame) -> list[tuple[str, str, int]]:

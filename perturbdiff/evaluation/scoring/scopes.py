@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from perturbdiff.conditions.condition import Condition
+from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls, Differential
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
@@ -126,12 +127,20 @@ class Tested:
         Names of the columns.
     held
         Whether to hold them in memory.
+    targets
+        Target genes of all perturbations of the evaluation, in whatever scope they are.
     """
 
     def __init__(
-        self, unit: Unit, controls: tuple[Controls, Controls], genes: tuple[str, ...], *, held: bool
+        self,
+        unit: Unit,
+        controls: tuple[Controls, Controls],
+        genes: tuple[str, ...],
+        *,
+        held: bool,
+        targets: Targets | None = None,
     ) -> None:
-        self.unit, self.controls, self.genes = unit, controls, genes
+        self.unit, self.controls, self.genes, self._targets = unit, controls, genes, targets
         self.perturbations = unit.perturbations
         self._row = {name: i for i, name in enumerate(self.perturbations)}
         self._shape = (len(_KINDS), len(self.perturbations), len(genes))
@@ -202,7 +211,8 @@ class Tested:
             *self._cells,
         )
         real, predicted = sides
-        return Comparison(self.perturbations, self.genes, real, predicted, definition, config.min_de, spread)
+        of = self.perturbations, self.genes, real, predicted, definition, config.min_de
+        return Comparison(*of, spread, self._targets)
 
 
 class Comparisons(Mapping[Scope, Comparison]):

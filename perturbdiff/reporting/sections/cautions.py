@@ -23,6 +23,11 @@ _KINDS = {
     "no_de": "Few DE genes",
     "collapse": "Alike predictions",
     "scale": "Scale",
+    "zeros": "Zeros",
+    "no_spread": "No spread",
+    "repeated": "Repeated cells",
+    "too_many_de": "Too many DE genes",
+    "unbalanced": "Unequal batches",
     "controls": "Control cells",
     "missing": "Missing perturbations",
     "seen": "Seen in training",
@@ -109,6 +114,14 @@ def _of_report(about: ChapterData, standings: Sequence[Standing]) -> list[tuple[
             (
                 "Zeros",
                 f"Predicted cells have {word} zeros than real ones: {number(zeros, 2)} times as many non-zero values.",
+            )
+        )
+    if about.focus.definition.startswith("cell-eval-0."):
+        notes.append(
+            (
+                "Discrimination",
+                f"PDS as {about.focus.definition} defines it can be raised without any biology, by raising the target "
+                "genes of all other perturbations. It is for comparison with published numbers only.",
             )
         )
     if not any(r.kind == "baseline" for r in about.ranked):

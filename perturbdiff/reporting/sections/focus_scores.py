@@ -67,7 +67,7 @@ def chance(run: Run, metric: str) -> float:
     measured = run.chance(metric)
     total = run.score(metric)[2]
     if np.isnan(measured) and metric.startswith("PDS") and total > 1:
-        return 0.5 + 0.5 / total
+        return 0.5 + 0.5 / total if run.definition.startswith("cell-eval-0.") else 0.5
     return measured
 
 

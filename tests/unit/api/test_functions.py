@@ -98,6 +98,25 @@ def test_columns_layers_and_genes_can_be_named():
     assert set(parts.loc[parts["part"] == "test", "batch"]) == {"d1"}
 
 
+def test_cells_can_be_given_where_a_store_can(chain):
+    """They become a store on the way, so that weights and cells are those of the store."""
+    from tiny_data import tiny_counts
+
+    made, cells = chain["memory"], tiny_counts()
+    cells.obs = cells.obs.rename(columns={"perturbation": "stim"})
+    split = made["split"]
+    named = {"config": "tiny", "perturbation": "stim", "settings": HELD_OUT, "device": "cpu"}
+    model = perturbdiff.train(cells, split, **named)
+    assert sha256(model.path / "model.safetensors") == sha256(made["model"].path / "model.safetensors")
+    predicted = perturbdiff.sample(model, cells, split=split, device="cpu")
+    assert (predicted.X != made["cells"].X).nnz == 0
+    assert predicted.obs.equals(made["cells"].obs)
+    assert "stim" in model.predict(["p1"]).obs
+    controls = cells[cells.obs["stim"] == "control"]
+    asked = perturbdiff.sample(model.path, controls, conditions=["p1"], device="cpu")
+    assert set(asked.obs.loc[asked.obs["source"] == "predicted", "perturbation"]) == {"p1"}
+
+
 def test_a_split_changed_by_hand_is_used(chain):
     store, split = chain["memory"]["store"], chain["memory"]["split"].copy()
     wanted = split.loc[split["part"] == "test", "perturbation"].iloc[0]
@@ -143,18 +162,18 @@ def test_evaluation_of_anyones_anndata(screen):
 
 
 def test_report_takes_scores_and_folders(chain, scores, model, tmp_path):
-    page = perturbdiff.reporting([scores], tmp_path / "report.html", models=[model], splits=[model.split])
+    page = perturbdiff.report([scores], tmp_path / "report.html", models=[model], splits=[model.split])
     assert "nearest-context" not in page.read_text()
     assert "linear" in page.read_text()
-    one = perturbdiff.reporting(
+    one = perturbdiff.report(
         str(chain["files"]["folder"] / "scores"), str(tmp_path / "one.html"), title="One method"
     )
     assert "One method" in one.read_text()
 
 
 def test_mistakes_are_user_errors(chain, screen, tmp_path):
-    with pytest.raises(UserError, match="give a store"):
-        perturbdiff.train(screen, chain["memory"]["split"])
+    with pytest.raises(UserError, match="^adata: no obs column 'perturbation'"):
+        perturbdiff.train(screen, chain["memory"]["split"], config="tiny")
     with pytest.raises(UserError, match="not a finished store"):
         perturbdiff.read_store(tmp_path)
     with pytest.raises(UserError, match="not int"):

@@ -59,6 +59,17 @@ def test_predictions_have_the_users_columns_labels_genes_and_units(model, screen
     }
 
 
+def test_predictions_as_whole_counts(model, screen):
+    cells = model.predict(values="counts")
+    assert cells.X.dtype == np.int32
+    assert cells.var["predicted"].all()
+    assert list(cells.obs.columns) == ["gene", "line", "plate", "n_counts"]
+    controls = screen[(screen.obs["gene"] == "ntc") & (screen.obs["plate"] == 2)]
+    assert set(cells.obs["n_counts"]) <= set(np.asarray(controls.X.sum(axis=1)).ravel().astype(np.float32))
+    assert cells.uns["perturbdiff"]["scale"] == "counts"
+    assert cells.obs.drop(columns="n_counts").equals(model.predict().obs)
+
+
 def test_the_users_anndata_is_not_changed(screen, tmp_path):
     for data in (screen.copy(), screen[screen.obs["line"] != "cell_type_2"]):
         before = state_of(data)

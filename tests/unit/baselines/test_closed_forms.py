@@ -253,6 +253,26 @@ def test_linear_finds_a_truth_of_low_rank():
     np.testing.assert_allclose(mean, shared, atol=1e-9)
 
 
+def test_an_unseen_combination_gets_the_sum_of_its_agents_changes():
+    cells = Cells(
+        [
+            ("B", "x", "control", "train", [[1, 1, 1]]),
+            ("B", "x", "p", "train", [[3, 1, 1]]),
+            ("B", "x", "q+control", "train", [[1, 4, 1]]),
+            ("B", "x", "p+q", "test", [[9, 9, 9]]),
+            ("B", "x", "p+r", "test", [[9, 9, 9]]),
+            ("T", "x", "control", "train", [[2, 2, 2]]),
+            ("T", "x", "p", "train", [[2, 2, 7]]),
+            ("T", "x", "p+q", "test", [[9, 9, 9]]),
+        ]
+    )
+    found = learned("nearest-context", cells)
+    np.testing.assert_allclose(found["B", "x", "p+q"].shift, [2, 3, 0])
+    np.testing.assert_allclose(found["T", "x", "p+q"].shift, [0, 3, 5])  # q was seen in B only
+    every = np.array([[2, 0, 0], [0, 3, 0], [0, 0, 5]]).mean(axis=0)
+    np.testing.assert_allclose(found["B", "x", "p+r"].shift, every)  # r was never seen
+
+
 def test_ridge_shrinks_one_hot_effects_by_what_the_formula_says():
     """G = I, P one-hot, n conditions each: W = (change - b) · n / (n + λ) / (1 + λ)."""
     changes, counts = np.array([[6.0, 0.0], [0.0, 3.0]]), np.array([3, 3])

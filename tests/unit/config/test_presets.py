@@ -105,6 +105,7 @@ FREE = {
     ),
     *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers", "loader_threads")),
     *("train.keep_every", "train.max_epochs", "train.min_steps", "sample.sets_per_batch", "sample.precision"),
+    "sample.values",  # the units of the file, not the method
 }
 
 

@@ -99,6 +99,12 @@ def test_unknown_preset_suggests_the_nearest():
         recipes.load("tinny")
 
 
+def test_a_base_too_long_for_a_name_is_an_unknown_preset(tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"base: {'é' * 300}\n")
+    with pytest.raises(UserError, match="no preset or file 'é"):
+        recipes.load(tmp_path / "mine.yaml")
+
+
 def test_broken_yaml_names_the_file(tmp_path):
     file = tmp_path / "broken.yaml"
     file.write_text("train: [")

@@ -145,7 +145,7 @@ def test_controls_fit_the_models_genes(small, tmp_path):
 def damage(path, kind):
     adata = ad.read_h5ad(path)
     if kind == "scale":
-        adata.uns["perturbdiff"]["scale"] = "counts"
+        adata.uns["perturbdiff"]["scale"] = "cpm"
     elif kind == "kind":
         del adata.uns["perturbdiff"]
     elif kind == "column":
@@ -158,7 +158,7 @@ def damage(path, kind):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("scale", "declared as 'counts'"),
+        ("scale", "declared as 'cpm'"),
         ("kind", "does not declare itself"),
         ("column", "obs lacks batch"),
         ("source", "obs 'source' has 'real'"),

@@ -13,7 +13,8 @@ from tiny_data import tiny_counts
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import Config, DataConfig, EvaluateConfig, SplitConfig
 from perturbdiff.evaluation.ceiling_stage import ceiling, split_seeds
-from perturbdiff.evaluation.evaluation_stage import choose, evaluate
+from perturbdiff.evaluation.embedding import choose
+from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.metrics.catalogue import score
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair

@@ -14,7 +14,7 @@ from tiny_data import tiny_counts
 
 from perturbdiff.conditions.gene_names import kinds_of
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import read_names, unique_names
+from perturbdiff.genes.gene_lists import read_names, short_paths
 from perturbdiff.preprocessing import shared_genes
 from perturbdiff.preprocessing import studies as composites
 from perturbdiff.preprocessing import studies as study_sums
@@ -375,9 +375,9 @@ def test_median_of_a_merged_histogram(size):
 
 
 def test_short_names_are_unique(tmp_path):
-    assert unique_names([tmp_path / "a" / "x.h5ad", tmp_path / "b" / "y.h5ad"]) == ["x.h5ad", "y.h5ad"]
-    assert unique_names([tmp_path / "a" / "x.h5ad", tmp_path / "b" / "x.h5ad"]) == ["a/x.h5ad", "b/x.h5ad"]
-    assert unique_names([]) == []
+    assert short_paths([tmp_path / "a" / "x.h5ad", tmp_path / "b" / "y.h5ad"]) == ["x.h5ad", "y.h5ad"]
+    assert short_paths([tmp_path / "a" / "x.h5ad", tmp_path / "b" / "x.h5ad"]) == ["a/x.h5ad", "b/x.h5ad"]
+    assert short_paths([]) == []
 
 
 def test_kinds():

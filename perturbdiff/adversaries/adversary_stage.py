@@ -1,0 +1,140 @@
+"""The stage `adversaries`: every known attack on one truth, made as predictions, scored, and judged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from perturbdiff.adversaries import gains
+from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
+from perturbdiff.adversaries.honest_cells import HonestCells
+from perturbdiff.conditions.condition import LABELS, Condition
+from perturbdiff.conditions.targets import Targets
+from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
+from perturbdiff.evaluation.evaluation_stage import evaluate
+from perturbdiff.evaluation.readers import inputs, pairing
+from perturbdiff.io.matrices import Sparse
+from perturbdiff.method import SOURCES, Method
+from perturbdiff.predictions import PredictionWriter
+from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.files import existing
+from perturbdiff.runtime.progress import track
+
+logger = logging.getLogger(__name__)
+
+
+def adversaries(
+    truth: Path,
+    out: Path,
+    config: EvaluateConfig,
+    *,
+    split: Path | None = None,
+    part: str = "test",
+    dataset: str | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    force: bool = False,
+) -> Path:
+    """Make the known attacks on a truth, score them beside honest cells, and tell what each gains.
+
+    What is finished is recognised and left, so that an interrupted run continues.
+
+    Parameters
+    ----------
+    truth
+        Store folder, or AnnData whose columns ``config`` names.
+    out
+        Folder: ``predictions`` (a file per attack and honest reference), ``scores`` (the folders of `evaluate` and
+        `ceiling`) and ``table`` (adversaries.csv, gains.csv, adversaries.txt).
+    split, part
+        Attack the conditions of this part only; all of them without a split.
+    seed
+        Of all draws.
+    threads
+        As in `evaluate`.
+
+    Returns
+    -------
+    Path
+        The folder of tables.
+
+    Raises
+    ------
+    UserError
+        If an input is missing or has no control cells, or only one perturbed condition.
+    """
+    truth = existing(Path(truth), "truth")
+    files = {"truth": truth, **({"split": Path(split)} if split else {})}
+    real = inputs.open_truth(truth, config)
+    wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
+    perturbations = sorted({c.perturbation for c in real.rows})
+    table = None if config.targets is None else Path(config.targets)
+    honest = HonestCells(real, sorted(wanted), Targets.read(table, perturbations, real.reader.genes), seed)
+    more: dict[str, Any] = {"dataset": dataset or real.names["dataset"], "seed": seed, "force": force}
+    scores, refused = Path(out) / "scores", {}
+    ceiling(truth, scores / CEILING, config, split=split, part=part, threads=threads, **more)
+    config = config.model_copy(update={"missing": "skip"})
+    for attack in (*HONEST.values(), *ATTACKS.values()):
+        file = Path(out) / "predictions" / f"{attack.name}.h5ad"
+        made = {"attack": attack.name, "part": part, **config.model_dump()}
+        _write(attack, honest, file, made, files, force=force)
+        try:
+            evaluate(file, truth, scores / attack.name, config, method=attack.name, threads=threads, **more)
+        except UserError as error:
+            if attack.name in HONEST:
+                raise
+            refused[attack.name] = str(error).replace(str(file), file.name)
+    return gains.write(scores, Path(out) / "table", refused, force=force)
+
+
+def _write(
+    attack: Attack,
+    honest: HonestCells,
+    out: Path,
+    made: dict[str, Any],
+    files: dict[str, Path],
+    *,
+    force: bool,
+) -> None:
+    """Write one attack's predictions file."""
+    with provenance.stage(
+        "adversaries", out, config=made, inputs=files, seed=honest.seed, force=force
+    ) as stage:
+        if stage.skip:
+            return
+        truth = honest.truth
+        made_by = (
+            Method(baseline=attack.name, seed=honest.seed)
+            if attack.name in HONEST
+            else Method(seed=honest.seed)
+        )
+        with PredictionWriter(
+            stage.path,
+            truth.reader.genes,
+            method=attack.name,
+            control=truth.control or "control",
+            target_sum=honest.depth,
+            facts=made_by.to_json(),
+        ) as writer:
+            conditions = attack.conditions(honest)
+            with track(f"adversaries {attack.name}", len(conditions), "conditions") as progress:
+                for condition in conditions:
+                    _append(writer, attack.cells(honest, condition), condition, SOURCES[0])
+                    progress.advance()
+            groups = {c.group: c for c in reversed(conditions) if c.group in truth.controls}
+            for _, condition in sorted(groups.items()):
+                labelled = condition._replace(perturbation=str(writer.facts["control"]))
+                _append(writer, attack.handed_controls(honest, condition), labelled, SOURCES[1])
+            stage.results["cells"] = writer.n_cells
+
+
+def _append(writer: PredictionWriter, cells: Iterator[Sparse], condition: Condition, source: str) -> None:
+    for block in cells:
+        labels = {label: getattr(condition, label) for label in LABELS}
+        writer.append(block, pd.DataFrame({**labels, "source": source}, index=range(block.shape[0])))

@@ -1,0 +1,129 @@
+"""What each attack gains on each metric over the honest cells that it started from, and the verdict on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
+from perturbdiff.evaluation.ceiling_stage import CEILING
+from perturbdiff.reporting.loading.metric_columns import Column
+from perturbdiff.reporting.loading.results import read_runs
+from perturbdiff.reporting.sections.chapter_data import ChapterData
+from perturbdiff.reporting.sections.focus_scores import standing
+from perturbdiff.reporting.sections.overview import verdict_of
+from perturbdiff.reporting.sections.standing import oriented
+from perturbdiff.runtime import provenance, tabular
+
+SHARE = 0.05
+"""Share of the way from the honest score to the ceiling below which a gain is nothing to speak of."""
+GAINS = (
+    "attack", "base", "metric", "direction", "honest", "attacked", "gain", "low", "high", "n", "share",
+    "chance", "over_chance", "gains", "beats",
+)  # fmt: skip
+VERDICTS = ("attack", "hope", "base", "level", "verdict", "gains", "beats", "findings")
+
+
+def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = False) -> Path:
+    """Write the tables of all attacks: gains.csv, adversaries.csv and, to be read, adversaries.txt.
+
+    Parameters
+    ----------
+    scores
+        Folder with the folders of scores.
+    out
+        Folder to write.
+    refused
+        Attacks that `evaluate` refused to score, and what it said.
+    """
+    folders = {name: scores / name for name in (CEILING, *HONEST, *ATTACKS) if name not in refused}
+    with provenance.stage(
+        "adversaries", out, config={"refused": dict(refused)}, inputs=folders, folder=True, force=force
+    ) as stage:
+        if not stage.skip:
+            runs = {run.method: run for run in read_runs(list(folders.values()))}
+            beside = [runs[name] for name in (*HONEST, CEILING)]
+            scored = {
+                name: ChapterData("adversaries", [runs[name], *beside], {}, runs[name], runs[attack.base])
+                for name, attack in ATTACKS.items()
+                if name in runs
+            }
+            gained = pd.concat(
+                [_gains(ATTACKS[name], about) for name, about in scored.items()], ignore_index=True
+            )
+            rows = [
+                _judged(attack, scored[name], gained)
+                if name in scored
+                else (name, attack.hope, attack.base, "refused", refused[name], "", "", "")
+                for name, attack in ATTACKS.items()
+            ]
+            judged = pd.DataFrame(rows, columns=pd.Index(VERDICTS))
+            tabular.write_csv(gained, stage.path / "gains.csv")
+            tabular.write_csv(judged, stage.path / "adversaries.csv")
+            (stage.path / "adversaries.txt").write_text(as_text(judged), encoding="utf-8")
+            stage.results["good"] = sorted(judged.loc[judged["level"] == "good", "attack"])
+    return out
+
+
+def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
+    """Return a row per metric that has a better end."""
+    rows = []
+    for metric in about.every:
+        stands = standing(about, metric)
+        over = next((g for g in stands.gains if g.over == attack.base), None)
+        if metric.direction == "none" or over is None:
+            continue
+        honest = next(r for r in about.runs if r.method == attack.base).score(metric.name)[0]
+        share = _share(over.value, honest, stands.ceiling.value, metric)
+        more = over.low > 0 and (math.isnan(share) or share >= SHARE)
+        knows = stands.over_chance
+        scores = (honest, stands.ours.value, over.value, over.low, over.high, over.n, share)
+        beats = more and knows in ("better", "unknown") and not stands.silent
+        rows.append(
+            (
+                attack.name,
+                attack.base,
+                metric.name,
+                metric.direction,
+                *scores,
+                stands.chance,
+                knows,
+                more,
+                beats,
+            )
+        )
+    return pd.DataFrame(rows, columns=pd.Index(GAINS))
+
+
+def _share(gained: float, honest: float, ceiling: float, metric: Column) -> float:
+    """Return how much of the way from the honest score to the ceiling was gained, NaN where there is no way to go."""
+    way = oriented(ceiling, metric.direction) - oriented(honest, metric.direction)
+    return gained / way if way > 0 else math.nan
+
+
+def _judged(attack: Attack, about: ChapterData, gained: pd.DataFrame) -> tuple[str, ...]:
+    """Return the row of an attack in the table of verdicts."""
+    found = verdict_of(about)
+    own = gained[gained["attack"] == attack.name]
+    names = (" ".join(own.loc[own[column], "metric"]) for column in ("gains", "beats"))
+    kinds = dict.fromkeys(str(f.get("kind")) for f in about.focus.findings)
+    return attack.name, attack.hope, attack.base, found.level, found.title, *names, " ".join(kinds)
+
+
+def as_text(judged: pd.DataFrame) -> str:
+    """Return the table of verdicts as text for a terminal."""
+    lines = []
+    for row in judged.to_dict("records"):
+        lines += [
+            f"{row['attack']} (from {row['base'].replace('_', ' ')}): {row['hope']}",
+            f"  verdict: {row['level']}. {row['verdict']}",
+            f"  higher than honest: {row['gains'].replace(' ', ', ') or 'nothing'}",
+            f"  and better than chance: {row['beats'].replace(' ', ', ') or 'nothing'}",
+            f"  findings: {row['findings'].replace(' ', ', ') or 'none'}",
+        ]
+    good = judged.loc[judged["level"] == "good", "attack"]
+    said = f"{len(good)} of {len(judged)} attacks are called good"
+    return "\n".join([*lines, f"{said}: {', '.join(good)}." if len(good) else f"{said}.", ""])
