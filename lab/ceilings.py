@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -72,7 +72,7 @@ SETS = (
 
 
 def both_ways(truth: Cells, wanted: Iterable[Condition], config: EvaluateConfig, seed: int) -> pd.DataFrame:
-    """Return the mean of each metric in each split: split, controls (own, shared), metric, value."""
+    """Return all values: split, controls (own, shared), metric, perturbation, value."""
     rows, wanted = [], list(wanted)
     metrics = config.model_copy(update={"metrics": METRICS})
     for number, drawn in enumerate(split_seeds(seed, config.ceiling_splits)):
@@ -80,11 +80,10 @@ def both_ways(truth: Cells, wanted: Iterable[Condition], config: EvaluateConfig,
         for controls in ("own", "shared"):
             comparison = score_cells(pairing, metrics, seed=seed).comparisons[POOL]
             for name, values in score(comparison, METRICS).items():
-                value = float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
-                rows.append((number, controls, name, value))
+                rows += [(number, controls, name, place, value) for place, value in enumerate(values)]
             pairing.controls = {g: truth.controls[g] for g in pairing.controls}
             pairing.predicted_controls = None
-    return pd.DataFrame(rows, columns=pd.Index(["split", "controls", "metric", "value"]))
+    return pd.DataFrame(rows, columns=pd.Index(["split", "controls", "metric", "perturbation", "value"]))
 
 
 def spiked(comparison: Comparison) -> Comparison:
@@ -135,11 +134,17 @@ def study(data: Data, out: Path, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]
 
 
 def summary(lifts: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean of both ways, the lift, and the SD over splits of the new way, over all rotations."""
-    means = lifts.groupby(["metric", "controls"])["value"].mean().unstack()
-    own = lifts[lifts["controls"] == "own"]
-    by_rotation = own.pivot_table("value", "split", ["metric", "held_out"], dropna=False)
-    sd = pd.DataFrame(by_rotation.std(ddof=1).unstack()).mean(axis=1)
+    """Return the mean of both ways, the lift, and the SD over splits of the new way, means over rotations.
+
+    A perturbation whose value is not defined in a split has its mean over the others there, as in a ceiling.
+    """
+    one = ["controls", "metric", "held_out", "perturbation"]
+    filled = lifts["value"].fillna(lifts.groupby(one)["value"].transform("mean"))
+    by_split: Any = (
+        lifts.assign(value=filled).groupby(["controls", "metric", "held_out", "split"])["value"].mean()
+    )
+    means = by_split.groupby(["metric", "controls"]).mean().unstack()
+    sd = by_split["own"].groupby(["metric", "held_out"]).std(ddof=1).groupby("metric").mean()
     table = pd.DataFrame({"shared": means["shared"], "own": means["own"], "SD": sd})
     return table.assign(lift=table["shared"] - table["own"]).reindex(list(METRICS))
 

@@ -16,6 +16,7 @@ from perturbdiff.reporting.sections.chapter_data import ChapterData
 from perturbdiff.reporting.sections.focus_scores import standing
 from perturbdiff.reporting.sections.overview import verdict_of
 from perturbdiff.reporting.sections.standing import oriented
+from perturbdiff.reporting.sections.verdict import FEWEST
 from perturbdiff.runtime import provenance, tabular
 
 SHARE = 0.05
@@ -78,7 +79,7 @@ def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
             continue
         honest = next(r for r in about.runs if r.method == attack.base).score(metric.name)[0]
         share = _share(over.value, honest, stands.ceiling.value, metric)
-        more = over.low > 0 and (math.isnan(share) or share >= SHARE)
+        more = over.n >= FEWEST and over.low > 0 and (math.isnan(share) or share >= SHARE)
         knows = stands.over_chance
         scores = (honest, stands.ours.value, over.value, over.low, over.high, over.n, share)
         beats = more and knows in ("better", "unknown") and not stands.silent

@@ -22,6 +22,8 @@ from perturbdiff.runtime.files import existing
 
 PERTURBATION, CONTEXT, NUMBER = "target_gene", "context", "n_cells"
 """Columns of a submission and of the competition's list of perturbations."""
+_PRESET = "target"
+"""The perturbation's column in the presets of cell-eval2."""
 
 _HEADERS = ("gene_name", "gene_names", "gene", "genes", "gene_symbol")
 _MATRICES = (".h5ad", ".zarr", ".h5")
@@ -49,6 +51,8 @@ class Rules:
         Largest sum of a cell's counts.
     control
         Label of the control cells.
+    columns
+        Columns of obs with the perturbation.
     """
 
     what: str
@@ -59,6 +63,7 @@ class Rules:
     most_values: int | None = None
     most_counts: int = 1_000_000
     control: str = "non-targeting"
+    columns: tuple[str, ...] = (PERTURBATION,)
 
 
 RULES: Mapping[str, Rules] = {
@@ -67,7 +72,8 @@ RULES: Mapping[str, Rules] = {
         controls=False, panel=True, cells=400, most_cells=400_000, most_values=4_750_000_000,
     ),
     "cell-eval2": Rules(
-        "a file for 'cell-eval2 run --preset vcc2026', with control cells", controls=True, panel=False
+        "a file for 'cell-eval2 run --preset vcc2026', with control cells",
+        controls=True, panel=False, columns=(PERTURBATION, _PRESET),
     ),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.store_export import H5Writer
 from perturbdiff.submission.cell_survey import CellSurvey, blocks, survey
-from perturbdiff.submission.rules import CONTEXT, PERTURBATION, RULES, Panel, Rules, read_panel
+from perturbdiff.submission.rules import CONTEXT, RULES, Panel, Rules, read_panel
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def export(request: Request, out: Path, *, force: bool = False) -> Path:
                         f"{request.predictions}: would be rejected as {rules.what}", found.problems
                     )
                 _tell(file, found, rules)
-                _write(stage.path, file, found, panel)
+                _write(stage.path, file, found, panel, rules.columns)
             stage.results |= {"cells": len(found.table), "largest_sum": found.largest}
     return out
 
@@ -164,15 +164,16 @@ def _tell(file: InputFile, found: CellSurvey, rules: Rules) -> None:
     logger.info("%s: %d cells, largest sum %.0f counts", rules.what, len(found.table), found.largest)
 
 
-def _write(path: Path, file: InputFile, found: CellSurvey, panel: Panel) -> None:
+def _write(path: Path, file: InputFile, found: CellSurvey, panel: Panel, columns: tuple[str, ...]) -> None:
     integer = np.dtype(np.int32 if found.num_values <= _FEW_VALUES else np.int64)
     shape = (len(found.table), len(panel.genes))
     writer = H5Writer(path, shape, found.num_values, np.dtype(np.float32), integer, "gzip")
-    labels = found.table.rename(columns={"perturbation": PERTURBATION, "context": CONTEXT})
+    labels = pd.DataFrame(dict.fromkeys(columns, found.table["perturbation"]))
+    labels[CONTEXT] = found.table["context"]
     try:
         with track("exporting cells", len(found.table)) as progress:
             for cells, values in blocks(file, found):
-                obs = labels[[PERTURBATION, CONTEXT]].iloc[cells]
+                obs = labels.iloc[cells]
                 indices = np.asarray(values.indices).astype(integer, copy=False)
                 data = np.asarray(values.data).astype(np.float32)
                 writer.append(

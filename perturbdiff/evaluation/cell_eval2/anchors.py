@@ -109,7 +109,7 @@ def _replicate(pair: Pair, cells: RealCells, rules: Rules, seed: int, threads: i
     names = pair.real.perturbations
     sides = []
     for rows in halves(cells, seed):
-        controls = reference_of(cells.read(rows.pop(cells.control)), rules)
+        controls = reference_of(cells.read, rows.pop(cells.control), rules)
         sides.append(measure(cells.read, rows, controls, rules, threads=threads, label="replicate"))
         del controls
     kept = np.isin(names, sides[0].perturbations)

@@ -134,7 +134,7 @@ def _score(
     from perturbdiff.evaluation.cell_eval2.scores import score
 
     cells = panel.real
-    reference = reference_of(cells.read(cells.controls), rules)
+    reference = reference_of(cells.read, cells.controls, rules)
     real = measure(cells.read, cells.rows, reference, rules, threads=threads, label="real cells")
     predicted = measure(panels.read, panel.predicted, reference, rules, threads=threads, label="predictions")
     order = np.argsort(np.argsort(np.array(panels.genes, dtype=object), kind="stable"))

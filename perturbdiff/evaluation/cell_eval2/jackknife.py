@@ -61,8 +61,8 @@ def _series(share: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return first, second
 
 
-def sampling_noise(counts: Sparse, sums: np.ndarray, depths: np.ndarray, target: float) -> float:
-    """Return the jackknife estimate of the summed variance over genes of log1p(target · sums / Σ sums).
+class NoiseSums:
+    """The jackknife estimate of the summed variance over genes of log1p(target · sums / Σ sums), cells added in blocks.
 
     (n − 1)/n Σ over cells and genes of the squared deviation of the profile without the cell from the mean of these
     profiles (Efron & Stein 1981, Ann. Statist. 9:586). 0 for a single cell.
@@ -74,26 +74,49 @@ def sampling_noise(counts: Sparse, sums: np.ndarray, depths: np.ndarray, target:
 
     Parameters
     ----------
-    counts
-        CSR float64 [n, G].
     sums
-        Sums over cells [G].
-    depths
-        Sums over genes [n].
+        Sums over all cells [G].
+    num_cells
+        Their number.
     target
         Depth of the profile.
     """
-    n, total = counts.shape[0], float(sums.sum())
-    if n < 2 or total <= 0:
-        return 0.0
-    scaled = target * sums / total
-    weight = scaled / (1.0 + scaled)
-    rest = total - depths
-    if (rest <= 0).any():  # all counts are in one cell: without it the profile is zero
-        alone = np.log1p(scaled)
-        return float((n - 1) / n * (alone**2).sum() * (1 - 1 / n))
-    share = depths / rest
-    first, second = _series(share[share <= _SMALL], weight)
-    _cells_without(share[share > _SMALL], weight, first, second)
-    _cells_with_values(counts.data, counts.indices, counts.indptr, share, weight, sums, first, second)
-    return max((n - 1) / n * float((second - first**2 / n).sum()), 0.0)
+
+    def __init__(self, sums: np.ndarray, num_cells: int, target: float) -> None:
+        self._sums, self._num, self._total = sums, num_cells, float(sums.sum())
+        scaled = target * sums / self._total if self._total > 0 else np.zeros_like(sums)
+        self._weight = scaled / (1.0 + scaled)
+        self._first, self._second = np.zeros_like(sums), np.zeros_like(sums)
+
+    def add(self, counts: Sparse, depths: np.ndarray) -> None:
+        """Add cells: counts, CSR float64 [n, G], and their sums over genes [n]."""
+        if self._num < 2 or self._total <= 0:
+            return
+        rest = self._total - depths
+        if (
+            rest <= 0
+        ).any():  # all counts are in one cell: without it the profile is zero, without others the same
+            alone = np.log1p(self._weight / (1.0 - self._weight))
+            self._first -= alone
+            self._second += alone**2
+            return
+        share = depths / rest
+        first, second = _series(share[share <= _SMALL], self._weight)
+        self._first += first
+        self._second += second
+        _cells_without(share[share > _SMALL], self._weight, self._first, self._second)
+        arrays = (counts.data, counts.indices, counts.indptr)
+        _cells_with_values(*arrays, share, self._weight, self._sums, self._first, self._second)
+
+    @property
+    def noise(self) -> float:
+        """Return the estimate, once all cells were added."""
+        variance = self._second - self._first**2 / self._num
+        return max((self._num - 1) / self._num * float(variance.sum()), 0.0)
+
+
+def sampling_noise(counts: Sparse, sums: np.ndarray, depths: np.ndarray, target: float) -> float:
+    """Return the estimate of `NoiseSums` for cells that are all here."""
+    found = NoiseSums(sums, counts.shape[0], target)
+    found.add(counts, depths)
+    return found.noise

@@ -15,13 +15,15 @@ import numpy as np
 import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
-from perturbdiff.evaluation.cell_eval2.jackknife import sampling_noise
+from perturbdiff.evaluation.cell_eval2.jackknife import NoiseSums, sampling_noise
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.metrics.differential import benjamini_hochberg, rank_test
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.scoring.condition_pass import Workers, usable
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.progress import track
+
+_CELLS_AT_ONCE = 1024  # of the controls
 
 Read = Callable[[np.ndarray], Sparse]
 """From row numbers to counts, CSR float64 [n, G]."""
@@ -61,13 +63,13 @@ class Reference:
     profile
         Their profile.
     columns
-        log1p of their scaled counts, sorted per gene; None without tests.
+        log1p of their scaled counts, sorted per gene.
     tested
         The genes that are tested, bool [G].
     """
 
     profile: Profile
-    columns: Columns | None
+    columns: Columns
     tested: np.ndarray
 
 
@@ -130,7 +132,7 @@ def bulk_profile(sums: np.ndarray, depth: float) -> np.ndarray:
 
 def profile_of(counts: Sparse, rules: Rules) -> tuple[Profile, Sparse]:
     """Return a group's profile and its scaled cells."""
-    depths = np.asarray(counts.sum(axis=1)).ravel()
+    depths = _depths(counts)
     sums = np.asarray(counts.sum(axis=0)).ravel()
     cells = scaled_cells(counts, depths, rules.cell_depth)
     profile = Profile(
@@ -149,11 +151,37 @@ def _sorted(cells: Sparse) -> Columns:
     return Columns.of([cells])
 
 
-def reference_of(counts: Sparse, rules: Rules, *, tests: bool = True) -> Reference:
-    """Return the reference of control cells, CSR float64 [n, G]."""
-    profile, cells = profile_of(counts, rules)
-    tested = profile.cpm * (1e6 / rules.cell_depth) > rules.min_cpm
-    return Reference(profile, _sorted(cells) if tests else None, tested)
+def reference_of(read: Read, rows: np.ndarray, rules: Rules) -> Reference:
+    """Return the reference of control cells, which are read twice, a block at a time.
+
+    Parameters
+    ----------
+    read
+        Reads counts.
+    rows
+        Rows of the controls; at least one.
+    """
+    blocks = np.split(rows, range(_CELLS_AT_ONCE, len(rows), _CELLS_AT_ONCE))
+    sums, cpm, columns = 0.0, 0.0, []
+    for block in blocks:
+        counts = read(block)
+        sums = sums + np.asarray(counts.sum(axis=0)).ravel()
+        cells = scaled_cells(counts, _depths(counts), rules.cell_depth)
+        cpm = cpm + np.asarray(cells.sum(axis=0)).ravel()
+        columns.append(_sorted(cells))
+    while len(columns) > 1:  # what has been joined is let go
+        columns.append(Columns.joined([columns.pop(0), columns.pop(0)]))
+    sums, cpm = np.asarray(sums), np.asarray(cpm) / len(rows)
+    noise = NoiseSums(sums, len(rows), rules.bulk_depth)
+    for block in blocks:
+        counts = read(block)
+        noise.add(counts, _depths(counts))
+    profile = Profile(sums, bulk_profile(sums, rules.bulk_depth), noise.noise, cpm, len(rows))
+    return Reference(profile, columns[0], cpm * (1e6 / rules.cell_depth) > rules.min_cpm)
+
+
+def _depths(counts: Sparse) -> np.ndarray:
+    return np.asarray(counts.sum(axis=1)).ravel()
 
 
 def fold_change(cpm: np.ndarray, reference: Reference, rules: Rules) -> np.ndarray:
@@ -195,10 +223,9 @@ def measure(
         bulk[place], sums[place], noise[place] = profile.bulk, profile.sums, profile.noise
         num_cells[place] = profile.num_cells
         fold[place] = fold_change(profile.cpm, reference, rules)
-        if reference.columns is not None:
-            found = rank_test(_sorted(cells), reference.columns, exact_below=0)[reference.tested]
-            p[place, reference.tested] = found
-            q[place, reference.tested] = benjamini_hochberg(found)
+        found = rank_test(_sorted(cells), reference.columns, exact_below=0)[reference.tested]
+        p[place, reference.tested] = found
+        q[place, reference.tested] = benjamini_hochberg(found)
         with lock:
             progress.advance()
 

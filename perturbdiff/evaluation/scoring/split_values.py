@@ -42,13 +42,17 @@ def joined(
 
 
 def taken_apart(table: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
-    """Return a table of `joined` without the numbers of single splits, and that of each split; none: no list."""
+    """Return a table of `joined` without the numbers of single splits, and that of each split; none: no list.
+
+    Where a value is not defined in a split, that split has the mean of the others, so that the means of the splits
+    are over the same rows, and their mean is that of the table.
+    """
     extra = [c for c in table.columns if str(c).startswith(f"{_PREFIX} ")]
     plain = pd.DataFrame(table.drop(columns=extra))
     found: dict[str, dict[str, pd.Series]] = {}
     for column in extra:
         _, number, name = str(column).split(" ", 2)
-        found.setdefault(number, {})[name] = pd.Series(table[column])
+        found.setdefault(number, {})[name] = pd.Series(table[column]).fillna(table[name])
     return plain, [plain.assign(**columns) for columns in found.values()]
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition import LABELS
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import POOLED, Run
@@ -74,6 +75,17 @@ def chance(run: Run, metric: str) -> float:
 def perturbations(run: Run) -> int:
     """Return how many perturbations were scored."""
     return len(set(run.pooled["perturbation"]))
+
+
+def left_out(about: ChapterData) -> tuple[int, int]:
+    """Return how many of the conditions that rivals are scored on the focus leaves out, and how many these are."""
+    ours, theirs = _scored(about.focus), set[tuple[str, ...]]().union(*map(_scored, rivals(about)))
+    return (len(theirs - ours) if ours else 0), len(theirs)
+
+
+def _scored(run: Run) -> set[tuple[str, ...]]:
+    table = run.conditions
+    return set() if table is None else set(table[list(LABELS)].itertuples(index=False, name=None))
 
 
 def collapse_verdict(about: ChapterData) -> str:

@@ -14,7 +14,13 @@ from perturbdiff.reporting.sections import verdict
 from perturbdiff.reporting.sections.cautions import Note, cautions
 from perturbdiff.reporting.sections.cell_sections import CellPicture, cell_pictures
 from perturbdiff.reporting.sections.chapter_data import ChapterData
-from perturbdiff.reporting.sections.focus_scores import collapse_verdict, perturbations, rivals, standing
+from perturbdiff.reporting.sections.focus_scores import (
+    collapse_verdict,
+    left_out,
+    perturbations,
+    rivals,
+    standing,
+)
 from perturbdiff.reporting.sections.key_metrics import key_metrics, question
 from perturbdiff.reporting.sections.scaled_scores import is_scaled, scaled_table, scaled_verdict
 from perturbdiff.reporting.sections.score_tables import ScoreTables, score_tables
@@ -101,8 +107,10 @@ def overview(about: ChapterData, warnings: Sequence[str] = ()) -> Overview:
 def verdict_of(about: ChapterData) -> Verdict:
     """Return the verdict alone, as the terminal shows it."""
     if is_scaled(about):
-        return scaled_verdict(about)
-    return verdict.judge(_standings(about), perturbations(about.focus), collapse_verdict(about))
+        judged = scaled_verdict(about)
+    else:
+        judged = verdict.judge(_standings(about), perturbations(about.focus), collapse_verdict(about))
+    return verdict.incomplete(judged, *left_out(about))
 
 
 def _standings(about: ChapterData) -> list[Standing]:

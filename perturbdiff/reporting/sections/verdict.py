@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, Column
@@ -90,6 +90,20 @@ def _ruled(core: Sequence[Standing], perturbations: int, collapse: str) -> tuple
     if not any(s.gains for s in heard):
         return "unknown", "Not compared: the report holds no baseline"
     return _against_baselines(heard)
+
+
+def incomplete(judged: Verdict, left_out: int, every: int) -> Verdict:
+    """Take praise back from a method that leaves conditions out: it may have chosen those it is good at.
+
+    Parameters
+    ----------
+    left_out, every
+        Conditions that the method leaves out, of all that its rivals are scored on.
+    """
+    if not left_out or judged.level not in ("good", "mixed"):
+        return judged
+    title = f"Cannot be judged: {left_out} of the {every} conditions that others are scored on are left out"
+    return replace(judged, level="unknown", title=title)
 
 
 def _against_baselines(core: Sequence[Standing]) -> tuple[Level, str]:

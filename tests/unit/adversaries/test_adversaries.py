@@ -21,6 +21,7 @@ from perturbdiff.predictions import read_predictions
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData
 from perturbdiff.reporting.sections.overview import verdict_of
+from perturbdiff.reporting.sections.verdict import Verdict
 
 GENES = [f"g{i}" for i in range(60)]
 PERTURBATIONS = [
@@ -82,16 +83,31 @@ def test_no_attack_is_called_good(tried):
     assert text.endswith(f"0 of {len(ATTACKS)} attacks are called good.\n")
 
 
+def judged_beside_honest(tried: Path, handed: ad.AnnData, folder: Path) -> tuple[Verdict, set[str]]:
+    """Return the verdict on predictions, and the kinds of findings on them."""
+    handed.write_h5ad(folder / "handed.h5ad")
+    config = QUICK.model_copy(update={"missing": "skip"})
+    evaluate(folder / "handed.h5ad", tried.parent / "real.h5ad", folder / "handed", config, threads=1)
+    runs = read_runs([folder / "handed", *(tried / "scores" / name for name in (*HONEST, CEILING))])
+    about = ChapterData("handed", runs, {}, runs[0], None)
+    assert about.focus.method == "handed"
+    return verdict_of(about), {f["kind"] for f in about.focus.findings}
+
+
 def test_an_experiment_done_again_is_called_good(tried, tmp_path):
     again = screen(1)
-    again[again.obs["perturbation"] != "control"].copy().write_h5ad(tmp_path / "again.h5ad")
-    evaluate(tmp_path / "again.h5ad", tried.parent / "real.h5ad", tmp_path / "again", QUICK, threads=1)
-    runs = read_runs([tmp_path / "again", *(tried / "scores" / name for name in (*HONEST, CEILING))])
-    about = ChapterData("again", runs, {}, runs[0], None)
-    assert about.focus.method == "again"
-    assert verdict_of(about).level == "good", verdict_of(about)
-    found = {f["kind"] for f in about.focus.findings}
+    again = again[(again.obs["perturbation"] != "control").to_numpy()].copy()
+    verdict, found = judged_beside_honest(tried, again, tmp_path)
+    assert verdict.level == "good", verdict
     assert not found & SUSPICIOUS
+
+
+def test_no_method_is_called_good_on_conditions_of_its_choice(tried, tmp_path):
+    again = screen(1)
+    chosen = again[again.obs["perturbation"].isin(PERTURBATIONS[:6]).to_numpy()].copy()
+    verdict, _ = judged_beside_honest(tried, chosen, tmp_path)
+    assert verdict.level == "unknown"
+    assert verdict.title == ("Cannot be judged: 2 of the 8 conditions that others are scored on are left out")
 
 
 def test_no_key_metric_is_beaten_by_more_than_chance(tried):

@@ -18,6 +18,7 @@ from perturbdiff.evaluation.metrics.catalogue import score
 from perturbdiff.evaluation.readers.inputs import open_truth
 from perturbdiff.evaluation.references import pair_reference
 from perturbdiff.evaluation.scoring.condition_pass import score_cells
+from perturbdiff.evaluation.scoring.split_values import joined, taken_apart
 from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.reporting.loading.results import read_runs
@@ -118,6 +119,18 @@ def test_the_ceiling_is_the_mean_over_splits_with_its_sd(work, tmp_path):
     run = read_runs([out])[0]
     assert (run.kind, run.is_reference) == ("ceiling", True)
     assert run.split_sd("MSE") == pytest.approx(np.std(by_hand["MSE"], ddof=1))
+
+
+def test_values_that_some_splits_lack_leave_mean_and_splits_consistent():
+    tables = [
+        pd.DataFrame({"value": [1.0, np.nan, np.nan], "status": ["ok", "undefined", "absent"]}),
+        pd.DataFrame({"value": [3.0, 8.0, np.nan], "status": ["ok", "ok", "absent"]}),
+    ]
+    plain, splits = taken_apart(joined(tables, ["value"], keep=["value"]))
+    assert plain["status"].tolist() == ["ok", "ok", "absent"]
+    np.testing.assert_array_equal(plain["value"], [2.0, 8.0, np.nan])
+    np.testing.assert_array_equal([split["value"].mean() for split in splits], [4.5, 5.5])
+    assert np.mean([4.5, 5.5]) == plain["value"].mean()
 
 
 def test_a_part_without_conditions_is_named(work, tmp_path):

@@ -88,6 +88,7 @@ def test_the_scorer_gets_control_cells(folder):
     out = export(request(folder, "cell-eval2", perturbations=None, cells=None), folder / "out.h5ad")
     made = ad.read_h5ad(out)
     values, _ = cells()
+    assert (made.obs["target"] == made.obs["target_gene"]).all()  # the preset's name
     assert made.obs["target_gene"].astype(str).tolist()[-4:] == ["non-targeting"] * 4
     np.testing.assert_array_equal(made.X.toarray(), np.vstack([values, values[:4]])[:, [1, 2, 0]])
 
