@@ -127,6 +127,14 @@ def evaluate(
         Literal["error", "skip"] | None,
         typer.Option("--missing", help="How to handle real conditions without a prediction."),
     ] = None,
+    replicate: Annotated[
+        str | None,
+        typer.Option(
+            "--replicate-col",
+            metavar="COLUMN",
+            help="obs column of the truth with replicates (donors, guides): test their summed counts too (pydeseq2).",
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option("--method", help="Name of the method in the tables; default: the file's name."),
@@ -143,7 +151,9 @@ def evaluate(
     from perturbdiff.evaluation.evaluation_stage import evaluate as run
 
     controls = "own" if predicted_controls else None
-    config = changed(scoring.config, {"missing": missing, "controls": controls})
+    config = changed(
+        scoring.config, {"missing": missing, "controls": controls, "replicate_column": replicate}
+    )
     typer.echo(str(run(predictions, truth, out, config, method=method, **scoring.settings)))
 
 

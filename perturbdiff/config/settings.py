@@ -422,6 +422,10 @@ class EvaluateConfig(Section):
         default=None,
         description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
     )
+    replicate_column: Column = Field(
+        default=None,
+        description="obs column of the truth with replicates (donors, guides) for DE of pseudobulks; none: no such DE",
+    )
     ceiling_splits: int = Field(
         default=5, ge=1, le=1000, description="number of times that real cells are halved for the ceiling"
     )

@@ -15,12 +15,14 @@ from perturbdiff.evaluation.embedding import choose, embed
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
+from perturbdiff.evaluation.pseudobulk import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
 from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError
 
 
 def evaluate(
@@ -68,6 +70,11 @@ def evaluate(
     """
     if config.definition == DEFINITION:
         check_settings(config, shard)
+    if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
+        other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
+        raise UserError(
+            f"DE of pseudobulks (--replicate-col) does not go with {other}; leave one of them out"
+        )
     settings = settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **targets_file(config)}
     with provenance.stage(
@@ -106,6 +113,10 @@ def _run(
     """Score ``pairs`` and write every table into the stage's folder, or those of a part."""
     scored = score_cells(pairs, config, seed=seed, threads=threads, shard=shard)
     tables = tables_of(scored, pairs, config, stage.path, seed)
+    if config.replicate_column is not None:
+        facts, findings = write_pseudobulk(stage.path, pairs, scored, config)
+        tables.facts |= facts
+        tables.findings += findings
     save(stage, tables, scored, config, names, seed, whole=shard[1] == 1)
 
 

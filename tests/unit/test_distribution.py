@@ -77,7 +77,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         assert f"perturbdiff/{needed}" in names, needed
     assert not [name for name in names if name.endswith(KEPT_OUT) or "test" in Path(name).name]
     assert f"{dist_info}licenses/LICENSE" in names
-    for extra in ("embed", "hub", "wandb", "mlflow"):
+    for extra in ("embed", "hub", "wandb", "mlflow", "pseudobulk"):
         assert f"Provides-Extra: {extra}" in facts
 
 

@@ -35,6 +35,10 @@ class StoreReader:
         """Return the counts of the store's ``rows`` over its genes."""
         return self._store.counts(rows)
 
+    def obs(self, column: str) -> pd.Series:
+        """Return a column of obs."""
+        return self._store.obs([column])[column]
+
     def depths(self) -> np.ndarray:
         """Return the depth of each cell over all genes of its input."""
         return np.asarray(self._store.n_counts, np.float64)

@@ -10,12 +10,15 @@ import pandas as pd
 import pytest
 from tiny_data import tiny_counts
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import Config, DataConfig, EvaluateConfig, SplitConfig
 from perturbdiff.evaluation.ceiling_stage import ceiling, split_seeds
 from perturbdiff.evaluation.embedding import choose
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.metrics.catalogue import score
-from perturbdiff.evaluation.readers.inputs import open_truth
+from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
+from perturbdiff.evaluation.readers.pairing import pair
+from perturbdiff.evaluation.readers.replicates import Replicates
 from perturbdiff.evaluation.references import pair_reference
 from perturbdiff.evaluation.scoring.condition_pass import score_cells
 from perturbdiff.evaluation.scoring.split_values import joined, taken_apart
@@ -71,6 +74,23 @@ def test_the_real_cells_themselves_score_best(work, tmp_path):
     assert summary["dataset"] == "tiny"
     assert summary["method"] == "copy"
     assert summary["control_groups_replaced"] == 0
+
+
+def test_replicates_of_a_store_are_sums_of_its_counts(work, tmp_path):
+    store = Store(work / "store")
+    wanted = store.conditions[(store.conditions["batch"] == "d2") & ~store.conditions["is_control"]]
+    predictions = copied(work, wanted, tmp_path / "copy.h5ad")
+    truth = open_truth(work / "store", EVALUATE)
+    pairs = pair(open_predictions(predictions, EVALUATE), truth, EVALUATE)
+    replicates = Replicates.read(pairs, "batch")
+    assert replicates.has_counts
+    for row in wanted.itertuples():
+        found = replicates.of_condition(Condition(row.perturbation, row.cell_type, row.batch))
+        counts = store.counts(slice(row.start, row.stop)).toarray()
+        np.testing.assert_array_equal(found[row.batch], np.append(counts.sum(axis=0), len(counts)))
+    assert {name for sums in replicates.of_controls().values() for name in sums} == {"d2"}
+    with pytest.raises(UserError, match="'well'"):
+        Replicates.read(pairs, "well")
 
 
 def test_a_column_that_the_predictions_lack_is_named_although_a_store_has_its_own(work, tmp_path):
