@@ -46,7 +46,8 @@ def isIn(path, folder) {
 
 // files that tasks read
 def inputsOf(plan) {
-    return (plan.stores.collectMany { one -> one.inputs + [one.genes] } + plan.splits.collect { one -> one.toml } +
+    return (plan.stores.collectMany { one -> one.inputs + [one.genes, one.obs] } +
+        plan.splits.collect { one -> one.toml } +
         plan.runs.collectMany { run -> run.tables + [run.bundle, run.script] })
         .flatten().findAll { file -> file && !"${file}".contains('://') }.unique()
 }
