@@ -225,7 +225,7 @@ def test_a_calibration_of_something_else_is_refused(truths, calibrated, tmp_path
     with pytest.raises(UserError, match="another truth"):
         evaluate(*given, CONFIG, calibration=calibrated["none"])
     other = CONFIG.model_copy(update={"definition": "cell-eval-0.8.2"})
-    with pytest.raises(UserError, match=r"of the metrics of cell-eval-0\.6\.6, not of cell-eval-0\.8\.2"):
+    with pytest.raises(UserError, match=r"of the metrics of perturbdiff, not of cell-eval-0\.8\.2"):
         evaluate(*given, other, calibration=calibrated["strong"])
     with pytest.raises(UserError, match=r"holds no calibration\.csv"):
         evaluate(*given, CONFIG, calibration=truths)
