@@ -8,7 +8,7 @@ process EVALUATE {
     array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
-    tuple val(meta), path(predictions), path(store), val(recipe)
+    tuple val(meta), path(predictions), path(store), val(recipe), path(calibration)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: metrics
@@ -16,13 +16,14 @@ process EVALUATE {
 
     script:
     def piece = meta.shard ? "--shard ${meta.shard}" : ''
+    def known = calibration ? "--calibration ${calibration}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     perturbdiff evaluate ${predictions} ${store} \\
         --out ${meta.id} --config recipe.yaml --method ${meta.method} \\
-        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} ${known}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

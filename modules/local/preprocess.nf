@@ -4,7 +4,8 @@ process PREPROCESS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(split), path(genes, stageAs: 'genes/*'), val(recipe)
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs/*'), path(split),
+        path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: store
@@ -12,12 +13,14 @@ process PREPROCESS {
 
     script:
     def training = split ? "--split ${split}" : ''
+    def labels   = obs ? "--obs ${obs}" : ''
     def chosen   = genes ? "--genes ${genes}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${training} ${chosen} --seed ${meta.seed}
+    perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${labels} ${training} ${chosen} \\
+        --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -4,7 +4,8 @@ process SPLIT {
     label 'cpu'
 
     input:
-    tuple val(meta), path(source, stageAs: 'source/*'), path(toml, stageAs: 'toml/*'), val(recipe)
+    tuple val(meta), path(source, stageAs: 'source/*'), path(obs, stageAs: 'obs/*'),
+        path(toml, stageAs: 'toml/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.parquet"), emit: split
@@ -12,12 +13,13 @@ process SPLIT {
     path 'versions.yml',                         emit: versions
 
     script:
-    def rule = toml ? "--toml ${toml}" : ''
+    def labels = obs ? "--obs ${obs}" : ''
+    def rule   = toml ? "--toml ${toml}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    perturbdiff split ${source} --out ${meta.id}.parquet --config recipe.yaml ${rule} --seed ${meta.seed}
+    perturbdiff split ${source} --out ${meta.id}.parquet --config recipe.yaml ${labels} ${rule} --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -26,8 +26,10 @@ def storeOf(row, i, folder, seed) {
     def drawn    = isSimulated(sources[0]) ? simulationOf(sources[0], settings, folder, seed) : null
     def inputs   = drawn ? [] : sources.collect { name -> locate(name, folder) }
     def text     = recipe(settings, ['data'])
-    def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, row.genes ?: '', seed])
+    def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, row.genes ?: '', seed] +
+        [row.obs].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
+            obs: row.obs ? locate(row.obs, folder) : [],
             genes: row.genes ? locate(row.genes, folder) : [], recipe: text, split: null, seed: seed]
 }
 
@@ -41,7 +43,8 @@ def unitOf(row, folder, seed) {
     def splitFirst = settings.data?.hvg_cells == 'train'
     def key        = digest([store.key, text, toml ? "toml ${toml.text}" : '', splitFirst])
     def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,
-                      store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs]
+                      store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs,
+                      obs: store.obs]
     if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }
     def part = row.part ?: 'test'
     def id   = part == 'test' ? split.id : "${split.id}.${part}".toString()

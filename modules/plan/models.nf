@@ -26,7 +26,7 @@ def isBound(row, rows) {
 def inherit(row, rows) {
     if (!isBound(row, rows)) { return row }
     def source = sourceOf(row, rows)
-    return row + source.subMap(['preset', 'split', 'genes']) +
+    return row + source.subMap(['preset', 'split', 'genes', 'obs']) +
         [overrides: [source.overrides, row.overrides].findAll().join(';')]
 }
 

@@ -1,16 +1,16 @@
 // The whole plan of an execution, from its parameters, and what is done before its first task.
 
-include { askSlurm                        } from './slurm'
-include { checkPublishing                 } from './publishing'
-include { checkTools; imageOf; toolImages } from './installed'
-include { compares                        } from './comparison'
-include { costOf; settle; studyOf         } from './studies'
-include { imageRecord                     } from './image'
-include { ceilingsOf; scoringOf           } from './scoring'
-include { planOf                          } from './experiment'
-include { readRows                        } from './samplesheet'
-include { sheetOf                         } from './single'
-include { writeRecord                     } from './record'
+include { askSlurm                              } from './slurm'
+include { checkPublishing                       } from './publishing'
+include { checkTools; imageOf; toolImages       } from './installed'
+include { compares                              } from './comparison'
+include { costOf; settle; studyOf               } from './studies'
+include { imageRecord                           } from './image'
+include { calibrationsOf; ceilingsOf; scoringOf } from './scoring'
+include { planOf                                } from './experiment'
+include { readRows                              } from './samplesheet'
+include { sheetOf                               } from './single'
+include { writeRecord                           } from './record'
 
 def namesOf(baselines, choices) {
     def names   = baselines.split(',').collect { name -> name.trim() }.findAll { name -> name && name != 'none' }
@@ -46,6 +46,7 @@ def readPlan(given, metadata) {
         published: study?.figures ? file("${projectDir}/assets/paper_results.csv") : [],
         externals: plan.externals.collect { one -> one + [image: imageOf(one.name, given)] },
         scoring: scoringOf(plan, given.evaluation_seed),
+        calibrations: chosen.ceiling ? calibrationsOf(plan, given.evaluation_seed) : [],
         ceilings: chosen.ceiling ? ceilingsOf(plan, given.evaluation_seed) : [],
         shards: [sample: given.sample_shards as int, evaluation: given.evaluation_shards as int],
     ]

@@ -16,6 +16,7 @@ def targetsOf(plan) {
         bundles.collect { id -> "models/${id}" } +
         scored.collect { id -> "predictions/${id}.h5ad" } +
         scored.collect { id -> "metrics/${id}.metrics" } +
+        plan.calibrations.collect { one -> "calibration/${one.id}" } +
         plan.ceilings.collect { one -> "metrics/${one.id}" } + ['report.html']
 }
 
@@ -45,7 +46,8 @@ def isIn(path, folder) {
 
 // files that tasks read
 def inputsOf(plan) {
-    return (plan.stores.collectMany { one -> one.inputs + [one.genes] } + plan.splits.collect { one -> one.toml } +
+    return (plan.stores.collectMany { one -> one.inputs + [one.genes, one.obs] } +
+        plan.splits.collect { one -> one.toml } +
         plan.runs.collectMany { run -> run.tables + [run.bundle, run.script] })
         .flatten().findAll { file -> file && !"${file}".contains('://') }.unique()
 }

@@ -34,7 +34,7 @@ def formProblems(row, schema) {
 def nameProblems(row, contained) {
     def inputs = (row.input ?: '').split(/[|;]/).collect { name -> name.trim() }
         .findAll { name -> !isSimulated(name) && !isDataset(name) }
-    def cells  = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'script'] }
+    def cells  = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'obs', 'script'] }
         .collect { name, value -> [name, value] } +
         inputs.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
     def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
@@ -59,7 +59,8 @@ def fileProblems(row, folder) {
     def stores   = (row.input ?: '').split(/\|/)
         .collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
     def problems = stores.flatten().collectMany { name -> missingFile(name, folder, 'input') }
-    problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list')
+    problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list') +
+        missingFile(row.obs, folder, 'table of cell labels')
     problems += tablesOf(row).values().collectMany { name -> missingFile(name, folder, 'semantic table') }
     if (row.embeddings && !isFitted(row.mode)) {
         problems << "'embeddings' is for train, pretrain and finetune rows"
@@ -71,6 +72,7 @@ def fileProblems(row, folder) {
         problems << "'dataset' and 'input' name different numbers of data sets"
     }
     if (stores.size() > 1 && row.mode != 'pretrain') { problems << "only a pretrain row can have several data sets" }
+    if (stores.size() > 1 && row.obs) { problems << "'obs' is for rows with one data set" }
     return problems
 }
 

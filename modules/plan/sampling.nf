@@ -29,7 +29,7 @@ def repeatProblems(row, source) {
     def other = { name -> (row[name] ?: '') != (source[name] ?: '') }
     def unlike = ['dataset', 'input'].findAll { name -> other.call(name) }
     return unlike.collect { name -> "${name} '${row[name]}' is not that of '${source.id}', '${source[name]}'" } +
-        ['preset', 'split', 'genes'].findAll { name -> row[name] && other.call(name) }
+        ['preset', 'split', 'genes', 'obs'].findAll { name -> row[name] && other.call(name) }
             .collect { name -> "'${name}' is that of '${source.id}': leave it empty" }
 }
 

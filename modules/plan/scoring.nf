@@ -1,19 +1,28 @@
-// How each prediction and each ceiling is scored: its unit, its name in the tables and its recipe.
+// How each prediction and each ceiling is scored, and metrics are calibrated: its unit, its name in the tables and its recipe.
 // Without includes, as several scripts include it: the strict parser takes no others twice.
 
 // id of a prediction → what EVALUATE is told
 def scoringOf(plan, seed) {
-    def labels = plan.units.collectEntries { unit -> [(unit.id): unit.label] }
+    def units  = plan.units.collectEntries { unit -> [(unit.id): unit] }
     def models = plan.models.collect { run -> run + [method: run.id] }
     return (models + plan.baselines + plan.externals).collectEntries { one ->
         [(one.id): [id: "${one.id}.metrics".toString(), unit: one.unit.id, method: one.method,
-            dataset: labels[one.unit.id], seed: seed, recipe: one.evaluate]]
+            dataset: units[one.unit.id].label, seed: seed, recipe: one.evaluate,
+            // a calibration is of one definition of the metrics
+            calibrated: one.evaluate == units[one.unit.id].evaluate]]
     }
 }
 
 def ceilingsOf(plan, seed) {
     return plan.units.collect { unit ->
         [id: "${unit.id}.ceiling.metrics".toString(), unit: unit.id, dataset: unit.label,
+            seed: seed, part: unit.part, recipe: unit.evaluate]
+    }
+}
+
+def calibrationsOf(plan, seed) {
+    return plan.units.collect { unit ->
+        [id: "${unit.id}.calibration".toString(), unit: unit.id, dataset: unit.label,
             seed: seed, part: unit.part, recipe: unit.evaluate]
     }
 }

@@ -9,18 +9,24 @@ def isSingle(input) {
 
 // each argument is one word: no shell takes part
 def commandOf(given, input, folder) {
-    def init = ['perturbdiff', 'init', "${input.toAbsolutePath()}".toString(), '--out', "${folder}".toString()]
+    def table = given.obs ? file(given.obs, checkIfExists: true, glob: false).toAbsolutePath() : null
+    def init  = ['perturbdiff', 'init', "${input.toAbsolutePath()}".toString(), '--out', "${folder}".toString()] +
+        (table ? ['--obs', "${table}".toString()] : [])
     if (!given.container) { return init }
     def name  = "${given.container}".toString()
     def image = name.contains('://') ? name : new java.io.File(name).absolutePath
-    def binds = [input.toAbsolutePath().parent, folder].collectMany { place -> ['--bind', "${place}".toString()] }
+    def binds = ([input.toAbsolutePath().parent, folder] + [table?.parent].findAll())
+        .collectMany { place -> ['--bind', "${place}".toString()] }
     return ['apptainer', 'exec'] + binds + [image] + init
 }
 
 // the samplesheet that was given, or that of the single run
 def sheetOf(given) {
     def input = file(given.input, checkIfExists: true, glob: false)
-    if ("${given.input}".contains('://') || !isSingle(input)) { return input }
+    if ("${given.input}".contains('://') || !isSingle(input)) {
+        if (given.obs) { error('--obs: is for one file of counts (--input my.h5ad); a samplesheet has a column obs') }
+        return input
+    }
     def folder = file("${given.outdir}/plan", glob: false).toAbsolutePath()
     folder.mkdirs()
     def command = commandOf(given, input, folder)

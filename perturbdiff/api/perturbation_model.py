@@ -420,6 +420,7 @@ class PerturbDiff:
             stages.sample()
             stages.predict_baselines(baselines)
             stages.score_ceiling()
+            stages.calibrate()
             stages.evaluate(baselines)
             scores = Scores.read(stages.scored(baselines))
         scores.keep(self)

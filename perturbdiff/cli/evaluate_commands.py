@@ -1,4 +1,4 @@
-"""The commands ``evaluate``, ``ceiling`` and ``merge``."""
+"""The commands ``evaluate``, ``ceiling``, ``calibrate`` and ``merge``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from perturbdiff.cli.options import (
     shard_of,
     with_options,
 )
+from perturbdiff.runtime.errors import UserError
 
 Truth = Annotated[Path, typer.Argument(help="Real cells: a store or an AnnData file (h5ad or zarr).")]
 ContextColumn = Annotated[
@@ -94,7 +95,7 @@ def scoring_options(
     seed: Seed = None,
     force: Force = False,
 ) -> Shared:
-    """Collect the options that ``evaluate`` and ``ceiling`` share. Options override the recipe."""
+    """Collect the options that ``evaluate``, ``ceiling`` and ``calibrate`` share. Options override the recipe."""
     config = config_of(recipe, overrides, seed)
     options = {
         "perturbation_key": perturbation,
@@ -139,6 +140,14 @@ def evaluate(
         str | None,
         typer.Option("--method", help="Name of the method in the tables; default: the file's name."),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibration",
+            metavar="DIR",
+            help="Folder of calibrate, to say which metrics mean something here.",
+        ),
+    ] = None,
     *,
     scoring: Shared,
 ) -> None:
@@ -154,7 +163,8 @@ def evaluate(
     config = changed(
         scoring.config, {"missing": missing, "controls": controls, "replicate_column": replicate}
     )
-    typer.echo(str(run(predictions, truth, out, config, method=method, **scoring.settings)))
+    more: dict[str, Any] = {"method": method, "calibration": calibration}
+    typer.echo(str(run(predictions, truth, out, config, **more, **scoring.settings)))
 
 
 @with_options(scoring_options)
@@ -187,6 +197,31 @@ def ceiling(
     from perturbdiff.evaluation.ceiling_stage import ceiling as run
 
     settings = {**scoring.settings, "reference": reference}
+    typer.echo(str(run(truth, out, scoring.config, split=split, part=part, **settings)))
+
+
+@with_options(scoring_options)
+def calibrate(
+    truth: Truth,
+    out: Out,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Use only the conditions in one part of this split.")
+    ] = None,
+    part: Part = "test",
+    *,
+    scoring: Shared,
+) -> None:
+    """Find out which metrics mean something on these data.
+
+    Scores references whose order is known: half of the real cells, a mixture, the mean of the other perturbations and
+    the controls. A metric that does not put them in order cannot tell good predictions from bad ones here. Says also
+    how well the effects replicate. The folder is for evaluate --calibration.
+    """
+    from perturbdiff.evaluation.calibration.calibration_stage import calibrate as run
+
+    settings = {name: value for name, value in scoring.settings.items() if name != "shard"}
+    if scoring.settings["shard"] != (0, 1):
+        raise UserError("--shard: calibrate has no parts; leave it out")
     typer.echo(str(run(truth, out, scoring.config, split=split, part=part, **settings)))
 
 

@@ -67,6 +67,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",
         "perturbdiff ceiling store --split split.parquet --out metrics/mean --reference perturbed_mean",
     ),
+    "calibrate": (
+        "perturbdiff calibrate store --split split.parquet --out calibration",
+        "perturbdiff evaluate predictions.h5ad store --out metrics/calibrated --calibration calibration",
+    ),
     "adversaries": ("perturbdiff adversaries store --split split.parquet --out adversaries",),
     "merge": ("perturbdiff merge part0 part1 --out metrics/whole",),
     "report": ("perturbdiff report metrics/perturbdiff metrics/ceiling --out report.html",),

@@ -18,7 +18,7 @@ from perturbdiff.cli.adversary_commands import adversaries
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
-from perturbdiff.cli.evaluate_commands import ceiling, evaluate, merge
+from perturbdiff.cli.evaluate_commands import calibrate, ceiling, evaluate, merge
 from perturbdiff.cli.export_command import export
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
 from perturbdiff.cli.options import (
@@ -174,6 +174,7 @@ app.command(cls=Work)(export)
 
 app.command(cls=Work)(evaluate)
 app.command(cls=Work)(ceiling)
+app.command(cls=Work)(calibrate)
 app.command(cls=Work)(adversaries)
 app.command(cls=Work)(merge)
 

@@ -122,6 +122,7 @@ _SECTIONS = {
     "sample": ("sample",),
     "evaluate": ("evaluate",),
     "ceiling": ("evaluate",),
+    "calibrate": ("evaluate",),
     "baseline": ("baseline",),
     "train": _TRAINS,
     "pretrain": _TRAINS,

@@ -14,9 +14,7 @@ from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.evaluation_stage import (
     own_conditions,
     save,
-    settings_of,
     tables_of,
-    targets_file,
 )
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.populations import DISTRIBUTION
@@ -84,8 +82,8 @@ def ceiling(
             f"the replicate of {DEFINITION} is part of each evaluation by it; run evaluate, or take another definition"
         )
     method = CEILING if reference == DUPLICATE else reference
-    settings = settings_of(config, shard, dataset=dataset, part=part, reference=reference)
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **targets_file(config)}
+    settings = inputs.settings_of(config, shard, dataset=dataset, part=part, reference=reference)
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
     with provenance.stage(
         "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.embedding import choose, embed
@@ -36,6 +37,7 @@ def evaluate(
     *,
     method: str | None = None,
     dataset: str | None = None,
+    calibration: Path | None = None,
     seed: int = 0,
     threads: int | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -54,6 +56,9 @@ def evaluate(
         conditions.csv, embedding.parquet and summary.json. ``docs/scoring.md`` says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
+    calibration
+        Folder of `perturbdiff.evaluation.calibration.calibrate` on the same truth: what it says of each metric
+        stands beside the scores.
     seed
         Of the cells drawn for distances and the embedding, of chance and of the intervals.
     threads
@@ -69,19 +74,24 @@ def evaluate(
     Raises
     ------
     UserError
-        If a file is missing or unreadable, or scale, genes, conditions or controls do not match.
+        If a file is missing or unreadable, or scale, genes, conditions or controls do not match, or the calibration
+        is of another truth or definition.
     """
     if config.definition == DEFINITION:
         check_settings(config, shard)
+        if calibration:
+            raise UserError(f"--calibration: {DEFINITION} has anchors of its own; leave the calibration out")
     if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
         other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
         raise UserError(
             f"DE of pseudobulks (--replicate-col) does not go with {other}; leave one of them out"
         )
-    settings = settings_of(config, shard, method=method, dataset=dataset)
-    files = {"predictions": Path(predictions), "truth": Path(truth), **targets_file(config)}
+    settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
+    files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.targets_file(config)}
+    files |= {"calibration": Path(calibration)} if calibration else {}
+    known = provenance.determinants("evaluate", settings, files, seed)
     with provenance.stage(
-        "evaluate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
+        "evaluate", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
     ) as stage:
         if stage.skip:
             score_tables.repeat_findings(Path(out))
@@ -100,7 +110,11 @@ def evaluate(
                 found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
                 stage.results.update(found)
             else:
-                _run(stage, pairing.pair(predicted, real, config), config, names, seed, threads, shard)
+                pairs = pairing.pair(predicted, real, config)
+                if calibration:
+                    truth_hash = known["inputs"]["truth"]["sha256"]
+                    pairs.facts["calibration"] = verdicts.facts(calibration, truth_hash, config.definition)
+                _run(stage, pairs, config, names, seed, threads, shard)
     return Path(out)
 
 
@@ -217,18 +231,6 @@ def _target_findings(scored: Scored) -> list[dict[str, Any]]:
     for text, count, warn in scored.targets.remarks() if scored.targets.source else ():
         notes.add("targets", text, count, warn=warn)
     return notes.entries
-
-
-def settings_of(config: EvaluateConfig, shard: tuple[int, int], **more: Any) -> dict[str, Any]:
-    """Return what the manifest says was set; a whole run does not mention shards, and no file's folder is told."""
-    part = {} if shard[1] == 1 else {"shard": list(shard)}
-    names = {key: path.name for key, path in targets_file(config).items()}
-    return {**config.model_dump(), **names, **more, **part}
-
-
-def targets_file(config: EvaluateConfig) -> dict[str, Path]:
-    """Return the table of target genes as an input, if there is one."""
-    return {} if config.targets is None else {"targets": Path(config.targets)}
 
 
 def _stem(path: Path) -> str:

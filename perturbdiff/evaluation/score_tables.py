@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.scoring import split_values
 from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
@@ -148,6 +149,8 @@ def write_folder(
         rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
         of_splits = [aggregate(table, members, **named) for table in rows]
         means["split_sd"] = split_values.deviation(means, of_splits)
+    if calibrated := tables.facts.get("calibration"):
+        means = means.assign(**verdicts.columns(calibrated["metrics"], list(means["metric"])))
     limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))
     for finding in limiting:
         logger.warning("%s: %s", names["method"], finding["text"])

@@ -21,6 +21,7 @@ _STAGES = {
     "baseline": "a predictions file",
     "evaluate": "a folder of scores",
     "ceiling": "a folder of scores",
+    "calibrate": "a calibration",
     "report": "a report",
     "embed": "a table of vectors",
 }

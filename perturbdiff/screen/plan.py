@@ -31,7 +31,7 @@ _COLUMNS = ("perturbation_key", "control", "cell_type_key", "batch_key", "dose_k
 _KNOWN = {"cell_type", "batch"}  # columns of a table of conditions that can be held out
 _MEASURED_SIZE = (64, 2)  # width and depth of the default recipe
 _SECONDS = 1e-4, 8.5e-8  # of training such a network on one core, for a cell and for each of its genes
-_SHEET_COLUMNS = ("id", "dataset", "input", "preset", "mode", "init", "overrides", "split", "seed")
+_SHEET_COLUMNS = ("id", "dataset", "input", "preset", "mode", "init", "overrides", "split", "obs", "seed")
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,9 @@ class Plan:
 
     def sheet(self, folder: Path) -> str:
         """Return the samplesheet with one run, for a folder that also holds the recipe."""
-        source = self.source.absolute()
-        inside = source.is_relative_to(folder.absolute())
-        where = str(source.relative_to(folder.absolute()) if inside else source).replace('"', '""')
         row = {
-            "id": MODEL, "dataset": self.name, "input": f'"{where}"', "preset": RECIPE,
-            "mode": "train", "seed": str(self.seed),
+            "id": MODEL, "dataset": self.name, "input": _cell(self.source, folder), "preset": RECIPE,
+            "mode": "train", "obs": _cell(self.obs, folder) if self.obs else "", "seed": str(self.seed),
         }  # fmt: skip
         return f"{','.join(_SHEET_COLUMNS)}\n{','.join(row.get(column, '') for column in _SHEET_COLUMNS)}\n"
 
@@ -98,6 +95,13 @@ class Plan:
                 stage.path.write_text(self.recipe, encoding="utf-8")
                 stage.companions["sheet"].write_text(self.sheet(folder), encoding="utf-8")
         return recipe
+
+
+def _cell(path: Path, folder: Path) -> str:
+    """Return a path as a cell of the sheet in ``folder``: in quotes, and relative if it lies inside."""
+    inside = path.absolute().is_relative_to(folder.absolute())
+    place = path.absolute().relative_to(folder.absolute()) if inside else path.absolute()
+    return '"{}"'.format(str(place).replace('"', '""'))
 
 
 def check_unedited(recipe: Path) -> None:

@@ -14,6 +14,7 @@ from perturbdiff.baselines import predict as predict_baseline
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, EvaluateConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
+from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
@@ -44,7 +45,7 @@ class Finished:
 def run_plan(
     plan: Plan, out: Path, *, recipe: Path | None = None, device: str = "auto", force: bool = False
 ) -> Finished:
-    """Carry a plan out: store, split, model, predictions, baselines, ceiling, scores and report.
+    """Carry a plan out: store, split, model, predictions, baselines, ceiling, calibration, scores and report.
 
     What is finished is recognised and left. An interrupted run continues when it is started again.
 
@@ -77,6 +78,7 @@ def run_plan(
         ("sample: predict the held-out conditions", Stages.sample),
         (f"baseline: {len(NAMES)} simple methods predict the same", Stages.predict_baselines),
         ("ceiling: real cells against real cells", Stages.score_ceiling),
+        ("calibrate: which metrics mean something on these cells", Stages.calibrate),
         ("evaluate: scores of all methods", Stages.evaluate),
         ("report: one page", Stages.report),
     ]
@@ -204,12 +206,25 @@ class Stages:
             split=self.split, dataset=self.name, seed=self.config.seed, force=self.force,
         )  # fmt: skip
 
+    @property
+    def calibration(self) -> Path:
+        """Place of what each metric is worth on these cells."""
+        return self.out / "calibration"
+
+    def calibrate(self) -> None:
+        """Find out which metrics mean something on the test conditions."""
+        calibrate(
+            self.store, self.calibration, self._scoring,
+            split=self.split, dataset=self.name, seed=self.config.seed, force=self.force,
+        )  # fmt: skip
+
     def evaluate(self, baselines: Sequence[str] = NAMES) -> None:
         """Score the predictions of the model and of baselines."""
         for name in (MODEL, *baselines):
             evaluate(
                 self.predictions(name), self.store, self.out / "metrics" / name, self._scoring,
-                method=name, dataset=self.name, seed=self.config.seed, force=self.force,
+                method=name, dataset=self.name, calibration=self.calibration,
+                seed=self.config.seed, force=self.force,
             )  # fmt: skip
 
     def report(self) -> None:

@@ -30,7 +30,7 @@ workflow DATA {
         channel.fromList(early)
             .map { one -> tuple(one.id, one) }
             .combine(raw, by: 0)
-            .map { id, one, source -> tuple([id: id, seed: one.seed], source, one.toml, one.recipe) }
+            .map { id, one, source -> tuple([id: id, seed: one.seed], source, one.obs, one.toml, one.recipe) }
     )
     firstSplits = SPLIT_FIRST.out.split.map { meta, split -> tuple(meta.id, split) }
 
@@ -43,7 +43,9 @@ workflow DATA {
         wanted.filter { _id, one, _source -> !one.split }
             .map { _id, one, source -> tuple(one, source, []) }
             .mix(after)
-            .map { one, source, split -> tuple([id: one.id, seed: one.seed], source, split, one.genes, one.recipe) }
+            .map { one, source, split ->
+                tuple([id: one.id, seed: one.seed], source, one.obs, split, one.genes, one.recipe)
+            }
     )
     stores = PREPROCESS.out.store.map { meta, store -> tuple(meta.id, store) }
 
@@ -51,7 +53,7 @@ workflow DATA {
         channel.fromList(late)
             .map { one -> tuple(one.store, one) }
             .combine(stores, by: 0)
-            .map { _id, one, store -> tuple([id: one.id, seed: one.seed], store, one.toml, one.recipe) }
+            .map { _id, one, store -> tuple([id: one.id, seed: one.seed], store, [], one.toml, one.recipe) }
     )
     splits = firstSplits.mix(SPLIT.out.split.map { meta, split -> tuple(meta.id, split) })
 

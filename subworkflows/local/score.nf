@@ -1,5 +1,6 @@
 // Predictions → metrics, beside what replicates of the real cells reach.
 
+include { CALIBRATE              } from '../../modules/local/calibrate'
 include { CEILING                } from '../../modules/local/ceiling'
 include { EVALUATE               } from '../../modules/local/evaluate'
 include { MERGE as MERGE_METRICS } from '../../modules/local/merge'
@@ -12,12 +13,26 @@ workflow SCORE {
     predictions  // meta, h5ad
 
     main:
+    CALIBRATE(
+        channel.fromList(plan.calibrations)
+            .map { one -> tuple(one.unit, one) }
+            .combine(units, by: 0)
+            .map { _unit, one, store, split ->
+                tuple(one.subMap(['id', 'unit', 'dataset', 'seed', 'part']), store, split, one.recipe)
+            }
+    )
+    // a data set whose calibration failed, or that has none, is scored without
+    calibrations = units.map { unit, _store, _split -> tuple(unit, unit) }
+        .join(CALIBRATE.out.calibration.map { meta, folder -> tuple(meta.unit, folder) }, remainder: true)
+        .map { unit, _same, folder -> tuple(unit, folder ?: []) }
     // an evaluation may be spread over tasks, and their parts are merged
     EVALUATE(
         predictions.map { meta, cells -> tuple(plan.scoring[meta.id].unit, plan.scoring[meta.id], cells) }
             .combine(units, by: 0)
-            .map { _unit, one, cells, store, _split ->
-                tuple(one.subMap(['id', 'method', 'dataset', 'seed']), cells, store, one.recipe)
+            .combine(calibrations, by: 0)
+            .map { _unit, one, cells, store, _split, calibration ->
+                def known = one.calibrated ? calibration : []
+                tuple(one.subMap(['id', 'method', 'dataset', 'seed']), cells, store, one.recipe, known)
             }
             .flatMap { job -> spread(job, plan.shards.evaluation) }
     )
@@ -41,7 +56,7 @@ workflow SCORE {
     metrics = scored.filter { meta, _scores -> !meta.shard }
         .mix(MERGE_METRICS.out.whole)
         .map { _meta, scores -> scores }
-    versions = EVALUATE.out.versions.mix(CEILING.out.versions, MERGE_METRICS.out.versions)
+    versions = EVALUATE.out.versions.mix(CALIBRATE.out.versions, CEILING.out.versions, MERGE_METRICS.out.versions)
 
     emit:
     metrics   // folder

@@ -46,7 +46,7 @@ def test_the_first_screen_answers(open_page, keep_screenshot):
     page = open_page(1400, height=900).page
     assert page.locator(".verdict .says").inner_text()
     heads = page.locator(".verdict dt").all_inner_texts()
-    assert heads == ["What worked", "What failed", "What to trust"]
+    assert heads == ["Better than a baseline?", "Near a replicate?", "Can this data set tell?"]
     heads = page.locator(".key thead th").all_inner_texts()
     assert heads == ["Metric", "ours", "Best baseline", "Difference", "Chance", "Chance → ceiling", "Ceiling"]
     assert page.locator(".key tbody tr").count() >= 6
@@ -91,7 +91,13 @@ def test_the_summary_is_copied_as_text(open_page):
     text = page.evaluate("navigator.clipboard.readText()")
     assert text == page.evaluate("document.querySelector('#as-text pre').textContent")
     assert text.startswith("ours on screen: ")
-    for word in ("What worked: ", "What failed: ", "What to trust: ", "Energy distance ↓", "best baseline"):
+    for word in (
+        "Better than a baseline? ",
+        "Near a replicate? ",
+        "Can this data set tell? ",
+        "Energy distance ↓",
+        "best baseline",
+    ):
         assert word in text
 
 

@@ -12,7 +12,18 @@ from published import published
 HEADER = "id,dataset,input,preset,mode,init,overrides,seed"
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.genes=120"
 SHORT = "model.width=32;train.max_steps=60;train.valid_every=60;train.valid_sets=4;sample.num_steps=5"
-EVERYTHING = {"PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "BASELINE", "EVALUATE", "CEILING", "REPORT"}
+EVERYTHING = {
+    "PREPROCESS",
+    "SPLIT",
+    "STATS",
+    "TRAIN",
+    "SAMPLE",
+    "BASELINE",
+    "EVALUATE",
+    "CALIBRATE",
+    "CEILING",
+    "REPORT",
+}
 OUTPUTS = {"stores", "splits", "models", "predictions", "metrics"}
 PATIENCE = 1500  # seconds: two minutes on two idle cores, and other tests may want them
 

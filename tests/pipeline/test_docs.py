@@ -33,7 +33,7 @@ MADE = {
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
 STAGES += ("run", "init", "baseline", "evaluate", "ceiling", "merge", "report", "doctor", "config", "store")
-STAGES += ("export",)
+STAGES += ("export", "calibrate")
 
 
 def test_every_command_has_an_example():

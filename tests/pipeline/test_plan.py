@@ -34,10 +34,19 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     assert (count["PRETRAIN"], count["FINETUNE"], count["TRAIN"], count["SAMPLE"]) == (1, 1, 4, 5)
     assert count["BASELINE"] == 6  # two for each store with split; the row's own stands in for 'linear'
     assert count["EVALUATE"] == 5 + 6
-    assert count["CEILING"] == 3
+    assert count["CEILING"] == count["CALIBRATE"] == 3
     assert count["REPORT"] == 1
     assert {p.name for p in ran.outdir.iterdir()} == {
-        *("logs", "metrics", "models", "pipeline_info", "predictions", "report.html", "report.txt"),
+        *(
+            "calibration",
+            "logs",
+            "metrics",
+            "models",
+            "pipeline_info",
+            "predictions",
+            "report.html",
+            "report.txt",
+        ),
         "report.html.manifest.json",
         *("report_figures", "report_mqc", "report_tables"),
         *("splits", "statistics", "stores"),

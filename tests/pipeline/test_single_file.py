@@ -1,9 +1,10 @@
 """An input that is no samplesheet is one run, planned by ``perturbdiff init``."""
 
 import shutil
+from pathlib import Path
 
 import pytest
-from messy_screens import missing_labels, nothing_known
+from messy_screens import missing_labels, nothing_known, tenx_folder
 
 
 @pytest.fixture
@@ -22,13 +23,36 @@ def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
         assert said in ran.output
     names = [name.split(" ")[0] for name in ran.ran()]
     assert sorted(set(names)) == [
-        *("BASELINE", "CEILING", "EVALUATE", "PREPROCESS", "REPORT", "SAMPLE", "SPLIT", "STATS", "TRAIN")
+        *(
+            "BASELINE",
+            "CALIBRATE",
+            "CEILING",
+            "EVALUATE",
+            "PREPROCESS",
+            "REPORT",
+            "SAMPLE",
+            "SPLIT",
+            "STATS",
+            "TRAIN",
+        )
     ]
     assert not list(ran.folder.rglob("made"))
     plan = ran.outdir / "plan"
     assert "missing_labels: drop" in (plan / "recipe.yaml").read_text()
     again = nextflow.run("-stub", "--input", plan / "samplesheet.csv", "--baselines", "control", "-resume")
     assert again.ran() == [], f"the sheet is the same run: {again.output}"
+
+
+def test_labels_may_come_in_a_table_beside_the_file(nextflow, tmp_path):
+    place, _, table = tenx_folder(tmp_path)
+    ran = nextflow.run("-stub", "--input", place, "--obs", table, "--baselines", "none", "--ceiling", "false")
+    assert ran.code == 0, ran.output
+    (work,) = (t["workdir"] for t in ran.tasks() if t["process"].endswith("PREPROCESS"))
+    assert (Path(work) / "obs" / "labels.csv").samefile(table)
+    sheet = (ran.outdir / "plan" / "samplesheet.csv").read_text()
+    assert f'"{table}"' in sheet
+    wrong = nextflow.run("-stub", "--input", ran.outdir / "plan" / "samplesheet.csv", "--obs", table)
+    assert "--obs: is for one file of counts" in wrong.output
 
 
 def test_what_is_missing_is_told_before_any_task(nextflow, tmp_path):

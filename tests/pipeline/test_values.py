@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-COLUMNS = "id,dataset,input,preset,mode,init,overrides,split,genes,embeddings,script,python,arm,seed"
+COLUMNS = "id,dataset,input,preset,mode,init,overrides,split,genes,obs,embeddings,script,python,arm,seed"
 ATTACKS = ("a${A=$(touch canary)}${A@P}.x", "$(touch canary).x", "a{b,c}.x", "*.x", "[a].x", "a?.x")
 FAKE = """#!{python}
 # Stands in for the program: keeps its arguments, makes what it is asked for.
@@ -56,6 +56,7 @@ def test_a_sheet_cannot_run_commands(nextflow, tmp_path):
             "input": {"input": name},
             "split": {"split": name},
             "genes": {"genes": name},
+            "obs": {"obs": name},
             "embeddings": {"embeddings": f"perturbation={name}"},
             "init": {"init": f"{name}.bundle", "mode": "finetune"},
             "script": {"script": name, "mode": "script"},

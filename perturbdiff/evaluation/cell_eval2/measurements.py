@@ -139,7 +139,7 @@ def profile_of(counts: Sparse, rules: Rules) -> tuple[Profile, Sparse]:
         sums,
         bulk_profile(sums, rules.bulk_depth),
         sampling_noise(counts, sums, depths, rules.bulk_depth),
-        np.asarray(cells.mean(axis=0)).ravel(),
+        (cells.T @ np.ones(counts.shape[0])) / counts.shape[0],  # scipy's mean copies the cells twice
         counts.shape[0],
     )
     return profile, cells

@@ -125,6 +125,18 @@ def is_store(path: Path) -> bool:
     return path.is_dir() and not any((path / name).exists() for name in ("zarr.json", ".zgroup"))
 
 
+def settings_of(config: EvaluateConfig, shard: tuple[int, int] = (0, 1), **more: Any) -> dict[str, Any]:
+    """Return what the manifest says was set; a whole run does not mention shards, and no file's folder is told."""
+    part = {} if shard[1] == 1 else {"shard": list(shard)}
+    names = {key: path.name for key, path in targets_file(config).items()}
+    return {**config.model_dump(), **names, **more, **part}
+
+
+def targets_file(config: EvaluateConfig) -> dict[str, Path]:
+    """Return the table of target genes as an input, if there is one."""
+    return {} if config.targets is None else {"targets": Path(config.targets)}
+
+
 def _cells(
     file: RowFile,
     labelled: LabelledRows,

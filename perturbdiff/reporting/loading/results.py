@@ -92,6 +92,22 @@ class Run:
         return EXTERNAL_KINDS[str(self.made_by.baseline_kind)] if self.external else self.kind
 
     @cached_property
+    def calibration(self) -> dict[str, Any]:
+        """Return what `evaluate` kept of a calibration, empty without one."""
+        found = self.summary.get("calibration")
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def worth(self) -> dict[str, tuple[str, str]]:
+        """Return verdict and reason of each metric that was calibrated."""
+        found = self.calibration.get("metrics")
+        entries = found.items() if isinstance(found, dict) else ()
+        known = {str(name): one for name, one in entries if isinstance(one, dict)}
+        return {
+            name: (str(one.get("verdict", "")), str(one.get("reason", ""))) for name, one in known.items()
+        }
+
+    @cached_property
     def definition(self) -> str:
         """Return the version of the metrics' definitions."""
         return str(self.metrics["definition"].iloc[0]) if len(self.metrics) else "unknown"

@@ -132,6 +132,11 @@ class ChapterData:
         return [r for r in self.runs if r.kind == "ceiling" and not r.is_reference]
 
     @cached_property
+    def worth(self) -> dict[str, tuple[str, str]]:
+        """Return what the calibration of the data set says of each metric, and why; empty without one."""
+        return next((run.worth for run in (self.focus, *self.ranked) if run.worth), {})
+
+    @cached_property
     def every(self) -> list[Column]:
         """Return all metrics that any run holds."""
         return metric_columns(self.runs)

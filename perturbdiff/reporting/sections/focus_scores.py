@@ -31,7 +31,7 @@ def standing(about: ChapterData, metric: Column) -> Standing:
         tuple(g for g in gains if g.n),
         chance(focus, metric.name),
         UNKNOWN if ceiling is None else score(ceiling, metric.name),
-        math.nan if ceiling is None else chance(ceiling, metric.name),
+        *about.worth.get(metric.name, ("", "")),
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, Column, named
+from perturbdiff.evaluation.calibration.verdicts import QUESTIONS
+from perturbdiff.reporting.loading.metric_columns import Column, named
 
-CORE = (ENERGY, PDCORR)
-"""Whole populations and mean changes: a verdict rests on both."""
+CORE = (*QUESTIONS["populations"], *QUESTIONS["changes"])
+"""Whole populations and mean changes: a verdict rests on one metric of each."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +32,31 @@ class KeyMetric:
 
 
 KEY = (
-    KeyMetric((ENERGY,), "Are the cells one population?", "whole populations"),
-    KeyMetric((PDCORR,), "Is the mean change right?", "mean changes"),
-    KeyMetric(("PDS_cos", "PDS_L1"), "Is it the right perturbation?", "telling perturbations apart"),
-    KeyMetric(("DEOver_10", "DEOver"), "Are the most changed genes found?", "finding the most changed genes"),
-    KeyMetric(("AUPRC",), "Do the changed genes come first?", "ranking the changed genes first"),
-    KeyMetric(("DirAgr",), "Is the direction right?", "directions of change"),
+    KeyMetric(QUESTIONS["populations"], "Are the cells one population?", "whole populations"),
+    KeyMetric(QUESTIONS["changes"], "Is the mean change right?", "mean changes"),
+    KeyMetric(QUESTIONS["discrimination"], "Is it the right perturbation?", "telling perturbations apart"),
+    KeyMetric(QUESTIONS["de_genes"], "Are the most changed genes found?", "finding the most changed genes"),
+    KeyMetric(QUESTIONS["de_ranking"], "Do the changed genes come first?", "ranking the changed genes first"),
+    KeyMetric(QUESTIONS["direction"], "Is the direction right?", "directions of change"),
     KeyMetric(("nonzero_ratio",), "Are there as many zeros?", "numbers of zeros"),
 )
 
 
-def key_metrics(columns: Sequence[Column]) -> list[Column]:
-    """Return the metrics of the first screen that were scored."""
-    scored = (next((c for n in key.names if (c := named(columns, n))), None) for key in KEY)
-    return [metric for metric in scored if metric is not None]
+def key_metrics(columns: Sequence[Column], kept: Collection[str] = ()) -> list[Column]:
+    """Return the metrics of the first screen: for each question the first that is kept, else the first that was scored.
+
+    Parameters
+    ----------
+    columns
+        All metrics that were scored.
+    kept
+        Those that mean something on this data set.
+    """
+    chosen = []
+    for key in KEY:
+        scored = [column for name in key.names if (column := named(columns, name)) is not None]
+        chosen += [*(c for c in scored if c.name in kept), *scored][:1]
+    return chosen
 
 
 def question(metric: Column) -> str:

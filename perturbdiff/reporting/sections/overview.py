@@ -30,7 +30,6 @@ from perturbdiff.reporting.sections.verdict import Verdict
 
 _SHOWN = 4  # warnings in sight, the others are folded
 _MARKS = {"better": "better", "level": "no clear difference", "worse": "worse", "unknown": ""}
-_SILENT = "this test set cannot tell"
 
 
 @dataclass
@@ -114,7 +113,8 @@ def verdict_of(about: ChapterData) -> Verdict:
 
 
 def _standings(about: ChapterData) -> list[Standing]:
-    return [standing(about, metric) for metric in key_metrics(about.every)]
+    kept = {name for name, (worth, _) in about.worth.items() if worth == "keep"}
+    return [standing(about, metric) for metric in key_metrics(about.every, kept)]
 
 
 def scale_of(about: ChapterData) -> str:
@@ -163,7 +163,9 @@ def _key_row(s: Standing, color: str) -> Row:
         theirs,
         _difference(s, digits),
         Cell(number(s.chance, digits), "num faint", value=s.chance),
-        Cell(_SILENT, "scale silent") if s.silent else Cell(share, "scale", value=along, scale=scale),
+        Cell(f"{s.worth}: {s.reason}", "scale silent")
+        if s.silent
+        else Cell(share, "scale", value=along, scale=scale),
         Cell(
             number(s.ceiling.value, digits),
             "num faint",

@@ -74,7 +74,9 @@ def scaled_verdict(about: ChapterData) -> Verdict:
     value, low, high = (float(table.loc[SCORE, column]) for column in _NUMBERS[3:])
     if math.isnan(value):
         return Verdict(
-            "unknown", "Cannot be judged: there is no scaled score", trust="The cautions below say why."
+            "unknown",
+            "Cannot be judged: there is no scaled score",
+            tells="Unknown. The cautions below say why.",
         )
     each = {name: float(table.loc[name, "scaled"]) for name in SCORED}
     above = [name for name, score in each.items() if score > 0]
@@ -92,6 +94,7 @@ def scaled_verdict(about: ChapterData) -> Verdict:
         title,
         f"The mean of the six scaled scores is {shown}: {_SCALE}.",
         f"Better than the mean response: {', '.join(above) or 'nothing'}.",
-        f"The lowest of the six is {worst}, {number(each[worst], 2)}.",
+        f"The mean goes {round(100 * value)} % of the way to a replicate. The lowest of the six is {worst}, "
+        f"{number(each[worst], 2)}.",
         "The intervals are over perturbations; the noise of the shared controls is not in them.",
     )

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from perturbdiff.evaluation.metrics.orientation import oriented
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.reporting.loading.metric_columns import Column
 
@@ -76,8 +77,10 @@ class Standing:
         Advantage over each baseline.
     chance
         Score of the predictions when they are given to other perturbations.
-    ceiling, ceiling_chance
-        Score of one half of the real cells against the other, and of halves given to other perturbations.
+    ceiling
+        Score of one half of the real cells against the other.
+    worth, reason
+        What the calibration of the data set says of the metric (keep, weak or useless), and why; empty without one.
     """
 
     metric: Column
@@ -87,7 +90,8 @@ class Standing:
     gains: tuple[Gain, ...] = ()
     chance: float = math.nan
     ceiling: Score = UNKNOWN
-    ceiling_chance: float = math.nan
+    worth: str = ""
+    reason: str = ""
 
     @property
     def relation(self) -> Relation:
@@ -107,36 +111,30 @@ class Standing:
     @property
     def over_chance(self) -> Relation:
         """Return where the interval of the score lies beside chance, or unknown without either."""
-        return self._over(self.ours, (self.chance,))
+        return self._over(oriented(self.chance, self.metric.direction))
+
+    @property
+    def beside_replicate(self) -> Relation:
+        """Return worse if clearly below what half of the real cells reach, else level, or unknown."""
+        ends = [oriented(v, self.metric.direction) for v in (self.ceiling.low, self.ceiling.high)]
+        over = self._over(min(ends))  # not a number if either is none
+        return "level" if over == "better" else over
 
     @property
     def silent(self) -> bool:
-        """Return whether this test set cannot tell anything in this metric.
+        """Return whether the calibration says that this metric cannot tell good from bad predictions here."""
+        return self.worth in ("weak", "useless") and self.metric.direction in ("higher", "lower")
 
-        That is so if the 95 % interval of the ceiling does not lie wholly on the better side of every known chance.
-        Without a ceiling or a chance nothing is said.
-        """
-        chances = tuple(c for c in (self.chance, self.ceiling_chance) if not math.isnan(c))
-        return self._over(self.ceiling, chances) in ("level", "worse")
-
-    def _over(self, score: Score, chances: tuple[float, ...]) -> Relation:
-        direction = self.metric.direction
-        ends = [oriented(v, direction) for v in (score.low, score.high)]
-        levels = [oriented(v, direction) for v in chances]
-        if not levels or any(math.isnan(v) for v in (*ends, *levels)):
+    def _over(self, level: float) -> Relation:
+        ends = [oriented(v, self.metric.direction) for v in (self.ours.low, self.ours.high)]
+        if any(math.isnan(v) for v in (level, *ends)):
             return "unknown"
-        chance = max(levels)
-        return "better" if min(ends) > chance else "worse" if max(ends) < chance else "level"
+        return "better" if min(ends) > level else "worse" if max(ends) < level else "level"
 
     @property
     def position(self) -> float:
         """Return the place between chance (0) and ceiling (1), or NaN unless the ceiling is the better of the two."""
         return place(self.ours.value, self)
-
-
-def oriented(value: float, direction: str) -> float:
-    """Return a value so that more is better: as it is, negated, or minus its distance from 1, else NaN."""
-    return {"higher": value, "lower": -value, "one": -abs(value - 1.0)}.get(direction, math.nan)
 
 
 def place(value: float, standing: Standing) -> float:

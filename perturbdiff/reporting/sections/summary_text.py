@@ -31,12 +31,7 @@ def summary_text(
         What to read with care.
     """
     lines = [f"{method} on {dataset}: {verdict.title}", f"({scale})", ""]
-    said = (
-        ("What worked", verdict.worked),
-        ("What failed", verdict.failed),
-        ("What to trust", verdict.trust),
-    )
-    lines += [f"{head}: {sentence}" for head, sentence in said if sentence]
+    lines += [f"{question} {answer}" for question, answer in verdict.answers if answer]
     lines += ["", *(_line(s) for s in standings)]
     if notes:
         lines += ["", "Read with care:", *(f"- {note.kind}. {note.text}" for note in notes)]
@@ -58,5 +53,5 @@ def _line(s: Standing) -> str:
         spread = plus_minus(s.ceiling.split_sd, digits)
         parts.append(f"ceiling {number(s.ceiling.value, digits)} {spread}".rstrip())
     if s.silent:
-        parts.append("this test set cannot tell")
+        parts.append(f"{s.worth}: {s.reason}")
     return ", ".join(parts)

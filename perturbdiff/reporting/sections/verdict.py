@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, Column
+from perturbdiff.reporting.loading.metric_columns import ENERGY, Column
 from perturbdiff.reporting.sections.key_metrics import CORE, skill
 from perturbdiff.reporting.sections.standing import Relation, Standing
 
@@ -36,16 +36,25 @@ class Verdict:
         How good, and the same in a few words.
     sentence
         The key metrics counted.
-    worked, failed, trust
-        A sentence on each.
+    better, near, tells
+        Answers to the three questions: is it better than a baseline, is it near a replicate, can this data set tell.
     """
 
     level: Level
     title: str
     sentence: str = ""
-    worked: str = ""
-    failed: str = ""
-    trust: str = ""
+    better: str = ""
+    near: str = ""
+    tells: str = ""
+
+    @property
+    def answers(self) -> tuple[tuple[str, str], ...]:
+        """Return the three questions with their answers."""
+        return (
+            ("Better than a baseline?", self.better),
+            ("Near a replicate?", self.near),
+            ("Can this data set tell?", self.tells),
+        )
 
 
 def judge(standings: Iterable[Standing], perturbations: int, collapse: str = "") -> Verdict:
@@ -68,15 +77,15 @@ def judge(standings: Iterable[Standing], perturbations: int, collapse: str = "")
         level,
         title,
         tally(every),
-        _worked(heard),
-        _failed(heard, collapse),
-        _trust(every, heard, perturbations),
+        _better(heard, collapse),
+        _near(heard),
+        _tells(every, perturbations),
     )
 
 
 def _ruled(core: Sequence[Standing], perturbations: int, collapse: str) -> tuple[Level, str]:
     if not core:
-        return "unknown", "Cannot be judged: neither energy distance nor PDCorr is defined"
+        return "unknown", "Cannot be judged: no metric of whole populations or mean changes is defined"
     if perturbations < FEWEST:
         count = f"{perturbations} perturbation{'s' * (perturbations != 1)}"
         return "unknown", f"Cannot be judged: {count}, and at least {FEWEST} are needed"
@@ -84,7 +93,10 @@ def _ruled(core: Sequence[Standing], perturbations: int, collapse: str) -> tuple
         return "poor", _BROKEN[collapse]
     heard = [s for s in core if not s.silent]
     if not heard:
-        return "unknown", f"This test set cannot tell: real cells are no better than chance in {_names(core)}"
+        return (
+            "unknown",
+            f"This test set cannot tell: {_names(core)} {'is' if len(core) == 1 else 'are'} not reliable here",
+        )
     if chance := [s for s in heard if s.over_chance in ("level", "worse")]:
         return "poor", f"No better than chance in {_names(chance)}"
     if not any(s.gains for s in heard):
@@ -109,7 +121,7 @@ def incomplete(judged: Verdict, left_out: int, every: int) -> Verdict:
 def _against_baselines(core: Sequence[Standing]) -> tuple[Level, str]:
     by = {r: [s for s in core if s.relation == r] for r in ("better", "level", "worse", "unknown")}
     if len(by["better"]) == len(core):
-        if {s.metric.name for s in core} != {ENERGY, PDCORR}:
+        if len(core) == 1:
             return (
                 "mixed",
                 f"Better than every baseline in {_names(core)}, the only one of two metrics that tells",
@@ -130,55 +142,61 @@ def _against_baselines(core: Sequence[Standing]) -> tuple[Level, str]:
     return level, capital(", ".join(parts))
 
 
-def _worked(heard: Sequence[Standing]) -> str:
-    """Say where the model beats every baseline, else where it beats chance."""
-    if better := [s for s in heard if s.relation == "better"]:
-        return f"Better than every baseline at {_skills(better)}."
-    above = [s for s in heard if s.over_chance == "better" and s.relation != "worse"]
-    if above:
-        but = "No baseline is beaten clearly, but it is better" if any(s.gains for s in heard) else "Better"
-        return f"{but} than chance at {_skills(above)}."
-    return "Nothing: no key metric is clearly better than every baseline or than chance."
-
-
-def _failed(heard: Sequence[Standing], collapse: str) -> str:
-    """Say where the model is no better than chance or than a baseline."""
-    said = [f"{_BROKEN[collapse]}."] if collapse in _BROKEN else []
+def _better(heard: Sequence[Standing], collapse: str) -> str:
+    """Say at what the model beats every baseline, and at what it is no better than chance or than a baseline."""
+    better = [s for s in heard if s.relation == "better"]
     chance = [s for s in heard if s.over_chance in ("level", "worse")]
+    rest = [s for s in heard if s not in chance]
+    said = [f"{_BROKEN[collapse]}."] if collapse in _BROKEN else []
     if chance:
         said.append(f"No better than chance at {_skills(chance)}.")
-    rest = [s for s in heard if s not in chance]
     if worse := [s for s in rest if s.relation == "worse"]:
         said.append(f"Worse than {_rivals(worse)} at {_skills(worse)}.")
     if level := [s for s in rest if s.relation == "level"]:
         said.append(f"No clear difference from {_rivals(level)} at {_skills(level)}.")
-    if said:
-        return " ".join(said)
+    if better:
+        where = f"{'Partly' if said else 'Yes'}: better than every baseline at {_skills(better)}."
+        return " ".join([where, *said])
     if any(s.gains for s in heard):
-        return "Nothing: no key metric is worse than a baseline or no better than chance."
-    return "No baseline stands beside it, so this report cannot show where it fails."
+        return " ".join(["No.", *said])
+    if above := [s for s in heard if s.over_chance == "better"]:
+        said.append(f"It is better than chance at {_skills(above)}.")
+    return " ".join(["Unknown: no baseline stands beside it." if heard else "Unknown.", *said])
 
 
-def _trust(every: Sequence[Standing], heard: Sequence[Standing], perturbations: int) -> str:
-    """Say which metrics this test set can tell, and what weakens the rest."""
-    silent = [s for s in every if s.silent]
-    judged = [s for s in heard if not math.isnan(s.ceiling.low) and not math.isnan(s.chance)]
-    parts = []
-    if silent:
-        parts.append(
-            f"This test set cannot judge {_skills(silent)}, because real cells are no better than chance there"
-        )
-    elif judged and len(judged) == len(heard):
-        count = f"all {len(judged)} ranked key metrics" if len(judged) > 1 else _skills(judged)
-        parts.append(
-            f"This test set can judge {count}, because real cells are clearly better than chance there"
-        )
-    elif judged:
-        parts.append(f"Real cells are clearly better than chance at {_skills(judged)}")
-        parts.append("For the other key metrics no ceiling or no level of chance is known")
+def _near(heard: Sequence[Standing]) -> str:
+    """Say where the model is as good as half of the real cells, and how far it is from them elsewhere."""
+    known = [s for s in heard if s.beside_replicate != "unknown"]
+    if not known:
+        return "Unknown, because there is no ceiling." if heard else "Unknown."
+    near = [s for s in known if s.beside_replicate == "level"]
+    far = [s for s in known if s.beside_replicate == "worse"]
+    if not far:
+        return f"Yes: no clear gap to a replicate at {_skills(near)}."
+    shares = [f"{_percent(s.position)} at {skill(s.metric)}" for s in far if not math.isnan(s.position)]
+    way = f"Of the way from chance to a replicate it goes {_listed(shares[:_LISTED])}." if shares else ""
+    if near:
+        return f"Partly: at {_skills(near)}, not at {_skills(far)}. {way}".strip()
+    return f"No: clearly below a replicate at {_skills(far)}. {way}".strip()
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)} %".replace("-", "−")
+
+
+def _tells(every: Sequence[Standing], perturbations: int) -> str:
+    """Say which metrics mean something on this data set, and what weakens the rest."""
+    ranked = [s for s in every if s.metric.direction in ("higher", "lower")]
+    kept, silent = [s for s in ranked if s.worth == "keep"], [s for s in ranked if s.silent]
+    if kept:
+        lead = "Partly" if silent else "Yes"
+        parts = [f"{lead}: a replicate is clearly above the mean response at {_skills(kept)}"]
     else:
-        lacking = "no ceiling" if all(math.isnan(s.ceiling.value) for s in heard) else "no level of chance"
-        parts.append(f"How much this test set can tell stays open, because there is {lacking}")
+        parts = ["No: no key metric puts a replicate clearly above the mean response"] if silent else []
+    if kept and silent:
+        parts.append(f"It cannot tell at {_skills(silent)}")
+    if not kept and not silent:
+        parts.append("Unknown, because the data were not calibrated (perturbdiff calibrate)")
     if perturbations < ENOUGH:
         parts.append(
             f"Intervals over {perturbations} perturbation{'s' * (perturbations != 1)} are too narrow"

@@ -90,26 +90,40 @@ def test_wins_ties_and_losses_against_each_rival_the_strongest_first(runs, tmp_p
     assert overview(about([runs[0], runs[3]])).against is None
 
 
-def test_a_metric_that_the_test_set_cannot_tell_is_grey_and_counts_nowhere(runs):
-    edit(runs[3], low={"PDCorr": 0.1}, high={"PDCorr": 0.99})
-    edit(runs[0], chance={"PDCorr": 0.2})
+def calibrate(folder, **verdicts):
+    """Say in a folder of scores what a calibration says of metrics."""
+    path = folder / "summary.json"
+    metrics = {name: {"verdict": worth, "reason": "so it is"} for name, worth in verdicts.items()}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"calibration": {"metrics": metrics}}))
+
+
+def test_a_metric_that_the_data_set_cannot_tell_is_grey_and_counts_nowhere(runs):
+    calibrate(runs[0], PDCorr="weak", energy_distance="keep", AUPRC="keep")
     over = overview(about(runs))
     grey = row(over, "PDCorr")
     assert grey.kind == "silent"
-    assert grey.cells[4].text == "this test set cannot tell"
+    assert grey.cells[4].text == "weak: so it is"
     assert grey.cells[4].scale is None
     assert [r.kind for r in over.key.rows].count("silent") == 1
     assert over.against is not None
     assert all(sum(map(int, r.cells[0].text.split(" · "))) == 5 for r in over.against.rows)
     assert [r.cells[2].text for r in over.against.rows] == ["–", "–"]
-    assert "cannot judge mean changes" in over.verdict.trust
+    assert "It cannot tell at mean changes" in over.verdict.tells
+
+
+def test_the_first_metric_that_passes_answers_a_question(runs):
+    calibrate(runs[0], PDS_cos="useless", PDS_L1="keep", DEOver="weak", DEOver_10="weak")
+    shown = {r.head.split("\u00a0")[0] for r in overview(about(runs)).key.rows}
+    assert "PDS L1" in shown
+    assert "PDS cos" not in shown
+    assert "DEOver, enough DE genes" in shown  # neither passes: the first one stands there, grey
 
 
 def test_the_copied_text_holds_the_verdict_the_key_numbers_and_the_warnings(runs):
     over = overview(about(runs))
     lines = over.copied.splitlines()
     assert lines[0] == f"perturbdiff on toy: {over.verdict.title}"
-    assert f"What failed: {over.verdict.failed}" in lines
+    assert f"Better than a baseline? {over.verdict.better}" in lines
     pdcorr = next(line for line in lines if line.startswith("PDCorr ↑ "))
     assert row(over, "PDCorr").cells[0].text in pdcorr
     assert "best baseline linear" in pdcorr

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perturbdiff.evaluation.metrics.orientation import oriented
 from perturbdiff.reporting.loading.metric_columns import Column
-from perturbdiff.reporting.sections.standing import Gain, Score, Standing, best_of, gain, oriented, place
+from perturbdiff.reporting.sections.standing import Gain, Score, Standing, best_of, gain, place
 from perturbdiff.reporting.sections.verdict import FEWEST, judge, tally
 
 ENERGY = Column("energy_distance", "Energy distance", "lower")
@@ -18,11 +19,21 @@ BETTER, LEVEL, WORSE, UNKNOWN = (0.01, 0.2), (-0.1, 0.1), (-0.2, -0.01), (math.n
 NONE = Score(math.nan)
 
 
-def stands(metric=PDCORR, *against, value=0.6, chance=0.1, ceiling=Score(0.8, 0.7, 0.9), interval=(0.5, 0.7)):
+def stands(
+    metric=PDCORR,
+    *against,
+    value=0.6,
+    chance=0.1,
+    ceiling=Score(0.8, 0.75, 0.9),
+    interval=(0.5, 0.7),
+    worth="keep",
+):
     gains = tuple(Gain(f"b{i}", sum(ends) / 2, *ends, 10) for i, ends in enumerate(against))
     baseline = Score(0.5) if gains else None
     best = "b0" if gains else None
-    return Standing(metric, Score(value, *interval, 10, 10), best, baseline, gains, chance, ceiling)
+    return Standing(
+        metric, Score(value, *interval, 10, 10), best, baseline, gains, chance, ceiling, worth, "so it is"
+    )
 
 
 def energy(*against, **changes):
@@ -56,9 +67,7 @@ def test_against_baselines(e, p, level, title):
     found = judge([energy(*e), stands(PDCORR, *p)], perturbations=FEWEST)
     assert found.level == level
     assert found.title.startswith(title)
-    assert found.worked
-    assert found.failed
-    assert found.trust
+    assert all(answer for _, answer in found.answers)
 
 
 def test_fewer_perturbations_than_a_verdict_needs():
@@ -163,84 +172,89 @@ def test_key_metrics_are_counted():
     assert tally([stands()]) == ""
 
 
-@pytest.mark.parametrize(
-    ("standing", "silent"),
-    [
-        (stands(), False),
-        (stands(ceiling=Score(0.8, 0.1, 0.9)), True),  # the interval touches chance
-        (stands(ceiling=Score(0.05, 0.0, 0.09)), True),
-        (stands(ceiling=NONE), False),  # nothing is known
-        (stands(chance=math.nan), False),
-        (energy(ceiling=Score(1.0, 0.5, 1.9)), False),
-        (energy(ceiling=Score(1.0, 0.5, 2.0)), True),
-    ],
-)
-def test_a_test_set_is_silent_where_its_ceiling_does_not_clear_chance(standing, silent):
-    assert standing.silent == silent
+def test_only_the_calibration_makes_a_metric_silent():
+    assert not stands().silent
+    assert not stands(worth="").silent  # nothing is known
+    assert stands(worth="weak").silent
+    assert stands(worth="useless").silent
+    zeros = Column("nonzero_ratio", "Zeros", "one")
+    assert not stands(zeros, worth="useless").silent  # a check of the cells, which is not ranked
 
 
-def test_the_ceilings_own_chance_counts_too():
-    same = Standing(
-        PDCORR, Score(0.6, 0.5, 0.7), chance=0.1, ceiling=Score(0.8, 0.7, 0.9), ceiling_chance=0.75
-    )
-    assert same.silent  # half of the cells of any perturbation predict any other as well
-
-
-def test_what_the_test_set_cannot_tell_counts_for_no_verdict():
-    mute = stands(PDCORR, WORSE, interval=(0.0, 0.2), ceiling=Score(0.2, 0.0, 0.3))
+def test_what_the_data_set_cannot_tell_counts_for_no_verdict():
+    mute = stands(PDCORR, WORSE, interval=(0.0, 0.2), worth="weak")
     found = judge([energy(BETTER), mute], 20)
     assert found.level == "mixed"
     assert (
         found.title == "Better than every baseline in energy distance, the only one of two metrics that tells"
     )
-    assert "mean changes" not in found.failed
-    assert found.trust == (
-        "This test set cannot judge mean changes, because real cells are no better than chance there."
+    assert "mean changes" not in found.better
+    assert found.tells == (
+        "Partly: a replicate is clearly above the mean response at whole populations. It cannot tell at mean changes."
     )
     assert found.sentence == "Of 1 key metrics: better than every baseline on all."
-    both = judge([energy(BETTER, ceiling=Score(2.0, 1.5, 2.5)), mute], 20)
+    both = judge([energy(BETTER, worth="useless"), mute], 20)
     assert both.level == "unknown"
-    assert both.title.startswith("This test set cannot tell: real cells are no better than chance")
+    assert both.title == "This test set cannot tell: energy distance and PDCorr are not reliable here"
+    assert both.tells.startswith("No: ")
 
 
-def test_three_sentences_say_what_worked_what_failed_and_what_to_trust():
-    found = judge([energy(BETTER), stands(PDCORR, WORSE, LEVEL)], 20)
-    assert found.worked == "Better than every baseline at whole populations."
-    assert found.failed == "Worse than b0 at mean changes."
-    assert found.trust == (
-        "This test set can judge all 2 ranked key metrics, because real cells are clearly better than chance there."
+def test_is_it_better_than_a_baseline():
+    def answer(*standings, collapse=""):
+        return judge(standings, 20, collapse).better
+
+    assert answer(energy(BETTER), stands(PDCORR, BETTER)) == (
+        "Yes: better than every baseline at whole populations and mean changes."
     )
-    level = judge([energy(LEVEL), stands(PDCORR, LEVEL)], 7)
-    assert (
-        level.worked
-        == "No baseline is beaten clearly, but it is better than chance at whole populations and mean changes."
+    assert answer(energy(BETTER), stands(PDCORR, WORSE, LEVEL)) == (
+        "Partly: better than every baseline at whole populations. Worse than b0 at mean changes."
     )
-    assert level.failed == "No clear difference from b0 at whole populations and mean changes."
-    assert level.trust.endswith("Intervals over 7 perturbations are too narrow.")
-    partly = judge([energy(BETTER), stands(PDCORR, BETTER, chance=math.nan)], 20)
-    assert partly.trust == (
-        "Real cells are clearly better than chance at whole populations. "
-        "For the other key metrics no ceiling or no level of chance is known."
+    assert answer(energy(LEVEL), stands(PDCORR, LEVEL)) == (
+        "No. No clear difference from b0 at whole populations and mean changes."
     )
-    alone = judge([energy(ceiling=NONE), stands(ceiling=NONE)], 20)
-    assert alone.worked == "Better than chance at whole populations and mean changes."
-    assert alone.failed.startswith("No baseline stands beside it")
-    assert alone.trust == "How much this test set can tell stays open, because there is no ceiling."
-    poor = judge(
-        [energy(WORSE), stands(PDCORR, LEVEL, interval=(0.0, 0.2))], 20, "hardly any change predicted"
+    assert answer(energy(ceiling=NONE), stands(ceiling=NONE)) == (
+        "Unknown: no baseline stands beside it. It is better than chance at whole populations and mean changes."
     )
-    assert poor.worked == "Nothing: no key metric is clearly better than every baseline or than chance."
-    assert poor.failed == (
-        "Predicts hardly any change. No better than chance at mean changes. Worse than b0 at whole populations."
+    poor = (energy(WORSE), stands(PDCORR, LEVEL, interval=(0.0, 0.2)))
+    assert answer(*poor, collapse="hardly any change predicted") == (
+        "No. Predicts hardly any change. No better than chance at mean changes. Worse than b0 at whole populations."
     )
+
+
+def test_is_it_near_a_replicate():
+    def answer(*standings):
+        return judge(standings, 20).near
+
+    near = energy(BETTER, value=0.1, interval=(0.0, 0.2))  # the ceiling's interval reaches to 0.1
+    assert near.beside_replicate == "level"
+    assert stands().beside_replicate == "worse"
+    assert answer(near) == "Yes: no clear gap to a replicate at whole populations."
+    assert answer(near, stands()) == (
+        "Partly: at whole populations, not at mean changes. "
+        "Of the way from chance to a replicate it goes 71 % at mean changes."
+    )
+    assert answer(stands()).startswith("No: clearly below a replicate at mean changes.")
+    assert answer(stands(ceiling=NONE)) == "Unknown, because there is no ceiling."
+    beyond = stands(value=0.95, interval=(0.92, 0.98))
+    assert beyond.beside_replicate == "level"
+
+
+def test_can_this_data_set_tell():
+    yes = judge([energy(BETTER), stands(PDCORR, BETTER)], 20)
+    assert yes.tells == (
+        "Yes: a replicate is clearly above the mean response at whole populations and mean changes."
+    )
+    few = judge([energy(LEVEL), stands(PDCORR, LEVEL)], 7)
+    assert few.tells.endswith("Intervals over 7 perturbations are too narrow.")
+    unknown = judge([energy(BETTER, worth=""), stands(PDCORR, BETTER, worth="")], 20)
+    assert unknown.tells == "Unknown, because the data were not calibrated (perturbdiff calibrate)."
+    assert unknown.level == "good"
 
 
 def test_many_metrics_are_counted_in_a_sentence():
     names = ("PDS_cos", "DEOver", "AUPRC")
     more = [stands(Column(name, name, "higher"), BETTER) for name in names]
     found = judge([energy(BETTER), stands(PDCORR, BETTER), *more], 20)
-    assert (
-        found.worked
-        == "Better than every baseline at whole populations, mean changes and 3 other key metrics."
+    assert found.better == (
+        "Yes: better than every baseline at whole populations, mean changes and 3 other key metrics."
     )
-    assert found.failed == "Nothing: no key metric is worse than a baseline or no better than chance."
