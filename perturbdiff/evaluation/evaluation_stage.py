@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -129,6 +132,8 @@ def _run(
     tables = tables_of(scored, pairs, config, stage.path, seed)
     if config.replicate_column is not None:
         facts, findings = write_pseudobulk(stage.path, pairs, scored, config)
+        for finding in findings:
+            logger.warning("%s: %s", names["method"], finding["text"])
         tables.facts |= facts
         tables.findings += findings
     save(stage, tables, scored, config, names, seed, whole=shard[1] == 1)

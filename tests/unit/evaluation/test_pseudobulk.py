@@ -142,7 +142,7 @@ def test_sums_are_those_of_the_counts(files, monkeypatch, tmp_path):
     assert add(left, {"d0": np.array([1.0, 1.0]), "d1": np.array([5.0, 1.0])})["d0"].tolist() == [2.0, 3.0]
 
 
-def test_what_cannot_be_done_is_told_in_one_line(files, tmp_path, monkeypatch):
+def test_what_cannot_be_done_is_told_in_one_line(files, tmp_path, monkeypatch, caplog):
     def text(out):
         (finding,) = [
             f for f in untrusted.read(out / "summary.json", "JSON")["findings"] if f["kind"] == "pseudobulk"
@@ -151,6 +151,7 @@ def test_what_cannot_be_done_is_told_in_one_line(files, tmp_path, monkeypatch):
         return finding["text"]
 
     assert "need no test" in text(run(files, tmp_path / "one", metrics=("PDCorr",)))
+    assert "no DE of pseudobulks" in caplog.text
     monkeypatch.setattr(pseudobulk.importlib.util, "find_spec", lambda _: None)
     assert "pip install 'perturbdiff[pseudobulk]'" in text(run(files, tmp_path / "two"))
     logged = []
