@@ -289,6 +289,7 @@ def main() -> None:
         typer.secho(text, err=True)
     except (Interrupted, KeyboardInterrupt):
         warnings.simplefilter("ignore")  # again: a library that was interrupted has put its own filters back
+        logging.lastResort = logging.NullHandler()  # libraries tell of their interrupted threads
         code, text = EXIT_INTERRUPTED, INTERRUPTED
         typer.secho(text, err=True)
     except Killed as error:

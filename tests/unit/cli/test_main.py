@@ -130,12 +130,13 @@ main()
 
 def test_an_interrupt_says_nothing_of_the_tasks_that_a_library_leaves_unfinished():
     code = """
-import sys
+import atexit, logging, sys
 import perturbdiff.doctor
 async def task():
     pass
 def interrupted(folders):
     import signal
+    atexit.register(logging.getLogger("a.library").warning, "a thread did not finish")
     held = task()
     signal.raise_signal(signal.SIGINT)
 perturbdiff.doctor.diagnose = interrupted
