@@ -1,4 +1,5 @@
-// How each prediction and each ceiling is scored, and metrics are calibrated: its unit, its name in the tables and its recipe.
+// How each prediction and each ceiling is scored, and metrics are calibrated:
+// its unit, its name in the tables and its recipe.
 // Without includes, as several scripts include it: the strict parser takes no others twice.
 
 // id of a prediction → what EVALUATE is told
