@@ -63,7 +63,9 @@ def test_a_new_alpha_scores_again_and_repeats_nothing_else(first):
     config = EvaluateConfig(**{k: v for k, v in made["config"].items() if k in EvaluateConfig.model_fields})
     (store,) = (other.outdir / "stores").iterdir()
     predictions = other.outdir / "predictions" / "model.h5ad"
-    one = evaluate(predictions, store, nextflow.folder / "one", config, **names, seed=made["seed"])
+    (calibration,) = (other.outdir / "calibration").iterdir()
+    told = {**names, "seed": made["seed"], "calibration": calibration}
+    one = evaluate(predictions, store, nextflow.folder / "one", config, **told)
     assert {p.name for p in one.iterdir()} == {p.name for p in merged.iterdir()}
     for path in one.iterdir():
         assert path.name == "run.json" or path.read_bytes() == (merged / path.name).read_bytes(), path.name
