@@ -12,6 +12,7 @@ from perturbdiff.reporting.loading.results import Run
 from perturbdiff.reporting.sections.chapter_data import ChapterData, Section, drawn, subject
 from perturbdiff.reporting.sections.gene_sections import distinct, genes
 from perturbdiff.reporting.sections.overview import Overview, overview
+from perturbdiff.reporting.sections.predictability_section import predictability
 from perturbdiff.reporting.sections.score_sections import duels, further, glance
 
 
@@ -58,7 +59,15 @@ def chapter(
     warnings = _warnings(runs)
     screen = overview(about, warnings)
     listing = _listing(about, screen)
-    made = (glance(about), duels(about), listing, genes(about), distinct(about), further(about))
+    made = (
+        glance(about),
+        duels(about),
+        listing,
+        genes(about),
+        distinct(about),
+        predictability(about),
+        further(about),
+    )
     return Chapter(
         about.name,
         about.anchor,

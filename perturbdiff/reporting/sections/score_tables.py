@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perturbdiff.reporting.figures import page_tables
-from perturbdiff.reporting.figures.page_tables import Table
+from perturbdiff.reporting.figures.page_tables import Cell, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import (
     ENERGY,
@@ -61,8 +61,26 @@ def _tables(about: ChapterData, columns: Sequence[Column], scope: Scope = POOLED
     tables = []
     for title, members in groups.items():
         table = page_tables.scores(about.runs, members, about.look, scope, about.absent)
-        tables.append(replace(table, title=title, name=f"{table.name}-{slug(title)}"))
+        table = replace(table, title=title, name=f"{table.name}-{slug(title)}")
+        tables.append(_greyed(table, [about.worth.get(column.name) for column in members]))
     return tables
+
+
+def _greyed(table: Table, worth: Sequence[tuple[str, str] | None]) -> Table:
+    """Show the columns in grey, with the reason, whose metric cannot tell on these data."""
+    grey = [one is not None and one[0] != "keep" for one in worth]
+    if not any(grey):
+        return table
+
+    def cell(place: int, given: Cell) -> Cell:
+        known = worth[place]
+        if not grey[place] or known is None:
+            return given
+        kind = " ".join(word for word in given.kind.split() if word not in ("best", "second"))
+        return replace(given, kind=f"{kind} faint", hint=f"{known[0]} on these data: {known[1]}")
+
+    rows = [replace(row, cells=tuple(cell(*pair) for pair in enumerate(row.cells))) for row in table.rows]
+    return replace(table, rows=tuple(rows))
 
 
 def _group(column: Column) -> str:
