@@ -54,6 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "baseline": (
         "perturbdiff baseline nearest-context store --split split.parquet --out nearest-context.h5ad",
+        "perturbdiff baseline kernel-ridge store --split s.parquet --out o.h5ad --embedding perturbation=genes.parquet",
         "perturbdiff baseline list",
     ),
     "baseline list": ("perturbdiff baseline list",),
