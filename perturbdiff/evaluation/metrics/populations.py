@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.metrics.realism import EXPRESSED, dependence_gap, realism
+from perturbdiff.evaluation.metrics.slope import effect_slope, mean_of
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
@@ -26,6 +27,9 @@ _REALISM = (
     "nonzero_ratio",
     "library_ratio",
     "library_sd_ratio",
+    "total_sd_ratio",
+    "above_depth",
+    "detected_sd_ratio",
     "gene_sd_ratio",
     "cell_sd_ratio",
     "mean_variance_gap",
@@ -333,7 +337,7 @@ def _step_areas(
         out[gene] = total
 
 
-DISTRIBUTION = (*_AGAINST_CELLS, *_REALISM)
+DISTRIBUTION = (*_AGAINST_CELLS, *_REALISM, "effect_slope")
 """Names of the metrics of a condition, in the order of the catalogue."""
 
 
@@ -347,11 +351,13 @@ def condition_metrics(
     other: Sparse | None = None,
     columns: tuple[Columns, Columns] | None = None,
     control: np.ndarray | None = None,
+    depth: float | None = None,
 ) -> dict[str, float]:
     """Compare the predicted with the real cells of one condition.
 
     The order of cells and genes does not matter beyond rounding, nor which other metrics are computed. With more
-    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position.
+    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position, and so
+    are the halves of the real cells for ``effect_slope``.
 
     Parameters
     ----------
@@ -369,7 +375,10 @@ def condition_metrics(
     columns
         Sorted values of the predicted and the real cells, for the Wasserstein distance; sorted here if not given.
     control
-        Mean of the controls, float64 [G], for the components of ``mmd_pc``.
+        Mean of the controls, float64 [G], for the components of ``mmd_pc`` and for ``effect_slope``, which has no
+        value without it.
+    depth
+        Sum to which the counts of a cell were scaled, if it is known, for ``above_depth``.
 
     Returns
     -------
@@ -394,7 +403,11 @@ def condition_metrics(
         sides = {"": real} | ({} if other is None else {"chance_": other})
         values |= {f"{at}dependence_gap": dependence_gap(predicted, side) for at, side in sides.items()}
     if set(names) & set(_REALISM):
-        values |= realism(predicted, real)
+        values |= realism(predicted, real, depth=depth)
+    if "effect_slope" in names:
+        values["effect_slope"] = (
+            float("nan") if control is None else effect_slope(mean_of(predicted), real, control, seed=seed)
+        )
     wanted = (*names, *(f"chance_{n}" for n in names))
     return {n: values[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in values}
 
