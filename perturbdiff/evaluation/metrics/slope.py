@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from perturbdiff.io.matrices import Sparse
 
 TOP = 50  # genes that change most
-_AGREE = 0.5  # least cosine of the halves' changes: below it, chance decides
+AGREE = 0.5  # least cosine of the halves' changes: below it, chance decides
 Halves = tuple[np.ndarray, np.ndarray]
 """Mean log1p values of two halves of the real cells of a condition, float64 [G] each."""
 
@@ -63,4 +63,4 @@ def effect_slope(predicted: np.ndarray, real: Sparse, control: np.ndarray, *, se
     if real.shape[0] < 4:
         return float("nan")
     above, below, cosine = sums_of(predicted, halves_of(real, seed=seed), control)
-    return above / below if cosine > _AGREE else float("nan")
+    return above / below if cosine > AGREE else float("nan")
