@@ -87,9 +87,10 @@ class _Conditions:
             [CellSet(condition, rows, rows) for rows in controls]
         )  # targets are not used
         noise, device = generator("cpu", SLOPE, self.module.config.seed, condition), self.module.device
+        shape = len(controls), self.size, len(self.loader.genes)
 
         def draw() -> torch.Tensor:
-            return torch.randn(batch.control.shape, generator=noise).to(device)
+            return torch.randn(shape, generator=noise).to(device)
 
         cells = self.module.generate(batch.to(device), self.module.config.sample, draw)
         return cells.flatten(0, 1).double().mean(0).cpu().numpy()
