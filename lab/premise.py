@@ -6,9 +6,9 @@ Half of the wells of every condition are held out. A model is trained on the oth
 each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
 the paper's mathematics (sampled in 100 reverse steps and in one) and in ours; `squared-error` is the paper's without
 the MMD. Sampled sets are compared with the true sets of the held-out wells: their variance beyond the draw of cells,
-and who lies within whose cloud (`set_variation`). References: the true sets of the training
-wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change; and every
-method with its cells shuffled between the sets of a condition.
+and who lies within whose cloud (`perturbdiff.evaluation.metrics.set_variation`). References: the true sets of the
+training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change; and
+every method with its cells shuffled between the sets of a condition.
 
 A screen whose `sets.csv` is in FOLDER is taken as it is. Prints a table in Markdown (means over conditions and seeds;
 of the variances the ratio of means, with the smallest and largest of a seed) and writes `sets.csv`, a line for each
@@ -26,11 +26,11 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
-import set_variation as sv
 from scipy import sparse
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
+from perturbdiff.evaluation.metrics import set_variation as sv
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample
 from perturbdiff.simulation.simulation_stage import simulate

@@ -23,6 +23,7 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
     median_depth,
 )
 from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.known_sets import KnownSets, grouped
 from perturbdiff.evaluation.readers.scales import compare_scales
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -160,6 +161,8 @@ class Pairing:
         What the summary tells about the inputs.
     findings
         Remarks on the inputs: ``kind``, ``text`` (a sentence) and ``count``.
+    sets
+        Which cells were a set, where both sides know it.
     """
 
     genes: tuple[str, ...]
@@ -172,6 +175,7 @@ class Pairing:
     facts: dict[str, Any] = field(default_factory=dict)
     predicted_controls: Mapping[Group, np.ndarray] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
+    sets: KnownSets | None = None
 
     @property
     def perturbations(self) -> list[str]:
@@ -215,9 +219,41 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)
+    sets = _known_sets(predictions, truth, conditions, notes)
     return Pairing(
-        genes, label, conditions, contexts, real, predicted, controls, facts, own_controls, notes.entries
+        genes,
+        label,
+        conditions,
+        contexts,
+        real,
+        predicted,
+        controls,
+        facts,
+        own_controls,
+        notes.entries,
+        sets,
     )
+
+
+def _known_sets(
+    predictions: Cells, truth: Cells, conditions: Iterable[Condition], notes: Findings
+) -> KnownSets | None:
+    """Return the sets of the conditions; say so if only the predictions lack them."""
+    if truth.sets is None:
+        return None
+    if predictions.sets is None:
+        text = (
+            f"{predictions.reader.path}: does not say which cells are a set (whole numbers in obs column 'set'), so "
+            "that sets are not compared"
+        )
+        notes.add("sets", text, 1, warn=False)
+        return None
+    real, predicted = (
+        grouped({c: side.rows[c] for c in conditions}, side.sets)
+        for side in (truth, predictions)
+        if side.sets is not None
+    )
+    return KnownSets(real, predicted)
 
 
 def controls_of(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:
