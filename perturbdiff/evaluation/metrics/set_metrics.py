@@ -200,9 +200,8 @@ def set_metrics(
     dict
         `SET_METRICS` and, with ``other``, `SET_CHANCE`; NaN where undefined.
     """
-    found = dict.fromkeys(SET_METRICS, float("nan")) | dict.fromkeys(
-        SET_CHANCE if other is not None else (), float("nan")
-    )
+    names: tuple[str, ...] = SET_METRICS if other is None else (*SET_METRICS, *SET_CHANCE)
+    found = dict.fromkeys(names, float("nan"))
     if min(len(predicted), len(real)) < 1 or predicted.shape[1] < 2:
         return found
     between = SetDistances.of(predicted, real)
@@ -219,3 +218,48 @@ def set_metrics(
         by_chance = SetDistances(_means(predicted, other), between.own, _means(other, other), between.size)
         found["chance_family_score"] = family_score(*by_chance.apart()[:2])
     return found
+
+
+def set_places(predicted: np.ndarray, real: np.ndarray) -> tuple[Floats, Floats, Floats] | None:
+    """Return where sets lie along the two directions in which the true sets differ most, for a figure.
+
+    Directions are those of the mean embeddings, so that places are in roots of energy distances. Half of the cells of
+    each true set give the directions, and the other half of the cells of true and sampled sets is shown: true sets
+    would lie farther apart along directions that were fitted to the draw of their own cells.
+
+    Parameters
+    ----------
+    predicted, real
+        log1p values [S, m, G] and [T, m, G].
+
+    Returns
+    -------
+    tuple
+        Places of the sampled and of the true sets, float64 [S, 2] and [T, 2], and the directions' shares [2] of the
+        scatter of the true sets, the draw of cells included. None with fewer than three true sets or four cells in a
+        set.
+    """
+    if len(real) < 3 or real.shape[1] < 4:
+        return None
+    fitted, sides = real[:, ::2], (predicted[:, 1::2], real[:, 1::2])
+    within = np.square(SetDistances.of(fitted, fitted).apart()[1])
+    centred = _products(within, within)
+    lengths, vectors = np.linalg.eigh(centred)
+    if lengths[-1] <= 0:
+        return None
+    axes = vectors[:, :-3:-1] / np.sqrt(np.maximum(lengths[:-3:-1], 1e-12))
+    axes *= np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])
+    places = [_products(np.square(SetDistances.of(side, fitted).apart()[0]), within) @ axes for side in sides]
+    middle = places[1].mean(axis=0)
+    return places[0] - middle, places[1] - middle, lengths[:-3:-1] / np.maximum(lengths, 0).sum()
+
+
+def _products(squared: Floats, within: Floats) -> Floats:
+    """Return the scalar products of points with some others, all less the mean of the others.
+
+    Parameters
+    ----------
+    squared, within
+        Squared distances of the points from the others [S, T], and of the others from one another [T, T].
+    """
+    return -0.5 * (squared - squared.mean(axis=1, keepdims=True) - within.mean(axis=0) + within.mean())
