@@ -18,8 +18,8 @@ _PICTURE = (
 )
 _NOTE = (
     "Variance between sets is best at 1: at 0 sets are mere draws of cells. Range, recall and precision of a perfect "
-    "method are near .9 with many sets, and the ceiling, half of the true sets against the other half, shows what can be "
-    "reached here. The energy score counts the middle and the spread together. It is above 0 even for true sets."
+    "method are near .9 with many sets, and the ceiling, half of the true sets against the other half, shows what can "
+    "be reached here. The energy score counts the middle and the spread together. It is above 0 even for true sets."
 )
 
 
