@@ -9,12 +9,16 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.conditions.cell_distances import energy_distance
-from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.config.settings import DataConfig, EvaluateConfig
 from perturbdiff.evaluation.ceiling_stage import ceiling
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.metrics import set_metrics as sm
 from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.readers.inputs import open_truth
+from perturbdiff.evaluation.readers.known_sets import grouped
+from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.store.store import Store
 
 GENES = [f"g{i}" for i in range(12)]
 CONFIG = EvaluateConfig(
@@ -156,3 +160,18 @@ def test_a_column_that_is_not_there_is_named(files, tmp_path):
             tmp_path / "x",
             CONFIG.model_copy(update={"set_column": "plate"}),
         )
+
+
+def test_a_store_knows_its_sets(tmp_path):
+    counts = side(0, 0.7, "well")
+    counts.X = sp.csr_matrix(np.rint(np.expm1(counts.X.toarray())))
+    counts.write_h5ad(tmp_path / "counts.h5ad")
+    columns = {"cell_type_key": None, "batch_key": None, "num_hvgs": None, "set_key": "well"}
+    store = preprocess(
+        [tmp_path / "counts.h5ad"], tmp_path / "store", DataConfig(**columns, control="control")
+    )
+    cells, labels = open_truth(store, CONFIG), Store(store).obs(["set"])["set"].astype(str).to_numpy()
+    assert cells.sets is not None
+    for sets in grouped(cells.rows, cells.sets).values():
+        assert sorted(set(labels[rows].tolist()).pop() for rows in sets) == [f"w{n}" for n in range(10)]
+        assert all(len(rows) == 12 and len(set(labels[rows])) == 1 for rows in sets)
