@@ -203,7 +203,7 @@ class Store(StoreHead):
         if self.set_key is None:
             return None
         column = self.obs([SET])[SET]
-        if not isinstance(column.dtype, pd.CategoricalDtype) or column.isna().any():
+        if not isinstance(column.dtype, pd.CategoricalDtype) or column.isna().to_numpy().any():
             raise UserError(f"{self.path}: cells without a set; run preprocess again with --force")
         return pd.Categorical(column)
 

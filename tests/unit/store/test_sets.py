@@ -73,8 +73,8 @@ def test_columns_that_cannot_be_sets_are_refused(tmp_path):
     adata.obs["set"] = pd.Categorical(["x"] * adata.n_obs)
     with pytest.raises(UserError, match="is the perturbation"):
         made(tmp_path, adata, set_key="perturbation")
-    with pytest.raises(UserError, match="no obs column 'wel'.*well"):
-        made(tmp_path, adata, set_key="wel")
+    with pytest.raises(UserError, match="no obs column 'wells'.*did you mean"):
+        made(tmp_path, adata, set_key="wells")
     with pytest.raises(UserError, match="a column 'set' of its own"):
         made(tmp_path, adata, set_key="well", extra_obs=("set",))
     store = Store(made(tmp_path, adata, set_key="set", extra_obs=("set", "well")))
