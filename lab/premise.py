@@ -5,10 +5,11 @@
 Half of the wells of every condition are held out. A model is trained on the other half, its sets drawn from one well
 each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
 the paper's mathematics (sampled in 100 reverse steps and in one) and in ours; `squared-error` is the paper's without
-the MMD. `family` is ours with the loss of whole sets: it is told which cells were a set (*sets*). Sampled sets are compared with the true sets of the held-out wells: their variance beyond the draw of cells,
-and who lies within whose cloud (`perturbdiff.evaluation.metrics.set_variation`). References: the true sets of the
-training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change; and
-every method with its cells shuffled between the sets of a condition.
+the MMD. `family` is ours with the loss of whole sets, which is told which cells were a set (*sets*). Sampled sets are
+compared with the true sets of the held-out wells: their variance beyond the draw of cells, who lies within whose cloud
+(`perturbdiff.evaluation.metrics.set_variation`), and the energy score whose points are sets. References: the true sets
+of the training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change;
+and every method with its cells shuffled between the sets of a condition.
 
 A screen whose `sets.csv` is in FOLDER is taken as it is. Prints a table in Markdown (means over conditions and seeds;
 of the variances the ratio of means, with the smallest and largest of a seed) and writes `sets.csv`, a line for each
@@ -31,6 +32,7 @@ from scipy import sparse
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics.set_metrics import SetDistances, family_score
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample
 from perturbdiff.simulation.simulation_stage import simulate
@@ -206,6 +208,7 @@ def measure(predicted: Collection, real: Collection, training: Collection) -> It
             "recall": sv.within_cloud(across, own),
             "precision": sv.within_cloud(across.T, their),
             "distance": sv.distances(_one(sets), _one(true))[0, 0],
+            "score": family_score(*SetDistances.of(sets, true).apart()[:2]),
         }
 
 
@@ -259,15 +262,25 @@ def study(level: str, seed: int, options: argparse.Namespace) -> pd.DataFrame:
 def markdown(table: pd.DataFrame) -> Iterator[str]:
     """Yield the lines of the table, a method in each."""
     shares = ["range", "range_centred", "recall", "precision"]
-    heads = ["factor", "method", "between sets", "sampled / true", "along the axis", *shares, "distance"]
+    heads = [
+        "factor",
+        "method",
+        "between sets",
+        "sampled / true",
+        "along the axis",
+        *shares,
+        "distance",
+        "score",
+    ]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     alike = [sv.alike_range(SETS)] * 2 + [sv.alike_cloud(SETS)] * 2
-    yield "| | *if alike* | | 1 | 1 | " + " | ".join(f"{x:.2f}" for x in alike) + " | 0 |"
+    yield "| | *if alike* | | 1 | 1 | " + " | ".join(f"{x:.2f}" for x in alike) + " | 0 | |"
     for (level, method), rows in table.groupby(["level", "method"], sort=False):
         numbers = rows.mean(numeric_only=True)
         ratios = ["–", "–"] if level == "absent" else [ratio(rows, "between"), ratio(rows, "axis_between")]
         cells = [_text(numbers["between"], 3), *ratios, *(_text(numbers[x]) for x in (*shares, "distance"))]
+        cells.append(_text(numbers["score"], 4))
         yield f"| {level} | {method} | " + " | ".join(cells) + " |"
 
 
