@@ -20,8 +20,10 @@ from torch import Tensor
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
 from perturbdiff.conditions.condition import LABELS, conditions_of
+from perturbdiff.conditions.condition_table import SET
 from perturbdiff.conditions.vocabulary import GeneMap, Kind
 from perturbdiff.config.settings import SampleConfig
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.model import Covariates
@@ -217,9 +219,11 @@ class ConditionSampler:
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
-            memory_share=memory_share,
+            memory_share=memory_share, by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
         self._labels = conditions_of(self.wanted)
+        sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
+        self._first_set = np.cumsum(sets) - sets
         self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device
@@ -286,7 +290,8 @@ class ConditionSampler:
         ]
 
         def noise_of_sets() -> Tensor:
-            return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
+            shared = self.bundle.config.train.set_noise
+            return torch.stack([set_noise(control.shape[1:], g, shared) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
         cells = generate(
@@ -294,8 +299,9 @@ class ConditionSampler:
             guidance=guidance, ceiling=self.ceiling,
         )  # fmt: skip
         log1p = cells.cpu().numpy()
-        repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
-        labels = self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
+        kept = [one.keep for one in sets]
+        labels = self.wanted[list(LABELS)].iloc[np.repeat(rows.numpy(), kept)].reset_index(drop=True)
+        labels[SET] = np.repeat([self._first_set[one.request] + one.number for one in sets], kept)
         if self._draws is not None:
             drawn = [self._counts(self._draws, one, log1p[i]) for i, one in enumerate(sets)]
             labels[DEPTH] = np.concatenate([depth for _, depth in drawn])

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.generation import depth_ceiling
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
@@ -56,7 +57,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
             batch = part.to(device)
 
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
-                return torch.randn(shape, generator=noise).to(device)
+                return set_noise(shape, noise, train.set_noise).to(device)
 
             predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
