@@ -241,7 +241,7 @@ def test_the_command_names_all_problems_with_exit_code_2(write, run_cli):
                     *("--set", "data.cell_type_key=line"), *("--set", "data.batch_key=none"))  # fmt: skip
     assert sound.code == 0
     assert run_cli("data", "check").code == 2
-    assert "did you mean 'main'?" in run_cli("data", "check", "--experiment", "mane").err
+    assert "did you mean 'main'?" in run_cli("data", "check", "--experiment", "maiin").err
 
 
 def test_hours_follow_from_the_recipe(monkeypatch):
