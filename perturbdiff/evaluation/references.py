@@ -204,6 +204,7 @@ def pair_reference(
         {"conditions_too_small": len(wanted) - len(halves.truth), "controls": "half"},
         halves.known_controls,
         notes.entries,
+        truth.target_sum if depth is None else depth,
         None
         if truth.sets is None
         else _known_sets(truth, truth.sets, halves, rows, seed, known=name == DUPLICATE),

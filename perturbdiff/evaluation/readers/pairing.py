@@ -161,6 +161,8 @@ class Pairing:
         What the summary tells about the inputs.
     findings
         Remarks on the inputs: ``kind``, ``text`` (a sentence) and ``count``.
+    depth
+        Sum to which the counts of a cell were scaled, None if it is not known.
     sets
         Which cells were a set, where both sides know it.
     """
@@ -175,6 +177,7 @@ class Pairing:
     facts: dict[str, Any] = field(default_factory=dict)
     predicted_controls: Mapping[Group, np.ndarray] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
+    depth: float | None = None
     sets: KnownSets | None = None
 
     @property
@@ -219,6 +222,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)
+    depth = truth.target_sum if depths[1] is None else depths[1]
     sets = _known_sets(predictions, truth, conditions, notes)
     return Pairing(
         genes,
@@ -231,6 +235,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
         facts,
         own_controls,
         notes.entries,
+        depth,
         sets,
     )
 
