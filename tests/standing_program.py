@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -108,8 +109,13 @@ def _be_command(words: list[str], folder: str, environment: dict[str, str]) -> i
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
+    if (
+        "PD_LAUNCHER" in environment
+    ):  # whom a process of a training must not outlive: here who attends to the client
+        environment["PD_LAUNCHER"] = str(os.getppid())
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR may be another
     return forked.program(words)
 
 
