@@ -225,7 +225,9 @@ def test_a_damaged_cache_of_compiled_loops_is_made_again(trained, right, tmp_pat
     assert program(*line("preprocess", trained, out), environment=environment).returncode == 0
     found = sorted(p for p in cache.rglob("*") if p.suffix in (".nbi", ".nbc"))
     assert len(found) > 3
-    for number, path in enumerate(found):
+    for number, path in enumerate(
+        found[:6]
+    ):  # of two loops, each file in one of three ways: all would take a minute
         data = path.read_bytes()
         path.write_bytes((data[: len(data) // 2], b"", b"x" * len(data))[number % 3])
     shutil.rmtree(out)
