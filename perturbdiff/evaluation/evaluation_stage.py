@@ -19,7 +19,7 @@ from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
