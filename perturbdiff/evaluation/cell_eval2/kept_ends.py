@@ -12,7 +12,7 @@ from perturbdiff.evaluation.cell_eval2.anchors import Ends
 from perturbdiff.evaluation.cell_eval2.count_tables import Scored
 from perturbdiff.evaluation.cell_eval2.scores import Scores
 from perturbdiff.evaluation.scoring.scopes import Scope
-from perturbdiff.runtime import tabular
+from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
 
 TABLE = "ends.parquet"
@@ -42,7 +42,7 @@ class KeptEnds:
     Raises
     ------
     UserError
-        If it has no such table.
+        If it has no such table, or was changed since.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,6 +51,7 @@ class KeptEnds:
             raise UserError(
                 f"{folder}: has no {TABLE}; name a folder that evaluate --definition cell-eval2 wrote"
             )
+        provenance.verify(folder)
         self._table = tabular.read_parquet(folder / TABLE, "evaluate again")
         wanted = {"scope_kind", "scope", "key", "halving", "metric", "perturbation", "value"}
         if not wanted <= set(self._table):
