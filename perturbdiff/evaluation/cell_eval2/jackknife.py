@@ -8,22 +8,7 @@ from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 _SMALL = 0.1  # share of a cell in the others' counts up to which the series below is summed
-_NEAR = 0.1
 _TERMS = 20  # of the series: 0.1^20 / 20 is far below the last bit
-
-
-@kernel
-def _log1p(x: float) -> float:
-    """Return log1p(x), near zero by the series of 2 artanh(z), z = x / (2 + x), which is several times faster.
-
-    Up to `_NEAR` the terms that are left out are below the last bit.
-    """
-    if not -_NEAR < x < _NEAR:
-        return float(np.log1p(x))
-    z = x / (2.0 + x)
-    s = z * z
-    rest = 1.0 / 9 + s * (1.0 / 11 + s * (1.0 / 13))
-    return 2.0 * z * (1.0 + s * (1.0 / 3 + s * (1.0 / 5 + s * (1.0 / 7 + s * rest))))
 
 
 @kernel
@@ -45,8 +30,8 @@ def _cells_with_values(
             if data[i] == 0:  # stored, but nothing
                 continue
             w = weight[gene]
-            without = _log1p(w * d)
-            change = _log1p(w * (d - data[i] / sums[gene] * (1.0 + d)))
+            without = np.log1p(w * d)
+            change = np.log1p(w * (d - data[i] / sums[gene] * (1.0 + d)))
             first[gene] += change - without
             second[gene] += change * change - without * without
 
@@ -108,7 +93,9 @@ class NoiseSums:
         if self._num < 2 or self._total <= 0:
             return
         rest = self._total - depths
-        if (rest <= 0).any():  # all counts are in one cell: zero without it, the same without others
+        if (
+            rest <= 0
+        ).any():  # all counts are in one cell: without it the profile is zero, without others the same
             alone = np.log1p(self._weight / (1.0 - self._weight))
             self._first -= alone
             self._second += alone**2
