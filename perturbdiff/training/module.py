@@ -21,7 +21,7 @@ from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
-_COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
+_COINS, _NOISE, VALIDATION, ZEROS, SLOPE = 1, 2, 3, 4, 5
 
 
 class Draws(NamedTuple):
