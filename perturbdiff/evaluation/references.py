@@ -14,8 +14,8 @@ import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
-from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.seeds import generator, words
 

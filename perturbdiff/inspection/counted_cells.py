@@ -11,7 +11,7 @@ import pandas as pd
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.conditions.condition_table import ALL, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.inspection.study_findings import Findings
+from perturbdiff.inspection.findings import Findings
 from perturbdiff.io.columns import MISSING, Numbering, Texts, row_ranges
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.damage import explain_damage

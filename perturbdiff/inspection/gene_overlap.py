@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.inspection.study_findings import Findings
+from perturbdiff.inspection.findings import Findings
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, listing
 

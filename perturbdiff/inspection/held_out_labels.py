@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.config.settings import Config
-from perturbdiff.inspection.study_findings import Findings
+from perturbdiff.inspection.findings import Findings
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.split_rules import Specification, by_rule, by_toml
 

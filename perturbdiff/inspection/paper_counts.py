@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.datasets.registry import PaperCounts
-from perturbdiff.inspection.study_findings import Findings
+from perturbdiff.inspection.findings import Findings
 
 WORDS = {
     "train": "training cells",

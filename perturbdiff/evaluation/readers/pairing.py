@@ -22,7 +22,7 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
     Reader,
     median_depth,
 )
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.readers.scales import compare_scales
 from perturbdiff.runtime.errors import UserError, listing
 
