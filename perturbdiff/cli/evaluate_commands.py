@@ -148,6 +148,14 @@ def evaluate(
             help="Folder of calibrate, to say which metrics mean something here.",
         ),
     ] = None,
+    ends: Annotated[
+        Path | None,
+        typer.Option(
+            "--ends",
+            metavar="DIR",
+            help="cell-eval2: folder of an evaluation of the same truth, whose mean response and replicates are read.",
+        ),
+    ] = None,
     *,
     scoring: Shared,
 ) -> None:
@@ -163,7 +171,7 @@ def evaluate(
     config = changed(
         scoring.config, {"missing": missing, "controls": controls, "replicate_column": replicate}
     )
-    more: dict[str, Any] = {"method": method, "calibration": calibration}
+    more: dict[str, Any] = {"method": method, "calibration": calibration, "ends": ends}
     typer.echo(str(run(predictions, truth, out, config, **more, **scoring.settings)))
 
 

@@ -22,11 +22,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff split store --out split.parquet --set split.held_out=batch_2",
     ),
     "stats": ("perturbdiff stats store --split split.parquet --out stats",),
-    "data": ("perturbdiff data list", "perturbdiff data get norman19"),
+    "data": ("perturbdiff data list", "perturbdiff data check sim/counts.h5ad"),
     "data list": ("perturbdiff data list", "perturbdiff data list replogle"),
     "data get": (
         "perturbdiff data get norman19 --out data",
         "perturbdiff data get replogle --out data --yes",
+    ),
+    "data check": (
+        "perturbdiff data check sim/counts.h5ad",
+        "perturbdiff data check screen.h5ad --config recipe.yaml --toml split.toml --prior prior",
+        "perturbdiff data check --experiment main",
     ),
     "store": ("perturbdiff store info store",),
     "store info": ("perturbdiff store info store", "perturbdiff store info store --json"),
@@ -69,6 +74,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff",
         "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff --replicate-col donor",
+        "perturbdiff evaluate counts.h5ad real.h5ad --out metrics/other --definition cell-eval2 --ends metrics/one",
     ),
     "ceiling": (
         "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",

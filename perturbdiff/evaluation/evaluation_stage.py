@@ -17,9 +17,9 @@ from perturbdiff.evaluation.embedding import choose, embed
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
-from perturbdiff.evaluation.pseudobulk import write_pseudobulk
+from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
@@ -38,6 +38,7 @@ def evaluate(
     method: str | None = None,
     dataset: str | None = None,
     calibration: Path | None = None,
+    ends: Path | None = None,
     seed: int = 0,
     threads: int | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -59,6 +60,9 @@ def evaluate(
     calibration
         Folder of `perturbdiff.evaluation.calibration.calibrate` on the same truth: what it says of each metric
         stands beside the scores.
+    ends
+        Folder of an earlier evaluation by cell-eval2 of the same truth, whose mean response and replicates are read
+        instead of made again.
     seed
         Of the cells drawn for distances and the embedding, of chance and of the intervals.
     threads
@@ -81,6 +85,8 @@ def evaluate(
         check_settings(config, shard)
         if calibration:
             raise UserError(f"--calibration: {DEFINITION} has anchors of its own; leave the calibration out")
+    elif ends:
+        raise UserError(f"--ends: only {DEFINITION} has two ends of a scale; leave it out")
     if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
         other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
         raise UserError(
@@ -89,6 +95,7 @@ def evaluate(
     settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.targets_file(config)}
     files |= {"calibration": Path(calibration)} if calibration else {}
+    files |= {"ends": Path(ends)} if ends else {}
     known = provenance.determinants("evaluate", settings, files, seed)
     with provenance.stage(
         "evaluate", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
@@ -107,7 +114,18 @@ def evaluate(
             }
             names = {"kind": "predictions", **names}
             if config.definition == DEFINITION:
-                found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
+                truth_hash = known["inputs"]["truth"]["sha256"]
+                found = score_counts(
+                    stage.path,
+                    predicted,
+                    real,
+                    config,
+                    names,
+                    seed=seed,
+                    threads=threads,
+                    truth_hash=truth_hash,
+                    ends=ends,
+                )
                 stage.results.update(found)
             else:
                 pairs = pairing.pair(predicted, real, config)

@@ -14,8 +14,8 @@ import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
-from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.seeds import generator, words
 
@@ -200,6 +200,7 @@ def pair_reference(
         {"conditions_too_small": len(wanted) - len(halves.truth), "controls": "half"},
         halves.known_controls,
         notes.entries,
+        truth.target_sum if depth is None else depth,
     )
 
 

@@ -47,7 +47,7 @@ class Finished:
 def run_plan(
     plan: Plan, out: Path, *, recipe: Path | None = None, device: str = "auto", force: bool = False
 ) -> Finished:
-    """Carry a plan out: store, split, statistics, model, predictions, baselines, ceiling, calibration, scores and report.
+    """Carry a plan out: store, split, statistics, model, predictions, baselines, ceiling, calibration, scores, report.
 
     What is finished is recognised and left. An interrupted run continues when it is started again.
 

@@ -372,8 +372,7 @@ class Comparison:
     @cached_property
     def target_genes(self) -> np.ndarray:
         """Which genes any perturbation acts on directly, bool [G]."""
-        targets = self.targets or Targets.of(self.perturbations, self.genes)
-        return targets.panel_columns()
+        return self._known_targets.panel_columns()
 
     @cached_property
     def panel(self) -> Panel:
@@ -386,8 +385,12 @@ class Comparison:
 
     @cached_property
     def own_genes(self) -> np.ndarray:
-        """The gene that a perturbation is named after, bool [M, G]."""
-        return np.asarray(self.perturbations)[:, None] == np.asarray(self.genes)[None, :]
+        """Which genes each perturbation acts on directly, bool [M, G]."""
+        return self._known_targets.own_columns(self.perturbations)
+
+    @property
+    def _known_targets(self) -> Targets:
+        return self.targets or Targets.of(self.perturbations, self.genes)
 
     @cached_property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
