@@ -46,9 +46,7 @@ def test_the_written_recipe_gives_the_same_files_with_single_commands(run_cli, f
     done_too = run_cli(
         "train", out / "store", "--split", out / "split.parquet", "--out", out / "bundle", *recipe
     )
-    described = run_cli(
-        "stats", out / "store", "--split", out / "split.parquet", "--out", out / "statistics"
-    )
+    described = run_cli("stats", out / "store", "--split", out / "split.parquet", "--out", out / "statistics")
     for command in (done, done_too, described):
         assert "is up to date" in command.err
 
