@@ -309,8 +309,7 @@ def embed(
     With the model co-expression, the vectors of genes come from the control cells of a store.
     """
     from perturbdiff.embeddings import embed as run
-    from perturbdiff.embeddings import embed_genes
-    from perturbdiff.embeddings.co_expression import CO_EXPRESSION
+    from perturbdiff.genes.co_expression import CO_EXPRESSION, embed_genes
 
     settings: dict[str, Any] = {"kind": kind, "pool": pool, "layer": layer, "max_length": max_length}
     if model == CO_EXPRESSION:

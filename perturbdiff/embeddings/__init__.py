@@ -5,16 +5,10 @@ from typing import TYPE_CHECKING
 from perturbdiff.runtime.lazy import attach
 
 if TYPE_CHECKING:
-    from perturbdiff.embeddings.co_expression import embed_genes
     from perturbdiff.embeddings.embedding_stage import embed
     from perturbdiff.embeddings.embedding_tables import EmbeddingTable, semantic_rows
 
-__all__ = ["EmbeddingTable", "embed", "embed_genes", "semantic_rows"]
+__all__ = ["EmbeddingTable", "embed", "semantic_rows"]
 __getattr__, __dir__ = attach(
-    __name__,
-    {
-        "co_expression": ["embed_genes"],
-        "embedding_stage": ["embed"],
-        "embedding_tables": ["EmbeddingTable", "semantic_rows"],
-    },
+    __name__, {"embedding_stage": ["embed"], "embedding_tables": ["EmbeddingTable", "semantic_rows"]}
 )

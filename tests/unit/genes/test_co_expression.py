@@ -1,12 +1,12 @@
-"""Vectors of genes from control cells, and tables set beside each other."""
+"""Vectors of genes from control cells."""
 
 import numpy as np
 import pytest
 from small_store import small_store
 from written_cells import Cells
 
-from perturbdiff.embeddings import EmbeddingTable, embed_genes
-from perturbdiff.embeddings.co_expression import co_expression
+from perturbdiff.embeddings import EmbeddingTable
+from perturbdiff.genes.co_expression import co_expression, embed_genes
 from perturbdiff.runtime.errors import UserError
 
 
@@ -50,12 +50,3 @@ def test_a_store_becomes_a_file_and_too_few_controls_are_refused(tmp_path):
     assert len(table.names) == len(set(table.names)) > 3
     with pytest.raises(UserError, match="has 2 control cells; co-expression needs at least 3"):
         co_expression(cells(2)[0])
-
-
-def test_tables_beside_each_other_say_what_each_lacks():
-    one = EmbeddingTable(("a", "b"), np.array([[1.0], [3.0]]))
-    other = EmbeddingTable(("b", "c"), np.array([[0.0, 10.0], [20.0, 10.0]]))
-    both = one.beside(other)
-    assert both.names == ("a", "b", "c")
-    s = np.sqrt(2)
-    np.testing.assert_allclose(both.vectors, [[-1, 0, 0, 1, 0], [1, -s, 0, 1, 1], [0, s, 0, 0, 1]], atol=1e-6)
