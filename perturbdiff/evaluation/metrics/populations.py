@@ -8,6 +8,7 @@ import numpy as np
 
 from perturbdiff.evaluation.metrics.pairwise_distances import PAIRWISE, pairwise
 from perturbdiff.evaluation.metrics.realism import dependence_gap, realism
+from perturbdiff.evaluation.metrics.slope import effect_slope, mean_of
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.wasserstein import median_over_genes
 from perturbdiff.io.matrices import Sparse
@@ -16,6 +17,9 @@ _REALISM = (
     "nonzero_ratio",
     "library_ratio",
     "library_sd_ratio",
+    "total_sd_ratio",
+    "above_depth",
+    "detected_sd_ratio",
     "gene_sd_ratio",
     "cell_sd_ratio",
     "mean_variance_gap",
@@ -25,7 +29,7 @@ _REALISM = (
 _AGAINST_CELLS = (*PAIRWISE, "wasserstein", "dependence_gap")
 CHANCE = tuple(f"chance_{name}" for name in _AGAINST_CELLS)
 """Names of the same distances to the real cells of another perturbation."""
-DISTRIBUTION = (*_AGAINST_CELLS, *_REALISM)
+DISTRIBUTION = (*_AGAINST_CELLS, *_REALISM, "effect_slope")
 """Names of the metrics of a condition, in the order of the catalogue."""
 
 
@@ -39,11 +43,13 @@ def condition_metrics(
     other: Sparse | None = None,
     columns: tuple[Columns, Columns] | None = None,
     control: np.ndarray | None = None,
+    depth: float | None = None,
 ) -> dict[str, float]:
     """Compare the predicted with the real cells of one condition.
 
     The order of cells and genes does not matter beyond rounding, nor which other metrics are computed. With more
-    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position.
+    than ``max_cells`` cells on a side, those whose distances are computed are drawn by ``seed`` and position, and so
+    are the halves of the real cells for ``effect_slope``.
 
     Parameters
     ----------
@@ -61,7 +67,10 @@ def condition_metrics(
     columns
         Sorted values of the predicted and the real cells, for the Wasserstein distance; sorted here if not given.
     control
-        Mean of the controls, float64 [G], for the components of ``mmd_pc``.
+        Mean of the controls, float64 [G], for the components of ``mmd_pc`` and for ``effect_slope``, which has no
+        value without it.
+    depth
+        Sum to which the counts of a cell were scaled, if it is known, for ``above_depth``.
 
     Returns
     -------
@@ -86,7 +95,11 @@ def condition_metrics(
         sides = {"": real} | ({} if other is None else {"chance_": other})
         values |= {f"{at}dependence_gap": dependence_gap(predicted, side) for at, side in sides.items()}
     if set(names) & set(_REALISM):
-        values |= realism(predicted, real)
+        values |= realism(predicted, real, depth=depth)
+    if "effect_slope" in names:
+        values["effect_slope"] = (
+            float("nan") if control is None else effect_slope(mean_of(predicted), real, control, seed=seed)
+        )
     wanted = (*names, *(f"chance_{n}" for n in names))
     return {n: values[n] for n in (*DISTRIBUTION, *CHANCE) if n in wanted and n in values}
 
