@@ -101,12 +101,3 @@ def test_a_tutorial_runs_and_shows_what_the_notebook_shows(source, tmp_path):
         for a, b in zip(NUMBER.findall(" ".join(now)), NUMBER.findall(" ".join(kept)), strict=True):
             # another kind of processor may give slightly different numbers
             assert abs(float(a) - float(b)) <= 0.1 + 0.1 * abs(float(b))
-
-
-@pytest.mark.parametrize("name", IDS)
-def test_the_site_shows_what_the_notebook_drew(site, name):
-    page = (site / "tutorials" / f"{name}.html").read_text()
-    assert len(re.findall(r'<img[^>]* src="data:image/png', page)) == sum(
-        "figure" in texts for texts in _shown(_kept(notebooks.FOLDER / f"{name}.py"))
-    )
-    assert '.ipynb"' not in page.partition("<article")[2].partition("</article>")[0]

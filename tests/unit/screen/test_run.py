@@ -69,28 +69,14 @@ def test_an_edited_recipe_is_not_replaced_but_can_be_used(run_cli, finished):
     assert run_cli(*command, "--config", recipe, "--seed", "1").code == 2
 
 
-TO_THE_END = (
-    messy_screens.ensembl_ids_with_duplicate_symbols,
-    messy_screens.unicode_labels,
-    messy_screens.one_perturbation,
-    messy_screens.no_batch_and_no_cell_type,
-)
-"""Beside the first, those whose oddity a store still has."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", TO_THE_END, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", messy_screens.TO_THE_END, ids=lambda make: make.__name__)
 def test_messy_files_end_in_a_report(run_cli, tmp_path, make):
     done = run_cli("run", *make(tmp_path), "--out", tmp_path / "out", *QUICK)
     assert done.code == 0, done.err
     assert (tmp_path / "out" / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    "make",
-    [make for make in messy_screens.RUN[1:] if make not in TO_THE_END],
-    ids=lambda make: make.__name__,
-)
+@pytest.mark.parametrize("make", messy_screens.RUN[1:], ids=lambda make: make.__name__)
 def test_other_messy_files_become_stores_like_any_other(run_cli, tmp_path, make):
     """What comes after store and split sees nothing of the file."""
     source, *options = make(tmp_path)
