@@ -15,7 +15,6 @@ CO_EXPRESSION = "co-expression"
 """The name of this source among the models of `embed`."""
 WIDTH = 32
 CELLS = 4000
-_ROUNDS = 4  # of the randomised decomposition; the leading axes then agree to about 1e-6
 
 
 def co_expression(store: Store, *, width: int = WIDTH, cells: int = CELLS) -> EmbeddingTable:
@@ -53,7 +52,7 @@ def co_expression(store: Store, *, width: int = WIDTH, cells: int = CELLS) -> Em
     spread = values.std(axis=0)
     values /= np.where(spread > 0, spread, 1.0)
     kept = min(width, *(size - 1 for size in values.shape))
-    _, sizes, axes = randomized_svd(values, kept, n_iter=_ROUNDS, random_state=0)
+    _, sizes, axes = randomized_svd(values, kept, random_state=0)
     return EmbeddingTable(tuple(store.genes), axes.T * sizes / np.sqrt(len(rows)))
 
 
