@@ -57,6 +57,14 @@ TargetGenes = Annotated[
         help="CSV or TSV (perturbation, gene) of the genes that perturbations act on; default: those in their names.",
     ),
 ]
+SetColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--set-col",
+        metavar="COLUMN",
+        help="obs column of the truth that says which cells were a set (well, guide); default: as the store knows it.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -87,6 +95,7 @@ def scoring_options(
     scale: Scale = None,
     metrics: Metrics = None,
     targets: TargetGenes = None,
+    sets: SetColumn = None,
     threads: Threads = None,
     shard: Shard = "0/1",
     dataset: Dataset = None,
@@ -107,6 +116,7 @@ def scoring_options(
         "scale": scale,
         "metrics": _names(metrics),
         "targets": None if targets is None else str(targets),
+        "set_column": sets,
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}

@@ -19,10 +19,11 @@ from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.set_places import place_sets
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 
@@ -54,7 +55,8 @@ def evaluate(
         Store folder, or AnnData whose columns ``config`` names.
     out
         Folder to write: metrics (.parquet, .csv), aggregate.csv, collapse.csv, de_real.parquet, de_pred.parquet,
-        conditions.csv, embedding.parquet and summary.json. ``docs/scoring.md`` says what is in them.
+        conditions.csv, embedding.parquet, sets.parquet (where sets are known) and summary.json. ``docs/scoring.md``
+        says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
     calibration
@@ -208,6 +210,8 @@ def tables_of(
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
         tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
+        if scored.wanted.sets:
+            tables.sets = place_sets(pairs, shown, seed=seed)
     return tables
 
 

@@ -18,13 +18,13 @@ from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
 from perturbdiff.evaluation.cell_eval2.measurements import Profile
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
-from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.readers.pairing import (
     check_units,
     same_covariates,
     shared_conditions,
     shared_genes,
 )
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.runtime.errors import UserError, listing
 

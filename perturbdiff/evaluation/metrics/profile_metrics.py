@@ -443,13 +443,13 @@ class Metric:
     uses_q
         The value depends on q or on what is significant.
     compute
-        From a `Comparison`; None for metrics of the distribution, see `population_distances`.
+        From a `Comparison`; None for metrics of the cells of a condition, see `populations` and `set_metrics`.
     """
 
     name: str
     label: str
     column: str
-    family: Literal["expression", "de", "count", "further", "effect", "distribution"]
+    family: Literal["expression", "de", "count", "further", "effect", "distribution", "sets"]
     formula: str
     direction: Literal["higher", "lower", "one", "none"]
     low: float

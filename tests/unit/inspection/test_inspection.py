@@ -100,8 +100,11 @@ def test_contexts_and_the_control_are_checked_too(write, tmp_path):
 
 def test_columns_labels_and_genes_are_told_of_together(write, tmp_path):
     path = write(genes=["TSPAN6", *GENES[1:], "TSPAN6"], gene="gen", gem_group="gemgroup")
-    problems = " / ".join(look(path, toml=toml(tmp_path / "s.toml", test=["A"])).problems)
+    changes = ("data.input_scale=counts", "data.set_key=well", "data.extra_obs=[dish]")
+    problems = " / ".join(look(path, overrides=changes, toml=toml(tmp_path / "s.toml", test=["A"])).problems)
     assert "gene names are not unique (TSPAN6)" in problems
+    assert "no obs column 'well' (data.set_key); columns: " in problems
+    assert "no obs column 'dish' (data.extra_obs); columns: " in problems
     assert "no obs column 'gene' (--pert-col or data.perturbation_key), did you mean 'gen'?" in problems
     assert "no obs column 'gem_group' (--batch-col" in problems
 
