@@ -1,6 +1,6 @@
 process PREPROCESS {
     tag   "${meta.id}"
-    label 'process_medium'
+    label 'process_preprocess'
     label 'cpu'
 
     input:
@@ -12,6 +12,7 @@ process PREPROCESS {
     path 'versions.yml',                 emit: versions
 
     script:
+    def args     = task.ext.args ?: ''
     def training = split ? "--split ${split}" : ''
     def labels   = obs ? "--obs ${obs}" : ''
     def chosen   = genes ? "--genes ${genes}" : ''
@@ -20,7 +21,7 @@ process PREPROCESS {
     ${recipe}
     END
     perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${labels} ${training} ${chosen} \\
-        --seed ${meta.seed}
+        --seed ${meta.seed} --jobs "\${OMP_NUM_THREADS:-1}" \${PD_MEMORY:+--memory-limit "\$PD_MEMORY"} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

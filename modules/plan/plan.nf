@@ -5,6 +5,7 @@ include { checkPublishing                       } from './publishing'
 include { checkTools; imageOf; toolImages       } from './installed'
 include { compares                              } from './comparison'
 include { costOf; settle; studyOf               } from './studies'
+include { engineOf; takesName                   } from './site'
 include { imageRecord                           } from './image'
 include { calibrationsOf; ceilingsOf; scoringOf } from './scoring'
 include { planOf                                } from './experiment'
@@ -28,7 +29,7 @@ def toolsOf(plan) {
 def readPlan(given, metadata) {
     def checkpoints = file(given.ckpt_dir, glob: false).toAbsolutePath()
     def study   = studyOf(given.experiment)
-    def sheet   = study ? study.sheet : sheetOf(given)
+    def sheet   = study ? study.sheet : sheetOf(given, metadata.profile.split(',') as List)
     def schema  = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)
     def choices = schema['$defs'].runs.properties.baselines['x-choices']
     def chosen  = settle(given, study, choices)
@@ -60,7 +61,8 @@ def prepare(plan, given, metadata) {
     // a container can only bind what exists
     [plan.checkpoints, file("${given.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
     def name   = given.container ? "${given.container}".toString() : null
-    def image  = imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath)
+    def named  = !name || name.contains('://') || takesName(engineOf(metadata.profile.split(',') as List))
+    def image  = imageRecord(named ? name : new java.io.File(name).absolutePath, named)
     def images = name && !metadata.stubRun ? toolImages(toolsOf(plan), given) : [:]
     def known  = images.collectEntries { tool, path -> [(tool): imageRecord(path)] }
     // for beforeScript in conf/base.config
