@@ -57,6 +57,13 @@ TargetGenes = Annotated[
         help="CSV or TSV (perturbation, gene) of the genes that perturbations act on; default: those in their names.",
     ),
 ]
+ScoredGenes = Annotated[
+    Path | None,
+    typer.Option(
+        "--genes",
+        help="Text file, vocabulary or store with the genes to score, if the truth is a store; default: all of them.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -87,6 +94,7 @@ def scoring_options(
     scale: Scale = None,
     metrics: Metrics = None,
     targets: TargetGenes = None,
+    genes: ScoredGenes = None,
     threads: Threads = None,
     shard: Shard = "0/1",
     dataset: Dataset = None,
@@ -107,6 +115,7 @@ def scoring_options(
         "scale": scale,
         "metrics": _names(metrics),
         "targets": None if targets is None else str(targets),
+        "genes": None if genes is None else str(genes),
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}

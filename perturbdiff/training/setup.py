@@ -232,8 +232,18 @@ def check_passes(sets_per_step: int, accumulate: int, processes: Processes, twin
         )
 
 
-def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None = None) -> TrainingSetup:
-    """Return the setup of `train`: one store, its split, a new network; ``tables`` are semantic tables."""
+def from_scratch(
+    store: Path,
+    split: Path,
+    config: Config,
+    tables: Tables | None = None,
+    genes: Sequence[str] | None = None,
+) -> TrainingSetup:
+    """Return the setup of `train`: one store, its split, a new network.
+
+    ``tables`` are semantic tables. ``genes`` are those of the model, by default all of the store; a gene that the
+    store lacks raises a `UserError`.
+    """
     tables = tables or {}
     check_tables(config.model, tables)
     source = split_source(Store(store), read_split(split), dataset_of(store))
@@ -241,9 +251,14 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     hold([source], config)
     validation = source.store.conditions[source.valid]
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
-    genes = list(source.store.genes)
-    model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
-    setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
+    names = list(source.store.genes) if genes is None else list(genes)
+    if missing := sorted(set(names) - set(source.store.genes)):
+        raise UserError(
+            f"{store}: lacks {len(missing)} of the {len(names)} genes of --genes: {listing(missing)}; train on genes "
+            "that it has"
+        )
+    model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
+    setup = TrainingSetup([source], names, vocabulary, model, config, facts, tables)
     set_units(setup)
     return setup
 
