@@ -4,7 +4,7 @@ process PREPROCESS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs/*'), path(split),
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs?/*'), path(split),
         path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
@@ -14,7 +14,7 @@ process PREPROCESS {
     script:
     def args     = task.ext.args ?: ''
     def training = split ? "--split ${split}" : ''
-    def labels   = obs ? "--obs ${obs}" : ''
+    def labels   = [obs].flatten().collect { table -> "--obs ${table}" }.join(' ')
     def chosen   = genes ? "--genes ${genes}" : ''
     """
     cat > recipe.yaml <<'END'

@@ -39,6 +39,40 @@ def locate(text, folder) {
     return beside.exists() ? beside : file(text, glob: false)
 }
 
+// names joined by ;
+def filesIn(text) {
+    return (text ?: '').split(';').collect { name -> name.trim() }.findAll()
+}
+
+// a store that `preprocess` made is used as it is
+def isStore(path) {
+    return path.resolve('conditions.parquet').exists() && path.resolve('manifest.json').exists()
+}
+
+// What a cell names: what a row of these modes makes, or a file. `key`: where the workflow finds it ('': there is
+// none); `mark`: what determines it, as far as it is known before it is made
+def markOf(text, rows, modes, folder) {
+    if (!text) { return [key: '', mark: '', file: []] }
+    def maker = rows.find { row -> row.id == text && row.mode in modes }
+    if (!maker) {
+        def path = locate(text, folder)
+        return [key: "file ${path}".toString(), mark: text, file: path]
+    }
+    def added = filesIn(maker.add).collect { name -> rows.find { row -> row.id == name && row.mode in modes } }.findAll()
+    def cells = ([maker] + added).collectMany { row ->
+        ['id', 'input', 'preset', 'overrides', 'add', 'options'].collect { name -> row[name] ?: '' }
+    }
+    return [key: "made ${text}".toString(), mark: cells.join('|'), file: null]
+}
+
+// NAME=VALUE joined by ;, a name alone is a switch
+def optionsOf(row) {
+    return filesIn(row.options).collectEntries { part ->
+        def words = part.split('=', 2).collect { word -> word.trim() }
+        [(words[0]): words.size() == 2 ? words[1] : true]
+    }
+}
+
 // semantic tables of a row, KIND=FILE;…: kind → text of the path
 def tablesOf(row) {
     return (row.embeddings ?: '').split(';').findAll { part -> part.contains('=') }
