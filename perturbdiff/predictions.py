@@ -1,8 +1,9 @@
 """Predictions: AnnData of predicted cells followed by the real control cells of the same cell type and batch.
 
 ``X`` is CSR float32 log1p, or int32 counts. ``obs`` has the categorical columns ``perturbation, cell_type, batch,
-source`` ('predicted' or 'control') and ``cell`` (for a control, or a prediction made from one cell, that cell's name;
-else empty). With counts it also has ``n_counts``, the depth over all genes that were measured, and ``var`` has
+source`` ('predicted' or 'control'), ``cell`` (for a control, or a prediction made from one cell, that cell's name;
+else empty) and ``set`` (number of the set that a predicted cell was sampled in, unique in the file; -1: in none or
+unknown). With counts it also has ``n_counts``, the depth over all genes that were measured, and ``var`` has
 ``predicted``, false for genes whose counts are those of a control cell.
 """
 
@@ -22,6 +23,7 @@ import zarr
 from scipy import sparse
 
 from perturbdiff.conditions.condition import LABELS, conditions_of
+from perturbdiff.conditions.condition_table import SET
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage
@@ -39,6 +41,9 @@ DEPTH = "n_counts"
 """Column of obs with the depth of a cell of counts, over all genes that were measured."""
 SCALES = ("log1p", "counts")
 """What the values of a predictions file can be."""
+
+NO_SET = -1
+"""Value of the column ``set`` for a cell that was sampled in no set."""
 
 _DEFAULTS = {"source": SOURCES[0], "cell": ""}
 _CHUNK_VALUES = 1 << 18  # 1 MiB of float32: small enough to read a few cells, large enough to compress
@@ -144,8 +149,10 @@ class PredictionWriter:
         for name in ("_index", "cell"):
             column = _create(obs, name, str, _CHUNK_CELLS)
             column.attrs.update({"encoding-type": "string-array", "encoding-version": "0.2.0"})
-        if self.counts:
-            column = _create(obs, DEPTH, np.float32, _CHUNK_CELLS)
+        self._numbers: dict[str, np.dtype] = {SET: np.dtype(np.int32)}
+        self._numbers |= {DEPTH: np.dtype(np.float32)} if self.counts else {}
+        for name, dtype in self._numbers.items():
+            column = _create(obs, name, dtype, _CHUNK_CELLS)
             column.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
         return root
 
@@ -158,7 +165,7 @@ class PredictionWriter:
             float [n, G], log1p, ≥ 0; or whole numbers, if the file is one of counts.
         obs
             n rows with ``perturbation, cell_type, batch``, with counts also ``n_counts``; ``source`` (default
-            'predicted') and ``cell`` may be there.
+            'predicted'), ``cell`` and ``set`` (default -1) may be there.
 
         Raises
         ------
@@ -171,8 +178,8 @@ class PredictionWriter:
         if not np.isfinite(block.data).all():
             raise ValueError("predicted values are not finite")
         labels = _labelled(obs)
-        if self.counts:
-            labels[DEPTH] = obs[DEPTH].to_numpy(np.float32)
+        for name, dtype in self._numbers.items():
+            labels[name] = NO_SET if name == SET and SET not in obs else obs[name].to_numpy(dtype)
         self._waiting.append((block, labels))
         self.n_cells += len(obs)
         waiting = sum(len(labels) for _, labels in self._waiting)
@@ -207,8 +214,8 @@ class PredictionWriter:
             self._numbered[kind] += len(rows)
         append(self._root["obs"]["_index"], names)
         append(self._root["obs"]["cell"], obs["cell"].to_numpy(object))
-        if self.counts:
-            append(self._root["obs"][DEPTH], obs[DEPTH].to_numpy(np.float32))
+        for name, dtype in self._numbers.items():
+            append(self._root["obs"][name], obs[name].to_numpy(dtype))
 
     def _encode(self, name: str, labels: np.ndarray) -> None:
         known = self._categories[name]
@@ -246,7 +253,7 @@ class PredictionWriter:
                 "encoding-type": "dataframe",
                 "encoding-version": "0.2.0",
                 "_index": "_index",
-                "column-order": [*LABELS, "source", "cell", *([DEPTH] if self.counts else [])],
+                "column-order": [*LABELS, "source", "cell", *self._numbers],
             }
         )
         anndata.io.write_elem(root, "var", self._var)

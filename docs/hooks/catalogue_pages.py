@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from perturbdiff.datasets import Dataset, registered
+from perturbdiff.datasets.fetching import cost
 from perturbdiff.evaluation.metrics.catalogue import FAMILIES, METRICS
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS
 from perturbdiff.evaluation.metrics.profile_metrics import Metric
@@ -111,30 +112,40 @@ def datasets_page() -> str:
     lines = [
         "# Data sets",
         "",
-        "These published data sets have a name. `dataset:NAME` stands for the file in a samplesheet, and "
+        "These published data sets have a name. [`perturbdiff data get NAME`](../data.md) fetches and checks one, and "
+        "`perturbdiff data list NAME` says what stands here. `dataset:NAME` stands for the file in a samplesheet, and "
         "`perturbdiff.datasets.find(NAME)` returns its path. The files are no part of the package. They are looked up "
-        "in the folder that the environment variable `PERTURBDIFF_DATA` names, and then in your cache. A file is "
-        "fetched if an address is known. Its hash is always checked.",
+        "in the folder that the environment variable `PERTURBDIFF_DATA` names, and then in your cache. None was "
+        "downloaded to write this page: it repeats what publishers and users say.",
         "",
         "| name | what it is | preset |",
         "|---|---|---|",
-        *(f"| [`{d.name}`](#{d.name}) | {d.title} | `{d.preset}` |" for d in registered().values()),
+        *(f"| [`{d.name}`](#{d.name}) | {d.title} | {_preset(d)} |" for d in registered().values()),
     ]
     for dataset in registered().values():
         lines += ["", *_dataset(dataset)]
     return "\n".join([*lines, ""])
 
 
+def _preset(dataset: Dataset) -> str:
+    return f"[`{dataset.preset}`](presets.md#{dataset.preset})" if dataset.preset else "none"
+
+
 def _dataset(dataset: Dataset) -> Iterator[str]:
+    query = dataset.census and f"the Census of {dataset.census.version}, cells with `{dataset.census.filter}`"
+    digest = (
+        f"SHA-256 `{dataset.sha256}`" if dataset.sha256 else f"MD5 `{dataset.md5}`" if dataset.md5 else ""
+    )
     yield from [f"## `{dataset.name}` {{ #{dataset.name} }}", "", f"{dataset.title}.", ""]
-    yield f"- **File:** `{dataset.file}`, {dataset.bytes / 1e6:.1f} MB, SHA-256 `{dataset.sha256}`"
-    yield f"- **Address:** {dataset.url or 'none is known; put the file into the folder yourself'}"
+    yield f"- **File:** `{dataset.file}`, {digest or 'no sum is published'}"
+    yield f"- **Cost:** {cost(dataset)}"
+    yield f"- **Address:** {dataset.url or query or 'none is known; put the file into the folder yourself'}"
     yield f"- **Original:** {dataset.source}"
-    yield f"- **Selection:** {dataset.selection}"
-    yield f"- **Licence:** {dataset.licence}"
+    yield f"- **Selection:** {dataset.selection or 'as published'}"
     yield f"- **Cite:** {dataset.citation}"
-    yield f"- **Preset:** [`{dataset.preset}`](presets.md#{dataset.preset})"
+    yield f"- **Values:** {dataset.scale}"
+    yield f"- **Preset:** {_preset(dataset)}"
     yield from ["", "| column of obs | what it holds |", "|---|---|"]
     yield from (f"| `{column}` | {meaning} |" for column, meaning in dataset.columns.items())
-    if dataset.traps:
-        yield from ["", "Know this before you use it:", "", *(f"- {trap}" for trap in dataset.traps)]
+    if known := [*dataset.label_errors, *dataset.traps]:
+        yield from ["", "Know this before you use it:", "", *(f"- {text}" for text in known)]

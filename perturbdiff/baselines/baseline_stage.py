@@ -15,8 +15,9 @@ from scipy import sparse
 
 from perturbdiff import predictions
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task, open_task, write
-from perturbdiff.baselines.simple import BASELINES, NAMES
+from perturbdiff.baselines.simple import BASELINES
 from perturbdiff.conditions.condition import LABELS
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.method import Method
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -29,14 +30,22 @@ _CELLS_PER_BLOCK = 4096
 
 
 def predict(
-    name: str, store: Path, split: Path, out: Path, *, part: str = "test", seed: int = 0, force: bool = False
+    name: str,
+    store: Path,
+    split: Path,
+    out: Path,
+    *,
+    part: str = "test",
+    embedding: Path | None = None,
+    seed: int = 0,
+    force: bool = False,
 ) -> Path:
     """Predict every condition of a part with a built-in baseline, as many cells as the condition really has.
 
     Parameters
     ----------
     name
-        One of `NAMES`. docs/baselines.md describes them.
+        One of `BASELINES`. docs/baselines.md describes them.
     store
         The store. Only the expression of training cells and control cells is read.
     split
@@ -45,6 +54,8 @@ def predict(
         Predictions to write (.h5ad or .zarr), with the real controls appended.
     part
         'train', 'valid' or 'test'.
+    embedding
+        Table of perturbation vectors (docs/embeddings.md), for a baseline that needs one.
     seed
         Seed of the draws of cells.
 
@@ -56,42 +67,48 @@ def predict(
     Raises
     ------
     UserError
-        If the name is unknown, the split does not fit the store, or the part has no conditions or no controls.
+        If the name is unknown, the split does not fit the store, the part has no conditions or no controls, or the
+        baseline needs a table and has none, or the other way round.
     """
     if name not in BASELINES:
-        raise UserError(f"no baseline '{name}'{nearest(name, NAMES)} baselines: {listing(NAMES, 20)}")
+        raise UserError(f"no baseline '{name}'{nearest(name, BASELINES)} baselines: {listing(BASELINES, 20)}")
+    if (embedding is None) == BASELINES[name].needs_vectors:
+        has = (
+            "needs vectors: give --embedding perturbation=FILE" if embedding is None else "has no --embedding"
+        )
+        raise UserError(f"baseline {name}: {has} (docs/embeddings.md)")
     out = Path(out)
     folder = predictions.format_of(out) == ".zarr"
     recipe = {"name": name, "part": part}
     inputs = {"store": Path(store), "split": Path(split)}
+    if embedding is not None:
+        inputs["perturbation"] = Path(embedding)
     with provenance.stage(
         "baseline", out, config=recipe, inputs=inputs, seed=seed, folder=folder, force=force
     ) as stage:
         if stage.skip:
             return out
-        _write(stage, name, Store(store), read_split(Path(split)), part, seed)
+        vectors = None if embedding is None else EmbeddingTable.read(Path(embedding))
+        task, wanted = open_task(Store(store), read_split(Path(split)), part, seed, vectors)
+        _write(stage, name, task, wanted, learned=part == "train" and BASELINES[name].trained)
     return out
 
 
-def _write(
-    stage: provenance.Stage, name: str, store: Store, split: pd.DataFrame, part: str, seed: int
-) -> None:
+def _write(stage: provenance.Stage, name: str, task: Task, wanted: pd.DataFrame, *, learned: bool) -> None:
     """Learn, predict and write. Note the numbers of cells written, and the seconds of learning and predicting."""
     baseline = BASELINES[name]
     spent = {"seconds": {}, "cpu_seconds": {}}
     with _measured(spent, "train"):
-        task, wanted = open_task(store, split, part, seed)
         predictor = baseline.learn(task)
     made_by = Method(
         baseline=name,
         baseline_kind="built-in",
-        seed=seed,
+        seed=task.seed,
         controls="balanced" if baseline.from_controls else None,
     )
-    learned = part == "train" and baseline.trained
     with _measured(spent, "predict"):
         blocks = _cells(task, wanted, predictor)
-        stage.results |= write(stage.path, store, wanted, blocks, name, made_by, learned=learned)
+        stage.results |= write(stage.path, task.store, wanted, blocks, name, made_by, learned=learned)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     stage.notes["method_run"] = {**spent, "peak_memory_mib": round(peak, 1)}
 

@@ -15,6 +15,7 @@ from scipy import sparse
 from perturbdiff import predictions
 from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import listing
 from perturbdiff.runtime.progress import track
@@ -67,12 +68,15 @@ class Task:
         int64 [n]: conditions to predict.
     seed
         Seed of the draws.
+    vectors
+        Frozen vectors of perturbations, for baselines that need them.
     """
 
     store: Store
     train: np.ndarray
     wanted: np.ndarray
     seed: int
+    vectors: EmbeddingTable | None = None
 
     @cached_property
     def conditions(self) -> pd.DataFrame:
@@ -154,7 +158,9 @@ Blocks = Iterable[tuple[pd.DataFrame, sparse.csr_matrix]]
 """Predicted cells in the order of the wanted conditions: obs, and log1p values [n, G]."""
 
 
-def open_task(store: Store, split: pd.DataFrame, part: str, seed: int) -> tuple[Task, pd.DataFrame]:
+def open_task(
+    store: Store, split: pd.DataFrame, part: str, seed: int, vectors: EmbeddingTable | None = None
+) -> tuple[Task, pd.DataFrame]:
     """Return the task of a baseline, and the conditions of a part with their numbers of cells.
 
     Raises
@@ -164,7 +170,7 @@ def open_task(store: Store, split: pd.DataFrame, part: str, seed: int) -> tuple[
     """
     wanted = predictions.requests(store, split, part)
     train = parts(store.conditions, split, store.path) == "train"
-    return Task(store, train, wanted["condition"].to_numpy(np.int64), seed), wanted
+    return Task(store, train, wanted["condition"].to_numpy(np.int64), seed, vectors), wanted
 
 
 def write(

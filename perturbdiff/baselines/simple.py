@@ -1,22 +1,20 @@
-"""The baselines of the package: copied cells, mean profiles, the nearest context, and a linear model.
+"""The baselines of the package: copied cells, mean profiles, a linear model, and the table of all of them.
 
 The linear model is that of Ahlmann-Eltze, Huber and Anders: change = gene embedding × W × perturbation embedding.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
-from perturbdiff.conditions.condition_table import Agent, agents
-from perturbdiff.store.pseudobulk import condition_means, group_means
-
-logger = logging.getLogger(__name__)
+from perturbdiff.baselines.nearest_context import nearest_context
+from perturbdiff.baselines.unseen_perturbations import kernel_ridge
+from perturbdiff.store.pseudobulk import group_means
 
 NUM_COMPONENTS = 10
 RIDGE = 0.1
@@ -192,107 +190,6 @@ def linear(task: Task) -> Predictor:
     return predict
 
 
-def control_means(task: Task, conditions: np.ndarray) -> dict[int, np.ndarray]:
-    """Return the mean profile of the matched controls (float64 [G], log1p) of each of ``conditions``."""
-    groups = np.where(task.is_control, np.cumsum(task.is_control) - 1, -1)
-    means, cells = group_means(task.store, groups, int(task.is_control.sum()), label="control means")
-    known: dict[tuple[int, ...], np.ndarray] = {}
-    means_of = {}
-    for condition in map(int, conditions):
-        pool = task.controls.pool(condition)
-        key = tuple(map(int, pool))
-        if key not in known:
-            weight = cells[groups[pool]]
-            known[key] = weight @ means[groups[pool]] / weight.sum()
-        means_of[condition] = known[key]
-    return means_of
-
-
-class _Mean:
-    """A running mean of profiles."""
-
-    def __init__(self, num_genes: int) -> None:
-        self.total, self.number = np.zeros(num_genes), 0
-
-    def add(self, profile: np.ndarray) -> None:
-        self.total += profile
-        self.number += 1
-
-    @property
-    def value(self) -> np.ndarray:
-        return self.total / max(self.number, 1)
-
-
-def agents_alone(task: Task, seen: Set[str]) -> dict[str, tuple[str, ...]]:
-    """Return for each wanted combination that is not among ``seen`` the labels of its agents given alone.
-
-    A combination with an agent that was not seen alone is left out.
-    """
-    perturbation = task.labels("perturbation")
-    control = next(iter(perturbation[task.is_control]), None)
-    alone: dict[Agent, str] = {}
-    for label in sorted(seen):
-        found = agents(label, control=control)
-        if len(found) == 1:
-            alone.setdefault(found[0], label)
-    parts = {}
-    for label in {str(perturbation[c]) for c in task.wanted} - seen:
-        found = agents(label, control=control)
-        labels = [alone.get(agent, alone.get((agent[0], None))) for agent in found]
-        known = tuple(one for one in labels if one is not None)
-        if len(found) > 1 and len(known) == len(found):
-            parts[label] = known
-    return parts
-
-
-def nearest_context(task: Task) -> Predictor:
-    """Predict matched control cells plus a mean change, clipped at 0.
-
-    A context is a (cell type, batch). The change of a training condition is its mean minus the mean of its matched
-    controls. The mean is over the training contexts of the same cell type in which the perturbation was seen. If
-    there are none, all contexts in which it was seen are averaged. The change of an unseen combination is the sum of
-    its agents' changes if all were seen alone, and for any other unseen perturbation the mean over all conditions.
-    """
-    perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
-    base = control_means(task, task.perturbed)
-    seen = {str(perturbation[c]) for c in task.perturbed}
-    parts = agents_alone(task, seen)
-    wanted = {
-        (str(cell_type[c]), part)
-        for c in task.wanted
-        for part in parts.get(str(perturbation[c]), (str(perturbation[c]),))
-    }
-    by_type: dict[tuple[str, str], _Mean] = {}
-    by_perturbation: dict[str, _Mean] = {}
-    overall = _Mean(task.store.n_genes)
-    perturbations = {p for _, p in wanted}
-    for condition, mean in condition_means(task.store, task.perturbed, label="training changes"):
-        label = str(perturbation[condition])
-        kind = (str(cell_type[condition]), label)
-        change = mean - base[condition]
-        overall.add(change)
-        if label in perturbations:
-            by_perturbation.setdefault(label, _Mean(len(change))).add(change)
-        if kind in wanted:
-            by_type.setdefault(kind, _Mean(len(change))).add(change)
-    task.report_unseen("nearest-context", seen | set(parts), "perturbation", "the mean change of all is used")
-    same = sum((cell_type[c], perturbation[c]) in by_type for c in task.wanted)
-    logger.info(
-        "nearest-context: %d of %d conditions have contexts of their cell type", same, len(task.wanted)
-    )
-
-    def predict(condition: int, size: int) -> Recipe:
-        labels = parts.get(perturbation[condition], (perturbation[condition],))
-        means = [
-            by_type.get((cell_type[condition], label)) or by_perturbation.get(label) or overall
-            for label in labels
-        ]
-        rows = task.matched(condition, size)
-        return Recipe(rows=rows, shift=np.sum([mean.value for mean in means], axis=0))
-
-    return predict
-
-
 @dataclass(frozen=True)
 class Baseline:
     """A built-in baseline. With equal seeds, its predictions are equal bit for bit.
@@ -309,6 +206,8 @@ class Baseline:
         Whether predicted cells are made from matched control cells.
     trained
         Whether it uses the training cells. If so, predictions of training conditions count as seen.
+    needs_vectors
+        Whether it needs a table of perturbation vectors.
     """
 
     learn: Callable[[Task], Predictor]
@@ -316,6 +215,7 @@ class Baseline:
     unseen: str
     from_controls: bool = False
     trained: bool = True
+    needs_vectors: bool = False
 
 
 BASELINES: Mapping[str, Baseline] = {
@@ -352,8 +252,17 @@ BASELINES: Mapping[str, Baseline] = {
         from_controls=True,
     ),
     "resample": Baseline(resample, "a real training cell with this perturbation", "a matched control cell"),
+    "kernel-ridge": Baseline(
+        kernel_ridge,
+        "as `nearest-context`",
+        "a matched control cell plus the change that kernel ridge regression predicts from the perturbation's vector "
+        "(`--embedding`), clipped at 0. The sum of its agents' changes if it is a combination",
+        from_controls=True,
+        needs_vectors=True,
+    ),
 }
-"""The built-in baselines by name. The command line, the report and the documentation read this table; a test compares
-the workflow's lists with it."""
+"""The built-in baselines by name. The command line, the report and the documentation read this table."""
 
-NAMES = tuple(BASELINES)
+NAMES = tuple(name for name, baseline in BASELINES.items() if not baseline.needs_vectors)
+"""The baselines that need a store and a split only. What compares with all baselines uses these, and a test compares
+the workflow's lists with them."""

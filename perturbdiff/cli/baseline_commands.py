@@ -21,6 +21,7 @@ from perturbdiff.cli.options import (
     StorePath,
     Work,
     config_of,
+    embeddings_of,
 )
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
@@ -72,10 +73,13 @@ def list_tools() -> None:
 
     External tools are shown with their versions and licences.
     """
-    from perturbdiff.baselines import NAMES
     from perturbdiff.baselines.external import known_tools, tool_environments
+    from perturbdiff.baselines.simple import BASELINES
 
-    rows = [(name, "built in", "", "") for name in NAMES]
+    rows = [
+        (name, "built in", "needs --embedding" if baseline.needs_vectors else "", "")
+        for name, baseline in BASELINES.items()
+    ]
     for tool in map(known_tools.load, known_tools.names()):
         state = "installed" if tool_environments.installed(tool) else "not installed"
         rows.append((tool.name, tool.version, state, tool.licence))
@@ -196,10 +200,10 @@ baseline_app = typer.Typer(
 
 def methods() -> tuple[str, ...]:
     """Return the names of all built-in methods and external tools, and 'script'."""
-    from perturbdiff.baselines import NAMES
     from perturbdiff.baselines.external import known_tools
+    from perturbdiff.baselines.simple import BASELINES
 
-    return (*NAMES, *known_tools.names(), "script")
+    return (*BASELINES, *known_tools.names(), "script")
 
 
 @baseline_app.command(_PREDICT, cls=Work, hidden=True)
@@ -213,6 +217,14 @@ def predict(
     part: Part = "test",
     recipe: Recipe = None,
     overrides: Overrides = None,
+    embedding: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--embedding",
+            metavar="perturbation=FILE",
+            help="Table of perturbation vectors (parquet or npz), which kernel-ridge needs (docs/embeddings.md).",
+        ),
+    ] = None,
     script: Annotated[
         Path | None,
         typer.Option("--script", help="Your adapter script, for 'baseline script' (docs/adapters.md)."),
@@ -243,16 +255,20 @@ def predict(
 
     Change the settings of tools and scripts by --set baseline.settings=quick, --set baseline.options.NAME=VALUE.
     """
-    from perturbdiff.baselines import NAMES
     from perturbdiff.baselines import predict as built_in
+    from perturbdiff.baselines.simple import BASELINES
 
     config = config_of(recipe, overrides, seed)
     shared: dict[str, Any] = {"part": part, "seed": config.seed, "force": force}
     external = {"script": script, "python": python, "name": label, "threads": threads, "keep": keep}
-    if name in NAMES:
+    tables = embeddings_of(embedding)
+    if others := [kind for kind in tables if kind != "perturbation"]:
+        raise UserError(f"--embedding {others[0]}: a baseline has no use for it; give perturbation=FILE")
+    if name in BASELINES:
         _refuse(name, {**external, "set baseline.options": config.baseline.options})
-        built_in(name, store, split, out, **shared)
+        built_in(name, store, split, out, embedding=tables.get("perturbation"), **shared)
     else:
+        _refuse(name, {"embedding": embedding})
         _external(name, store, split, out, config.baseline, external, {**shared, "device": device})
     typer.echo(str(out))
 

@@ -1,4 +1,4 @@
-"""What the Tab key offers: names of presets, keys of the recipe, names of methods. Files are the shell's own matter."""
+"""What the Tab key offers: presets, keys of the recipe, methods, data sets. Files are the shell's own matter."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def keys(incomplete: str) -> list[str]:
     from perturbdiff.config.recipes import keys as all_keys
 
     return [f"{key}=" for key in all_keys() if f"{key}=".startswith(incomplete)]
+
+
+def datasets(incomplete: str) -> list[str]:
+    """Return the published data sets that begin like this."""
+    from perturbdiff.datasets import registered
+
+    return [name for name in registered() if name.startswith(incomplete)]

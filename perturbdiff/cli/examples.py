@@ -22,6 +22,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff split store --out split.parquet --set split.held_out=batch_2",
     ),
     "stats": ("perturbdiff stats store --split split.parquet --out stats",),
+    "data": ("perturbdiff data list", "perturbdiff data get norman19"),
+    "data list": ("perturbdiff data list", "perturbdiff data list replogle"),
+    "data get": (
+        "perturbdiff data get norman19 --out data",
+        "perturbdiff data get replogle --out data --yes",
+    ),
     "store": ("perturbdiff store info store",),
     "store info": ("perturbdiff store info store", "perturbdiff store info store --json"),
     "store check": ("perturbdiff store check store", "perturbdiff store check store --quick"),
@@ -48,6 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "baseline": (
         "perturbdiff baseline nearest-context store --split split.parquet --out nearest-context.h5ad",
+        "perturbdiff baseline kernel-ridge store --split s.parquet --out o.h5ad --embedding perturbation=genes.parquet",
         "perturbdiff baseline list",
     ),
     "baseline list": ("perturbdiff baseline list",),

@@ -18,6 +18,7 @@ from perturbdiff.cli.adversary_commands import adversaries
 from perturbdiff.cli.baseline_commands import baseline_app
 from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
+from perturbdiff.cli.dataset_commands import data_app
 from perturbdiff.cli.evaluate_commands import calibrate, ceiling, evaluate, merge
 from perturbdiff.cli.export_command import export
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
@@ -85,6 +86,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(cls=Group, help="Show recipes, or the schema of all settings.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
 app.add_typer(store_app, name="store")
 app.add_typer(bundle_app, name="bundle")
 app.add_typer(vocabulary_app, name="vocabulary")

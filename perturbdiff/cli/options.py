@@ -175,6 +175,14 @@ BatchColumn = Annotated[
     str | None,
     typer.Option("--batch-col", metavar="COLUMN", help="Column with the batch or donor; none: one batch."),
 ]
+SetColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--set-col",
+        metavar="COLUMN",
+        help="Column that says which cells were a set (well, plate, guide, replicate); none: unknown.",
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device to compute on.")]
 
 
@@ -290,6 +298,7 @@ def data_options(
     control: Control = None,
     cell_type: CellTypeColumn = None,
     batch: BatchColumn = None,
+    sets: SetColumn = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     seed: Seed = None,
@@ -298,6 +307,7 @@ def data_options(
     """Collect the options of commands that read counts: the recipe, with the columns that the options name."""
     config = config_of(recipe, overrides, seed)
     columns = {"perturbation_key": perturbation, "cell_type_key": cell_type, "batch_key": batch}
+    columns["set_key"] = sets
     data = changed(config.data, {**columns, "control": control})
     config = config.model_copy(update={"data": data})
     return Shared(config, {"seed": config.seed, "force": force})

@@ -78,6 +78,11 @@ class DataConfig(Section):
     batch_key: Column = Field(
         default="batch", description="obs column with the batch or donor; none: one batch"
     )
+    set_key: Column = Field(
+        default=None,
+        description="obs column that says which cells were a set: a well, plate, guide or replicate. The model is "
+        "never told it (docs/family.md); none: unknown",
+    )
     random_batches: int | None = Field(
         default=None,
         ge=2,

@@ -1,5 +1,6 @@
-"""Published data sets by name: what is known of each, and where its file lies. None is part of this package."""
+"""Published data sets by name: what is known of each, how it is fetched and checked. None is part of this package."""
 
-from perturbdiff.datasets.registry import Dataset, cache_folder, find, registered
+from perturbdiff.datasets.fetching import find, get
+from perturbdiff.datasets.registry import Dataset, cache_folder, lookup, registered
 
-__all__ = ["Dataset", "cache_folder", "find", "registered"]
+__all__ = ["Dataset", "cache_folder", "find", "get", "lookup", "registered"]

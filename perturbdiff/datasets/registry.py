@@ -1,29 +1,67 @@
-"""The registry of published data sets (``registry.yaml``), and the way from a name to a file.
+"""The registry of published data sets (``registry.yaml``), and the way from a name to a file that lies here.
 
 A file is looked up in the folder that the environment variable ``PERTURBDIFF_DATA`` names, then in the user's cache.
-If it is in neither, it is fetched into the cache, where the registry knows an address for it.
+`perturbdiff.datasets.fetching` puts it there.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, nearest
-from perturbdiff.runtime.progress import Track, track
 
 FOLDER_VARIABLE = "PERTURBDIFF_DATA"
 """Environment variable that names a folder with files of data sets."""
 
 
 @dataclass(frozen=True)
+class Census:
+    """A query of the CellxGene Census.
+
+    Attributes
+    ----------
+    version
+        Release, as a date.
+    filter
+        Which cells, in the Census's language of filters on obs.
+    """
+
+    version: str
+    filter: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of a data set.
+
+    Attributes
+    ----------
+    file
+        Name of the file below the folder of data sets.
+    url
+        Where it can be fetched, or None.
+    bytes
+        Its size, if known.
+    algorithm, digest
+        Its published sum in hexadecimal digits; empty if there is none.
+    """
+
+    file: str
+    url: str | None
+    bytes: int | None
+    algorithm: Literal["sha256", "md5", ""]
+    digest: str
+
+
+@dataclass(frozen=True)
 class Dataset:
-    """What the registry says of a data set.
+    """What the registry says of a data set. None means that it is not known.
 
     Attributes
     ----------
@@ -32,25 +70,37 @@ class Dataset:
     title
         What it is, in a line.
     file
-        Name of the file.
-    sha256
-        SHA-256 of the file, in hexadecimal digits.
-    bytes
-        Size of the file.
-    url
-        Where the file can be fetched, or None.
+        Name of the file; with ``{part}`` in it where there are several.
     source
         Where the original is published.
-    selection
-        How the file was made of the original.
     licence
         Licence of the data, as far as it is known.
     citation
         The publication.
-    preset
-        Preset that suits the data.
     columns
         Columns of ``obs`` and what they hold.
+    scale
+        What the values are.
+    url
+        Where the file can be fetched.
+    parts
+        First and last number of the parts, where there are several files.
+    bytes, gigabytes
+        Exact size of the one file; about how much all files are, in 10⁹ bytes.
+    sha256, md5
+        Published sums of the one file.
+    requester_pays
+        Whether the reader pays for the transfer.
+    census
+        The query whose result the files are.
+    selection
+        How the file was made of the original.
+    preset
+        Preset that suits the data.
+    cells, genes, values
+        Numbers of cells, genes and stored values.
+    label_errors
+        Labels that are odd or wrong, and what becomes of them.
     traps
         What one should know before one uses the data.
     """
@@ -58,23 +108,70 @@ class Dataset:
     name: str
     title: str
     file: str
-    sha256: str
-    bytes: int
-    url: str | None
     source: str
-    selection: str
     licence: str
     citation: str
-    preset: str
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, str]
+    scale: Literal["counts", "log1p", "normalised"]
+    url: str | None = None
+    parts: tuple[int, int] | None = None
+    bytes: int | None = None
+    gigabytes: float | None = None
+    sha256: str | None = None
+    md5: str | None = None
+    requester_pays: bool = False
+    census: Census | None = None
+    selection: str | None = None
+    preset: str | None = None
+    cells: int | None = None
+    genes: int | None = None
+    values: int | None = None
+    label_errors: list[str] = field(default_factory=list)
     traps: list[str] = field(default_factory=list)
+
+    @property
+    def files(self) -> list[Part]:
+        """Its files, in their order."""
+        first, last = self.parts or (0, 0)
+        sum_of: tuple[Literal["sha256", "md5", ""], str] = ("", "")
+        if self.sha256 or self.md5:
+            sum_of = ("sha256", self.sha256) if self.sha256 else ("md5", str(self.md5))
+        return [
+            Part(self.file.format(part=k), self.url and self.url.format(part=k), self.bytes, *sum_of)
+            for k in range(first, last + 1)
+        ]
+
+    @property
+    def size(self) -> float | None:
+        """Bytes of all files together, exactly or about."""
+        return self.bytes if self.bytes is not None else self.gigabytes and self.gigabytes * 1e9
 
 
 @functools.cache
 def registered() -> dict[str, Dataset]:
     """Return every data set by its name."""
     found: dict[str, dict[str, Any]] = untrusted.read(Path(__file__).with_name("registry.yaml"), "YAML")
-    return {name: Dataset(name=name, **entry) for name, entry in found.items()}
+    return {name: _dataset(name, entry) for name, entry in found.items()}
+
+
+def _dataset(name: str, entry: dict[str, Any]) -> Dataset:
+    parts, census = entry.get("parts"), entry.get("census")
+    made = {"parts": parts and tuple(parts), "census": census and Census(**census)}
+    return Dataset(name=name, **{**entry, **made})
+
+
+def lookup(name: str) -> Dataset:
+    """Return a data set.
+
+    Raises
+    ------
+    UserError
+        If the name is unknown.
+    """
+    known = registered()
+    if name not in known:
+        raise UserError(f"unknown data set '{name}'{nearest(name, known)}; known: {', '.join(known)}")
+    return known[name]
 
 
 def cache_folder() -> Path:
@@ -84,77 +181,13 @@ def cache_folder() -> Path:
     return Path(cache) / "perturbdiff" / "datasets"
 
 
-def find(name: str) -> Path:
-    """Return the file of a data set, and fetch it if that is needed and possible.
-
-    Parameters
-    ----------
-    name
-        Name in the registry.
-
-    Raises
-    ------
-    UserError
-        The name is unknown, the file is nowhere and cannot be fetched, or it is not the registered one.
-    """
-    if name not in registered():
-        raise UserError(
-            f"unknown data set '{name}'{nearest(name, registered())}; known: {', '.join(registered())}"
-        )
-    dataset = registered()[name]
-    for folder in (os.environ.get(FOLDER_VARIABLE), cache_folder()):
-        if folder and (path := Path(folder) / dataset.file).is_file():
-            _check(path, dataset)
-            return path
-    return _fetch(dataset)
+def folders() -> Iterator[Path]:
+    """Yield the folders in which files are looked up, in their order. The first is where they are fetched to."""
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        yield Path(folder)
+    yield cache_folder()
 
 
-def _check(path: Path, dataset: Dataset) -> None:
-    if path.stat().st_size == dataset.bytes:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == dataset.sha256:
-                return
-    raise UserError(
-        f"{path}: is not the file of data set '{dataset.name}', whose SHA-256 is {dataset.sha256}; "
-        "move it away, or set another folder"
-    )
-
-
-def _fetch(dataset: Dataset) -> Path:
-    if dataset.url is None:
-        raise UserError(
-            f"data set '{dataset.name}': no address is known for {dataset.file}; put the file into a folder and name "
-            f"the folder in {FOLDER_VARIABLE} (original: {dataset.source})"
-        )
-    import pooch
-
-    try:
-        with track(f"fetching {dataset.file}", dataset.bytes, "bytes") as work:
-            found = pooch.retrieve(
-                dataset.url,
-                f"sha256:{dataset.sha256}",
-                dataset.file,
-                cache_folder(),
-                progressbar=_Download(work),  # pyright: ignore[reportArgumentType] # any object with these methods
-            )
-    except (OSError, ValueError) as error:
-        raise UserError(f"data set '{dataset.name}': {dataset.url} cannot be fetched ({error})") from None
-    return Path(found)
-
-
-class _Download:
-    """The methods that pooch asks of a bar. ``total`` is set by it."""
-
-    def __init__(self, work: Track) -> None:
-        self._work, self.total = work, 0
-
-    def update(self, amount: int) -> None:
-        """Count bytes. Pooch counts whole blocks, and so more than there are."""
-        self._work.advance(min(amount, self._work.total - self._work.done))
-
-    def reset(self) -> None:
-        """Begin anew, as pooch does before it counts everything at once at the end."""
-        self._work.done = 0
-
-    def close(self) -> None:
-        """Do nothing: the progress ends with its block."""
+def here(part: Part) -> Path | None:
+    """Return where a file lies, or None if it is in none of the folders."""
+    return next((path for folder in folders() if (path := folder / part.file).is_file()), None)

@@ -11,9 +11,16 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import ALL, RESERVED, SORTED_BY, dose_label, sort_conditions
+from perturbdiff.conditions.condition_table import (
+    ALL,
+    RESERVED,
+    SET,
+    SORTED_BY,
+    dose_label,
+    sort_conditions,
+)
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges
+from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges, small_dtype
 from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
 from perturbdiff.io.input_file import InputFile
@@ -39,12 +46,15 @@ class Labels:
         One row per perturbation: ``perturbation, agent, dose`` (nan without a dose).
     without_label
         Number of cells that lack a label and are dropped (``data.missing_labels=drop``). Their code is -1.
+    sets
+        The set of every cell, in input order, where ``data.set_key`` is given.
     """
 
     conditions: pd.DataFrame
     codes: np.ndarray
     perturbations: pd.DataFrame
     without_label: int = 0
+    sets: pd.Categorical | None = None
 
 
 def read_labels(inputs: Inputs) -> Labels:
@@ -54,14 +64,18 @@ def read_labels(inputs: Inputs) -> Labels:
     ------
     UserError
         If a column is missing or has missing values (unless ``missing_labels`` is ``drop``), a dose is not a number,
-        or no cell is a control.
+        no cell is a control, or the sets are the perturbations.
     """
+    _check_set_key(inputs.config)
     numbers = _Numbers()
     codes = np.empty(inputs.n_cells, np.int32)
+    sets = None if inputs.config.set_key is None else np.empty_like(codes)
     for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
         reader = _ConditionReader(file, inputs.config, numbers, number)
         for start, stop in row_ranges(file.n_cells):
             codes[offset + start : offset + stop] = reader.read(start, stop)
+            if sets is not None:
+                sets[offset + start : offset + stop] = reader.sets
         reader.check()
     table = numbers.table(inputs.config)
     labels = list(SORTED_BY)
@@ -76,7 +90,27 @@ def read_labels(inputs: Inputs) -> Labels:
         n_cells += np.bincount(part[part >= 0], minlength=len(n_cells))
     conditions["n_cells"] = n_cells
     _check_control(conditions, inputs)
-    return Labels(conditions, codes, _perturbations(table), len(codes) - int(n_cells.sum()))
+    without = len(codes) - int(n_cells.sum())
+    return Labels(conditions, codes, _perturbations(table), without, _sorted_sets(sets, numbers.sets))
+
+
+def _check_set_key(config: DataConfig) -> None:
+    if config.set_key is not None and config.set_key == config.perturbation_key:
+        raise UserError(
+            f"data.set_key: '{config.set_key}' is the perturbation (--pert-col); name the column that says which cells "
+            "were treated together, e.g. the well, plate, guide or replicate"
+        )
+
+
+def _sorted_sets(codes: np.ndarray | None, texts: Texts) -> pd.Categorical | None:
+    """Return the sets of all cells with their labels in order, in as few bytes as hold them."""
+    if codes is None:
+        return None
+    names = sorted(texts.names)
+    rank = np.append(pd.Index(names).get_indexer(pd.Index(texts.names)), MISSING).astype(
+        small_dtype(len(names))
+    )
+    return pd.Categorical.from_codes(rank[codes], names)  # type: ignore[arg-type]
 
 
 class _Numbers:
@@ -84,6 +118,7 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.agent, self.dose, self.cell_type, self.batch = Texts(), Texts(), Texts(), Texts()
+        self.sets = Texts()
         self.perturbations, self.contexts, self.conditions = Numbering(), Numbering(), Numbering()
 
     def table(self, config: DataConfig) -> pd.DataFrame:
@@ -175,7 +210,13 @@ class LabelCodes:
 
 
 class _ConditionReader:
-    """Reads the labels and doses of one file's cells as numbers of their combinations."""
+    """Reads the labels and doses of one file's cells as numbers of their combinations.
+
+    Attributes
+    ----------
+    sets
+        After `read`, the number of the set of each of these cells, int32, where there is a column for it.
+    """
 
     def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers, place: int) -> None:
         self._file, self._config, self._numbers, self._place = file, config, numbers, place
@@ -186,7 +227,10 @@ class _ConditionReader:
             "batch": "--batch-col or data.batch_key; none if the data have none",
         }
         texts = {"perturbation": numbers.agent, "cell_type": numbers.cell_type, "batch": numbers.batch}
+        if config.set_key is not None:
+            keys[SET], texts[SET], roles[SET] = config.set_key, numbers.sets, "--set-col or data.set_key"
         self._labels = LabelCodes(file, keys, texts, constants={"perturbation": config.control}, roles=roles)
+        self.sets = np.empty(0, np.int32)
         self._dose: Column | None = None
         if config.dose_key is not None and config.perturbation_key is not None:
             self._dose = file.open_column(config.dose_key, "data.dose_key")
@@ -198,7 +242,11 @@ class _ConditionReader:
         agent = self._labels.read("perturbation", start, stop)
         dose = self._doses(agent, start, stop)
         contexts = numbers.contexts(self._labels.read("cell_type", start, stop), self._batches(start, stop))
-        return numbers.conditions(contexts, numbers.perturbations(agent, dose))
+        found = numbers.conditions(contexts, numbers.perturbations(agent, dose))
+        if self._config.set_key is None:
+            return found
+        self.sets = self._labels.read(SET, start, stop)
+        return np.where(self.sets == MISSING, np.int32(MISSING), found)
 
     def _batches(self, start: int, stop: int) -> np.ndarray:
         """Return the number of each cell's batch, which is drawn if the recipe asks for random batches."""
@@ -298,11 +346,14 @@ def extra_names(config: DataConfig) -> tuple[str, ...]:
         If one has the name of another column of the store.
     """
     kept_as = {"cell_type": config.cell_type_key, "batch": config.batch_key, "dose": config.dose_key}
-    kept_as |= {"perturbation": config.perturbation_key if config.dose_key is None else None}
+    kept_as |= {
+        "perturbation": config.perturbation_key if config.dose_key is None else None,
+        SET: config.set_key,
+    }
     kept = tuple(name for name in config.extra_obs if kept_as.get(name) != name)
     for name in kept:
         plain_name(name, "data.extra_obs:")
-    taken = [name for name in kept if name in RESERVED]
+    taken = [name for name in kept if name in RESERVED or (name == SET and config.set_key is not None)]
     if taken:
         raise UserError(
             f"data.extra_obs: the store has a column '{taken[0]}' of its own; rename that obs column of the input"

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import complete
+from perturbdiff.conditions.condition_table import SET, complete
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import gene_groups
@@ -181,7 +181,9 @@ def preprocess(
     roles = {f"input {k}": Path(path) for k, path in enumerate(inputs)}
     roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
-    settings = {"data": config.model_dump(mode="json"), "format": FORMAT}
+    # without sets, the record is the one that earlier versions wrote
+    unused = {"set_key"} if config.set_key is None else None
+    settings = {"data": config.model_dump(mode="json", exclude=unused), "format": FORMAT}
     where = machine or Machine()
     before = {path: files.signature(path) for path in roles.values() if path.exists()}
     with provenance.stage(
@@ -228,8 +230,8 @@ class _Preprocessing:
         conditions, perturbations = labels.conditions, labels.perturbations
         without_label = labels.without_label
         targets = target_genes(self.inputs, labels) if self.config.knockdown else None
+        extra = self._save_extra(labels.sets)
         del labels  # 4 bytes per cell
-        extra = self._save_extra()
         scan = scan_cells(passes, conditions, look)
         if targets is not None:
             scan, table = apply_knockdown(passes, conditions, look, scan, targets)
@@ -310,9 +312,12 @@ class _Preprocessing:
             chosen = read_gene_list(genes, every)
         return pd.DataFrame(table.loc[chosen]).drop(columns="highly_variable")
 
-    def _save_extra(self) -> dict[str, tuple[Path, pd.Index | None]]:
+    def _save_extra(self, sets: pd.Categorical | None) -> dict[str, tuple[Path, pd.Index | None]]:
         """Save each further obs column to a file that workers can map. Return the files with their categories."""
         columns: dict[str, tuple[Path, pd.Index | None]] = {}
+        if sets is not None:
+            columns[SET] = self.scratch / "sets.npy", sets.categories
+            save(columns[SET][0], np.asarray(sets.codes))
         for number, name in enumerate(extra_names(self.config)):
             path, values = self.scratch / f"extra-{number:03d}.npy", extra_column(self.inputs, name)
             labelled = isinstance(values.dtype, pd.CategoricalDtype)
@@ -392,4 +397,5 @@ def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> d
         "control": config.control,
         "seed": seed,
         "hvg": selection,
+        **({} if config.set_key is None else {"set_key": config.set_key}),
     }

@@ -20,6 +20,7 @@ from torch import Tensor
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
 from perturbdiff.conditions.condition import LABELS, conditions_of
+from perturbdiff.conditions.condition_table import SET
 from perturbdiff.conditions.vocabulary import GeneMap, Kind
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.schedule import NoiseSchedule
@@ -220,6 +221,8 @@ class ConditionSampler:
             memory_share=memory_share,
         )  # fmt: skip
         self._labels = conditions_of(self.wanted)
+        sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
+        self._first_set = np.cumsum(sets) - sets
         self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device
@@ -294,8 +297,9 @@ class ConditionSampler:
             guidance=guidance, ceiling=self.ceiling,
         )  # fmt: skip
         log1p = cells.cpu().numpy()
-        repeats = np.repeat([one.request for one in sets], [one.keep for one in sets])
-        labels = self.wanted[list(LABELS)].iloc[repeats].reset_index(drop=True)
+        kept = [one.keep for one in sets]
+        labels = self.wanted[list(LABELS)].iloc[np.repeat(rows.numpy(), kept)].reset_index(drop=True)
+        labels[SET] = np.repeat([self._first_set[one.request] + one.number for one in sets], kept)
         if self._draws is not None:
             drawn = [self._counts(self._draws, one, log1p[i]) for i, one in enumerate(sets)]
             labels[DEPTH] = np.concatenate([depth for _, depth in drawn])

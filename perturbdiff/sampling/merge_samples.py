@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
+from perturbdiff.conditions.condition_table import SET
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import Block
 from perturbdiff.io.opening import open_root
@@ -115,6 +116,6 @@ def _opened(part: Path) -> Iterator[InputFile]:
 def _pieces(file: InputFile, start: int, stop: int) -> Iterator[tuple[Block, pd.DataFrame]]:
     """Yield the values and labels of rows ``start`` to ``stop``."""
     depth = [DEPTH] if file.declared.get("scale") == "counts" else []
-    columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell", *depth)}
+    columns = {name: file.open_column(name) for name in (*LABELS, "source", "cell", SET, *depth)}
     for block in file.blocks(start, stop, _VALUES):
         yield block, pd.DataFrame({k: c.values(block.start, block.stop) for k, c in columns.items()})

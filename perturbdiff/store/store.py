@@ -17,7 +17,7 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition_table import SET, condition_table
 from perturbdiff.io.columns import num_entries
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import check_part, open_group
@@ -113,7 +113,7 @@ class Store(StoreHead):
         ----------
         columns
             Names among ``cell`` (the cell's name in the input), ``cell_type, batch, perturbation, n_counts`` (depth
-            over all genes of the input), ``n_genes``, ``source_row, source_file``, ``dose`` and the further
+            over all genes of the input), ``n_genes``, ``source_row, source_file``, ``dose``, ``set`` and the further
             columns that were kept. None for all.
 
         Raises
@@ -186,6 +186,26 @@ class Store(StoreHead):
                             f"{self.path}: cells with counts have depth 0; run preprocess again with --force"
                         )
         return depth
+
+    @cached_property
+    def sets(self) -> list[str] | None:
+        """Labels of the sets (wells, guides, replicates), or None if the store does not know which cells were a set."""
+        return None if self._sets is None else [str(label) for label in self._sets.categories]
+
+    def set_of(self, rows: Rows) -> np.ndarray:
+        """Return the number of the set of each of ``rows`` in `sets`, int [n]. The store must know sets."""
+        if self._sets is None:
+            raise ValueError(f"{self.path}: does not know sets")
+        return np.asarray(self._sets.codes)[self.row_numbers(rows)]
+
+    @cached_property
+    def _sets(self) -> pd.Categorical | None:
+        if self.set_key is None:
+            return None
+        column = self.obs([SET])[SET]
+        if not isinstance(column.dtype, pd.CategoricalDtype) or column.isna().to_numpy().any():
+            raise UserError(f"{self.path}: cells without a set; run preprocess again with --force")
+        return pd.Categorical(column)
 
     def factors(self, rows: np.ndarray) -> np.ndarray:
         """Return the factors of the stored values of ``rows`` before log1p, float32 [n]."""

@@ -45,6 +45,8 @@ class StoreHead:
         Label of the control perturbation.
     seed
         Of preprocessing.
+    set_key
+        Name of the input's column that said which cells were a set; None if the store does not know.
 
     Raises
     ------
@@ -62,6 +64,7 @@ class StoreHead:
             self.target_sum = float("nan") if facts["target_sum"] is None else float(facts["target_sum"])
             self.scale, self.control = float(facts["scale"]), str(facts["control"])
             self.input_scale, self.seed = str(facts["input_scale"]), int(facts["seed"])
+            self.set_key = None if facts.get("set_key") is None else str(facts["set_key"])
             names = [plain_name(str(part["name"]), f"{self.path}: part") for part in facts["parts"]]
             self.edges = np.cumsum([0, *(int(part["n_cells"]) for part in facts["parts"])])
         self.parts = [self.path / name for name in names]

@@ -331,9 +331,9 @@ def _kind(method: str, summary: dict[str, Any]) -> Kind:
     made_by = Method.from_json(summary.get("made_by"))
     if made_by.baseline or made_by.recipe:
         return "baseline" if made_by.baseline else "model"
-    from perturbdiff.baselines import NAMES  # here, as they load what reads stores
+    from perturbdiff.baselines.simple import BASELINES  # here, as they load what reads stores
 
-    return "baseline" if method in NAMES else "model"
+    return "baseline" if method in BASELINES else "model"
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

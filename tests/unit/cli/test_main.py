@@ -64,7 +64,7 @@ def test_every_command_speaks_first_but_those_that_are_quick():
         return {k: v for n, one in command.commands.items() for k, v in leaves(one, (*words, n)).items()}
 
     silent = {name for name, speaks in leaves(get_command(main.app)).items() if not speaks}
-    quick = {"config show", "config schema", "store info", "bundle info"}
+    quick = {"config show", "config schema", "data list", "store info", "bundle info"}
     assert silent == quick | {f"baseline {word}" for word in ("list", "show", "remove")}
 
 

@@ -1,19 +1,23 @@
 """Published data sets: what the registry says, and the way from a name to a file."""
 
-import functools
 import hashlib
-import http.server
-import threading
+import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from file_server import serving
 
 from perturbdiff import datasets
+from perturbdiff.config.recipes import presets
+from perturbdiff.datasets import census_query, fetching, sums
 from perturbdiff.datasets import registry as module
+from perturbdiff.datasets.addresses import web_address
 from perturbdiff.runtime.errors import UserError
 
-CONTENT = b"cells" * 100
+CONTENT = b"\x89HDF\r\n\x1a\n" + b"cells" * 100
 
 
 @pytest.fixture
@@ -21,20 +25,53 @@ def known(tmp_path, monkeypatch):
     """A registry with one data set, of a few bytes, and no file of it anywhere."""
     monkeypatch.setenv("PERTURBDIFF_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    one = next(iter(datasets.registered().values()))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    one = datasets.lookup("kang18-ifnb")
     digest = hashlib.sha256(CONTENT).hexdigest()
-    entry = replace(one, name="mine", file="mine.h5ad", sha256=digest, bytes=len(CONTENT), url=None)
-    monkeypatch.setattr(module, "registered", lambda: {"mine": entry})
-    return entry
+    return register(
+        monkeypatch, replace(one, name="mine", file="mine.h5ad", sha256=digest, bytes=len(CONTENT), url=None)
+    )
 
 
-def test_every_entry_says_what_one_must_know():
-    for name, dataset in datasets.registered().items():
-        assert dataset.name == name
-        assert len(dataset.sha256) == 64
-        assert dataset.bytes > 0
-        assert dataset.file.endswith(".h5ad")
-        assert all((dataset.title, dataset.source, dataset.licence, dataset.citation, dataset.columns))
+def register(monkeypatch, dataset):
+    monkeypatch.setattr(module, "registered", lambda: {"mine": dataset})
+    return dataset
+
+
+@pytest.fixture
+def served():
+    with serving(CONTENT) as server:
+        yield server
+
+
+@pytest.mark.parametrize("dataset", datasets.registered().values(), ids=lambda one: one.name)
+def test_every_entry_says_what_one_must_know(dataset):
+    assert re.fullmatch(r"[a-z0-9-]+", dataset.name)
+    assert all((dataset.title, dataset.source, dataset.licence, dataset.citation, dataset.columns))
+    assert dataset.scale in ("counts", "log1p", "normalised")
+    assert dataset.preset is None or dataset.preset in presets()
+    assert dataset.sha256 is None or re.fullmatch("[0-9a-f]{64}", dataset.sha256)
+    assert dataset.md5 is None or re.fullmatch("[0-9a-f]{32}", dataset.md5)
+    assert dataset.bytes is None or dataset.gigabytes is None, "one of the two sizes"
+    assert all(number is None or number > 0 for number in (dataset.size, dataset.cells, dataset.genes))
+    names = [part.file for part in dataset.files]
+    assert len(set(names)) == len(names)
+    assert all(name.endswith((".h5ad", ".parquet")) for name in names)
+    if dataset.parts:
+        assert "{part" in dataset.file
+        assert dataset.bytes is None, "the size of one file"
+        assert {dataset.sha256, dataset.md5} == {None}, "the sum of one file"
+    assert dataset.census is None or dataset.url is None
+    if dataset.url is None and dataset.census is None:
+        assert dataset.sha256, "a file that cannot be fetched is known by its sum"
+    for part in dataset.files[:2]:
+        assert part.url is None or web_address(part.url).startswith("https://")
+    assert not dataset.requester_pays or str(dataset.url).startswith("gs://")
+
+
+def test_the_registry_has_what_the_paper_and_the_field_use():
+    wanted = "pbmc tahoe100m tahoe100m-parquet replogle cellxgene norman19 adamson16 vcc25-train papalexi21 kang18-ifnb"
+    assert {*wanted.split(), "kang18-controls", "zhao21-glioblastoma"} <= set(datasets.registered())
 
 
 def test_the_folder_comes_before_the_cache(known, tmp_path):
@@ -48,7 +85,7 @@ def test_another_file_of_that_name_is_refused(known, tmp_path):
     (tmp_path / "data").mkdir()
     for content in (CONTENT[:-1], b"x" + CONTENT[1:]):
         (tmp_path / "data" / known.file).write_bytes(content)
-        with pytest.raises(UserError, match="is not the file of data set 'mine'"):
+        with pytest.raises(UserError, match="is not the file mine.h5ad of the registry"):
             datasets.find("mine")
 
 
@@ -62,37 +99,102 @@ def test_an_unknown_name_lists_the_known_ones(known):
         datasets.find("mime")
 
 
-@pytest.mark.parametrize("sound", [True, False])
-def test_a_file_is_fetched_once_and_checked(known, tmp_path, monkeypatch, sound):
-    served = tmp_path / "served"
-    served.mkdir()
-    (served / known.file).write_bytes(CONTENT if sound else CONTENT[:-1])
-    asked = []
+def test_a_file_is_fetched_once_and_checked_and_then_needs_no_network(known, monkeypatch, served, tmp_path):
+    register(monkeypatch, replace(known, url=served.address))
+    (path,) = datasets.get("mine", tmp_path / "own")
+    assert path.read_bytes() == CONTENT
+    served.content = None
+    assert datasets.get("mine", tmp_path / "own") == [path]
+    assert len(served.asked) == 1
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *arguments):
-            asked.append(self.path)
 
-    handler = functools.partial(Handler, directory=str(served))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        entry = replace(known, url=f"http://127.0.0.1:{server.server_port}/{known.file}")
-        monkeypatch.setattr(module, "registered", lambda: {"mine": entry})
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr("pooch.downloaders.tqdm", None)  # which does not come with the package
-        if sound:
-            assert datasets.find("mine").read_bytes() == CONTENT
-            assert datasets.find("mine").parent == datasets.cache_folder()
-        else:
-            with pytest.raises(UserError, match="cannot be fetched"):
-                datasets.find("mine")
-            assert not list(datasets.cache_folder().iterdir()), "half a file stays"
-        server.shutdown()
-    assert len(asked) == 1
+def test_the_first_sum_is_recorded_where_none_is_published(known, monkeypatch, served, tmp_path, caplog):
+    register(monkeypatch, replace(known, url=served.address, sha256=None, bytes=None, gigabytes=1e-6))
+    (path,) = datasets.get("mine")
+    assert "nobody publishes its sum" in caplog.text
+    record = json.loads(sums.record_of(path).read_text())
+    assert record["digest"] == hashlib.sha256(CONTENT).hexdigest()
+    assert record["version"] == '"first"'
+    assert not record["published"]
+    path.write_bytes(CONTENT[:-1] + b"?")
+    with pytest.raises(UserError, match="as recorded in mine.h5ad.sum.json"):
+        datasets.get("mine")
+    path.unlink()
+    served.content = CONTENT[:-1] + b"?"  # the publisher has changed it
+    with pytest.raises(UserError, match="as recorded in mine.h5ad.sum.json"):
+        datasets.get("mine")
+    assert not path.exists()
+
+
+def test_a_large_file_that_did_not_change_is_not_read_again(known, monkeypatch, served):
+    register(monkeypatch, replace(known, url=served.address))
+    datasets.get("mine")
+    monkeypatch.setattr(sums, "digest", None)
+    assert datasets.find("mine").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gigabytes": 212.0}, "1 file, about 212 GB, 71 min at 50 MB/s from 127.0.0.1"),
+        ({"gigabytes": None}, "1 file of unknown size"),
+        ({"gigabytes": 1e-6, "requester_pays": True}, "the bucket bills the reader"),
+    ],
+)
+def test_what_costs_is_said_first_and_must_be_accepted(known, monkeypatch, served, changes, said):
+    dataset = replace(known, url=served.address, sha256=None, bytes=None, **changes)
+    register(monkeypatch, dataset)
+    with pytest.raises(UserError, match=f"{said}.*licence.*add --yes"):
+        datasets.get("mine")
+    assert not served.asked
+    monkeypatch.setattr(fetching, "check_room", lambda *_: None)
+    assert datasets.get("mine", yes=True)[0].read_bytes() == CONTENT
+
+
+def test_a_disk_without_room_for_all_parts_is_told_before_the_first(known, monkeypatch, served):
+    register(monkeypatch, replace(known, url=served.address, sha256=None, bytes=None, gigabytes=1e9))
+    with pytest.raises(UserError, match="1e\\+09 GB are needed"):
+        datasets.get("mine", yes=True)
+    assert not served.asked
+
+
+def test_parts_that_are_complete_are_not_fetched_again(known, monkeypatch, served, tmp_path):
+    changes = {"file": "mine-{part}.h5ad", "parts": (1, 3), "sha256": None, "bytes": None, "gigabytes": 1e-6}
+    register(monkeypatch, replace(known, url=served.address + "?part={part}", **changes))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine-2.h5ad").write_bytes(CONTENT)
+    assert [path.name for path in datasets.get("mine")] == ["mine-1.h5ad", "mine-2.h5ad", "mine-3.h5ad"]
+    assert len(served.asked) == 2
+    with pytest.raises(UserError, match="has 3 files; fetch them with perturbdiff data get mine"):
+        datasets.find("mine")
+
+
+def test_a_query_of_the_census_says_which_package_it_needs(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "cellxgene_census", None)
+    with pytest.raises(UserError, match="pip install cellxgene-census"):
+        datasets.get("cellxgene-blood", tmp_path, yes=True)
+
+
+def test_data_sets_of_the_census_are_spread_over_the_files_by_size():
+    sizes = [("b", 5), ("a", 5), ("c", 3), ("d", 9)]
+    assert census_query.spread(sizes, 2) == [["d", "c"], ["a", "b"]]
 
 
 def test_the_sheets_name_registered_data_sets():
     root = Path(__file__).parents[3]
     text = "\n".join(sheet.read_text() for sheet in (root / "assets" / "experiments").glob("*.csv"))
     named = {word.split(":")[1] for word in text.replace("|", ",").split(",") if word.startswith("dataset:")}
-    assert named == set(datasets.registered())
+    assert named <= set(datasets.registered())
+
+
+def test_the_list_says_what_is_known_and_what_is_not(run_cli):
+    listed = run_cli("data", "list").out
+    assert set(re.findall(r"^[\w-]+", listed, re.M)) - {"name"} == set(datasets.registered())
+    one = run_cli("data", "list", "replogle").out
+    assert re.search(r"sum +not known", one)
+    assert "22.3 GB" in one
+    (facts,) = json.loads(run_cli("data", "list", "kang18-ifnb", "--json").out)
+    assert facts["sha256"] == datasets.lookup("kang18-ifnb").sha256
+    refused = run_cli("data", "list", "replogel")
+    assert refused.code == 2
+    assert "did you mean 'replogle'" in refused.err

@@ -43,7 +43,7 @@ def test_blocks_come_back_as_anndata(small, tmp_path, suffix):
         writer(partial, store.genes) as made,
     ):
         made.append(first, labels(5))
-        made.append(second, labels(3, "p1", "B", cell=["x", "y", "z"]))
+        made.append(second, labels(3, "p1", "B", cell=["x", "y", "z"], set=[4, 4, 2]))
         assert predictions.append_controls(made, store, wanted) == 48
     adata = predictions.read_predictions(out)
     assert adata.X.dtype == np.float32
@@ -54,6 +54,7 @@ def test_blocks_come_back_as_anndata(small, tmp_path, suffix):
     assert isinstance(adata.obs["perturbation"].dtype, pd.CategoricalDtype)
     assert adata.obs["perturbation"].astype(str).tolist()[:8] == ["p2"] * 5 + ["p1"] * 3
     assert adata.obs["cell"].tolist()[4:8] == ["", "x", "y", "z"]
+    assert adata.obs["set"].tolist()[4:9] == [-1, 4, 4, 2, -1], "-1: in no set that is known"
     controls = adata[adata.obs["source"] == "control"]
     assert set(controls.obs["batch"]) == {"d2"}
     cells = pd.Index(store.obs(["cell"])["cell"])

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perturbdiff import predictions, sampling
+from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime import outputs
@@ -84,6 +85,11 @@ def test_any_number_of_parts_makes_the_file_of_a_single_run(
     assert adata.obs["source"].tolist() == ["predicted"] * 88 + ["control"] * len(controls)
     assert adata.obs_names.is_unique
     assert controls["cell"].is_unique
+    size = Bundle.load(trained / "bundle").config.train.set_size
+    sets = adata.obs["set"].to_numpy()
+    assert (sets[88:] == -1).all()
+    sizes = [min(size, n - k) for n in (40, 7, 20, 3, 17, 1) for k in range(0, n, size)]
+    assert sets[:88].tolist() == np.repeat(range(len(sizes)), sizes).tolist()
     known = Store(trained / "store").conditions
     assert len(controls) == known.loc[known["is_control"], "n_cells"].sum()
 
