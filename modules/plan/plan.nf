@@ -34,11 +34,14 @@ def readPlan(given, metadata) {
     def choices = schema['$defs'].runs.properties.baselines['x-choices']
     def chosen  = settle(given, study, choices)
     def names   = namesOf(chosen.baselines, choices)
-    def rows    = readRows(sheet, file("${projectDir}/assets/schema_input.json"), given.container != null)
+    def columns = file("${projectDir}/assets/schema_input.json")
+    def rows    = readRows(sheet, columns, given.container != null)
+    def rules   = new groovy.json.JsonSlurper().parseText(columns.text).items.properties.options['x-options']
     // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
     def evaluation = [alpha: given.alpha, context_column: given.context_column].findAll { _key, value -> value != null }
     if (study) { log.info "perturbdiff: experiment ${study.name}: ${study.title}; ${costOf(study)}" }
-    def options = [seed: given.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]
+    def options = [seed: given.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation,
+        rules: rules]
     def plan    = planOf(rows, sheet.parent, options)
     if (!metadata.stubRun) { checkTools(toolsOf(plan), given) }   // a task that only says that it would run needs none
     return plan + [

@@ -1,15 +1,58 @@
-// Raw counts → stores, splits and their statistics. Runs that have one in common share it.
+// Raw counts → stores, splits and their statistics. Runs that have one in common share it. Before that, what rows make
+// for others: gene lists, semantic tables and bundles from checkpoints.
 
+include { EMBED                       } from '../../modules/local/embed'
+include { IMPORT                      } from '../../modules/local/import'
 include { PREPROCESS                  } from '../../modules/local/preprocess'
 include { SIMULATE                    } from '../../modules/local/simulate'
 include { SPLIT; SPLIT as SPLIT_FIRST } from '../../modules/local/split'
 include { STATS                       } from '../../modules/local/stats'
+include { VOCABULARY                  } from '../../modules/local/vocabulary'
+include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
+include { gather                      } from '../../modules/plan/parts'
+
+// what tasks of rows that make something are told beside files
+def toldOf(one) {
+    return one.subMap(['id', 'options', 'named', 'kinds'])
+}
 
 workflow DATA {
     take:
     plan
 
     main:
+    files = channel.fromList(plan.files.collect { one -> tuple(one.key, one.file) } + [tuple('', [])])
+
+    EMBED(channel.fromList(plan.embeddings).map { one -> tuple(toldOf(one), one.names) })
+    tables = EMBED.out.table.map { meta, table -> tuple("made ${meta.id}".toString(), table) }
+
+    imported = plan.imports.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }
+    IMPORT(
+        channel.fromList(plan.imports)
+            .map { one -> tuple(one.id, one) }
+            .combine(gather(imported, files.mix(tables)), by: 0)
+            .map { _id, one, found -> tuple(toldOf(one), one.checkpoint, one.genes, found) }
+    )
+
+    // a list that lists of other rows are added to comes after these
+    plainLists = plan.vocabularies.findAll { one -> one.added.every { mark -> mark.file } }
+    laterLists = plan.vocabularies - plainLists
+    VOCABULARY(
+        channel.fromList(plainLists).map { one ->
+            tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.recipe)
+        }
+    )
+    lists = VOCABULARY.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
+    joined = laterLists.collect { one -> [one.id, one.added.collect { mark -> mark.key }] }
+    VOCABULARY_OF_LISTS(
+        channel.fromList(laterLists)
+            .map { one -> tuple(one.id, one) }
+            .combine(gather(joined, files.mix(lists)), by: 0)
+            .map { _id, one, added -> tuple(toldOf(one), one.studies, added, one.given, one.recipe) }
+    )
+    laterOnes = VOCABULARY_OF_LISTS.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
+    things = files.mix(tables, lists, laterOnes)
+
     // genes chosen from training cells: the split comes first and reads the input; otherwise it reads the store
     early = plan.splits.findAll { one -> !one.store }
     late  = plan.splits.findAll { one -> one.store }
@@ -17,7 +60,7 @@ workflow DATA {
     SIMULATE(channel.fromList(plan.simulations).map { one -> tuple([id: one.id, seed: one.seed], one.recipe) })
     simulated = SIMULATE.out.counts.map { meta, counts -> tuple(meta.id, counts) }
 
-    origins = plan.stores + early
+    origins = plan.stores.findAll { one -> !one.ready } + early
     drawn   = channel.fromList(origins.findAll { one -> one.simulation })
         .map { one -> tuple(one.simulation.id, one.id) }
         .combine(simulated, by: 0)
@@ -34,7 +77,11 @@ workflow DATA {
     )
     firstSplits = SPLIT_FIRST.out.split.map { meta, split -> tuple(meta.id, split) }
 
-    wanted = channel.fromList(plan.stores).map { one -> tuple(one.id, one) }.combine(raw, by: 0)
+    wanted = channel.fromList(plan.stores.findAll { one -> !one.ready })
+        .map { one -> tuple(one.genes.key, one) }
+        .combine(things, by: 0)
+        .map { _key, one, genes -> tuple(one.id, one + [genes: genes]) }
+        .combine(raw, by: 0)
     after  = wanted.filter { _id, one, _source -> one.split }
         .map { _id, one, source -> tuple(one.split, one, source) }
         .combine(firstSplits, by: 0)
@@ -48,6 +95,7 @@ workflow DATA {
             }
     )
     stores = PREPROCESS.out.store.map { meta, store -> tuple(meta.id, store) }
+        .mix(channel.fromList(plan.stores.findAll { one -> one.ready }).map { one -> tuple(one.id, one.ready) })
 
     SPLIT(
         channel.fromList(late)
@@ -66,6 +114,8 @@ workflow DATA {
         .map { unit -> tuple(unit.pair, unit.id) }
         .combine(pairs, by: 0)
         .map { _pair, unit, store, split -> tuple(unit, store, split) }
+    asked  = plan.units.collect { unit -> [unit.id, [unit.scored, unit.targets]] }
+    scales = gather(asked, things).map { unit, found -> tuple(unit, found[0], found[1]) }
 
     STATS(
         pairs.map { id, store, split -> tuple([id: id], store, split) }
@@ -73,7 +123,9 @@ workflow DATA {
     )
 
     statistics = STATS.out.tables.map { _meta, tables -> tables }
+    bundles    = IMPORT.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
     versions   = SIMULATE.out.versions
+        .mix(EMBED.out.versions, IMPORT.out.versions, VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
         .mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
 
     emit:
@@ -81,6 +133,9 @@ workflow DATA {
     splits      // id, parquet
     pairs       // id, store folder, split parquet
     units       // id, store folder, split parquet: a pair for each part that is predicted
+    scales      // id of a pair, the genes that are scored and the table of target genes, or [] for each
+    things      // key, path: gene lists and semantic tables, as the plan names them
+    bundles     // id, folder: of imported checkpoints
     statistics  // folder
     versions
 }
