@@ -38,6 +38,7 @@ def baselineLine(one, label) {
 
 // CSV of dataset, method, kind and names of logs: no folders, or another outdir would make the report again
 def expectedOf(scored, runs, baselines, labels) {
-    def models = scored.findAll { run -> isModel(run.mode) }.collect { run -> modelLine(run, labels[run.unit.id], runs) }
+    def models = scored.findAll { run -> isModel(run.mode) }
+        .collect { run -> modelLine(run, labels[run.unit.id], runs) }
     return ['dataset,method,kind,log'] + models + baselines.collect { one -> baselineLine(one, labels[one.unit.id]) }
 }

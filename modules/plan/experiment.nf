@@ -135,14 +135,14 @@ def runOf(given, rows, folder, options) {
 def baselinesOf(runs, names, seed) {
     def asked = runs.findAll { run -> run.unit && !isModel(run.mode) }
         .collect { run ->
-            run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level']) +
+            run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level', 'kinds', 'tables']) +
                 [name: run.mode, method: run.id, recipe: run.baseline]
         }
     def taken = asked.collect { one -> [one.unit.id, one.name] }
     def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
         names.findAll { name -> !([run.unit.id, name] in taken) }.collect { name ->
             run.subMap(['unit', 'evaluate']) +
-                [seed: seed, script: [], python: '', name: name, method: name, recipe: run.usual]
+                [seed: seed, script: [], python: '', kinds: [], tables: [], name: name, method: name, recipe: run.usual]
         }
     }
     return (asked + unasked).collect { one ->

@@ -58,7 +58,8 @@ def markOf(text, rows, modes, folder) {
         def path = locate(text, folder)
         return [key: "file ${path}".toString(), mark: text, file: path]
     }
-    def added = filesIn(maker.add).collect { name -> rows.find { row -> row.id == name && row.mode in modes } }.findAll()
+    def added = filesIn(maker.add).collect { name -> rows.find { row -> row.id == name && row.mode in modes } }
+        .findAll()
     def cells = ([maker] + added).collectMany { row ->
         ['id', 'input', 'preset', 'overrides', 'add', 'options'].collect { name -> row[name] ?: '' }
     }

@@ -30,7 +30,8 @@ def nameProblems(plan) {
     def same     = targetsOf(plan).groupBy { path -> path.toString().toLowerCase() }.values()
     def results  = same.findAll { paths -> paths.size() > 1 }
         .collect { paths -> "${paths.unique(false).join(' and ')} would be one result: change an id" }
-    def reserved = ['recipe.yaml', 'versions.yml', 'pretrained'] + plan.stores.collect { one -> (one.ready?.name ?: one.id).toLowerCase() } +
+    def reserved = ['recipe.yaml', 'versions.yml', 'pretrained'] +
+        plan.stores.collect { one -> (one.ready?.name ?: one.id).toLowerCase() } +
         plan.splits.collect { one -> "${one.id}.parquet".toLowerCase() }
     def ids      = (plan.runs + plan.vocabularies + plan.embeddings + plan.imports).collect { run -> run.id }
     def isTaken  = { id ->

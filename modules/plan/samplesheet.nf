@@ -6,7 +6,7 @@ include { expand; overlay; parseOverrides; readPreset               } from './re
 include { filesIn; isStore; optionsOf                               } from './inputs'
 include { isFitted; isMaker                                         } from './models'
 include { lackProblems; listedIn                                    } from './genes'
-include { makerProblems                                             } from './makers'
+include { makerProblems                                             } from './maker_problems'
 include { optionProblems                                            } from './tools'
 include { pathProblems; shown                                       } from './characters'
 include { sampleProblems                                            } from './sampling'
@@ -45,8 +45,8 @@ def rowOptionProblems(row, options) {
     return optionsOf(row).collectMany { name, value ->
         def rule = known[name]
         if (!rule) {
-            def names = known.keySet().join(', ')
-            return ["rows of mode ${row.mode} have no option '${name}'; ${names ? "options: ${names}" : 'they have none'}"]
+            def names = known ? "options: ${known.keySet().join(', ')}" : 'they have none'
+            return ["rows of mode ${row.mode} have no option '${name}'; ${names}"]
         }
         if (rule == 'switch') { return value == true ? [] : ["option '${name}' takes no value"] }
         return value != true && (rule == 'file' || value ==~ rule) ? [] :
@@ -62,7 +62,8 @@ def nameProblems(row, contained) {
     def cells  = row.findAll { name, value -> value && name in single }.collect { name, value -> [name, value] } +
         ['obs', 'add'].collectMany { name ->
             (row[name] ?: '').split(/[|;]/).collect { one -> one.trim() }.findAll().collect { one -> [name, one] }
-        } + optionsOf(row).findAll { _name, value -> value != true }.collect { name, value -> ["option ${name}", value] } +
+        } + optionsOf(row).findAll { _name, value -> value != true }
+            .collect { name, value -> ["option ${name}", value] } +
         inputs.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
     def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
     def marked = broken.collect { name ->
@@ -104,8 +105,11 @@ def namedProblems(row, rows, folder) {
 def columnProblems(row, stores, folder) {
     def problems = []
     if (row.add) { problems << "'add' is for vocabulary rows" }
-    if (row.embeddings && !isFitted(row.mode) && row.mode != 'sample') {
-        problems << "'embeddings' is for train, pretrain, finetune, sample and import rows"
+    if (row.embeddings && !isFitted(row.mode) && !(row.mode in ['sample', 'kernel-ridge'])) {
+        problems << "'embeddings' is for train, pretrain, finetune, sample, kernel-ridge and import rows"
+    }
+    if (row.mode == 'kernel-ridge' && !tablesOf(row).perturbation) {
+        problems << "'embeddings' names no vectors of perturbations: perturbation=FILE"
     }
     if (row.model_genes && !(row.mode in ['train', 'pretrain'])) {
         problems << "'model_genes' is for train and pretrain rows"

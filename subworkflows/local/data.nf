@@ -9,7 +9,7 @@ include { SPLIT; SPLIT as SPLIT_FIRST } from '../../modules/local/split'
 include { STATS                       } from '../../modules/local/stats'
 include { VOCABULARY                  } from '../../modules/local/vocabulary'
 include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
-include { gather                      } from '../../modules/plan/parts'
+include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST; GATHER as GATHER_FOR_UNIT } from './gather'
 
 // what tasks of rows that make something are told beside files
 def toldOf(one) {
@@ -24,13 +24,14 @@ workflow DATA {
     files = channel.fromList(plan.files.collect { one -> tuple(one.key, one.file) } + [tuple('', [])])
 
     EMBED(channel.fromList(plan.embeddings).map { one -> tuple(toldOf(one), one.names) })
-    tables = EMBED.out.table.map { meta, table -> tuple("made ${meta.id}".toString(), table) }
+    vectors = EMBED.out.table.map { meta, table -> tuple("made ${meta.id}".toString(), table) }
 
     imported = plan.imports.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }
+    GATHER_FOR_IMPORT(imported, files.mix(vectors))
     IMPORT(
         channel.fromList(plan.imports)
             .map { one -> tuple(one.id, one) }
-            .combine(gather(imported, files.mix(tables)), by: 0)
+            .combine(GATHER_FOR_IMPORT.out.gathered, by: 0)
             .map { _id, one, found -> tuple(toldOf(one), one.checkpoint, one.genes, found) }
     )
 
@@ -44,14 +45,15 @@ workflow DATA {
     )
     lists = VOCABULARY.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
     joined = laterLists.collect { one -> [one.id, one.added.collect { mark -> mark.key }] }
+    GATHER_FOR_LIST(joined, files.mix(lists))
     VOCABULARY_OF_LISTS(
         channel.fromList(laterLists)
             .map { one -> tuple(one.id, one) }
-            .combine(gather(joined, files.mix(lists)), by: 0)
+            .combine(GATHER_FOR_LIST.out.gathered, by: 0)
             .map { _id, one, added -> tuple(toldOf(one), one.studies, added, one.given, one.recipe) }
     )
     laterOnes = VOCABULARY_OF_LISTS.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
-    things = files.mix(tables, lists, laterOnes)
+    things = files.mix(vectors, lists, laterOnes)
 
     // genes chosen from training cells: the split comes first and reads the input; otherwise it reads the store
     early = plan.splits.findAll { one -> !one.store }
@@ -115,7 +117,8 @@ workflow DATA {
         .combine(pairs, by: 0)
         .map { _pair, unit, store, split -> tuple(unit, store, split) }
     asked  = plan.units.collect { unit -> [unit.id, [unit.scored, unit.targets]] }
-    scales = gather(asked, things).map { unit, found -> tuple(unit, found[0], found[1]) }
+    GATHER_FOR_UNIT(asked, things)
+    scales = GATHER_FOR_UNIT.out.gathered.map { unit, found -> tuple(unit, found[0], found[1]) }
 
     STATS(
         pairs.map { id, store, split -> tuple([id: id], store, split) }

@@ -3,7 +3,7 @@
 include { FINETUNE } from '../../modules/local/finetune'
 include { PRETRAIN } from '../../modules/local/pretrain'
 include { TRAIN    } from '../../modules/local/train'
-include { gather   } from '../../modules/plan/parts'
+include { GATHER as GATHER_FOR_FIT } from './gather'
 
 // what a task of these is told beside files
 def metaOf(run) {
@@ -23,7 +23,8 @@ workflow FIT {
     // semantic tables and the gene list of a run
     asked   = (plan.runs.findAll { run -> run.mode in ['pretrain', 'train', 'finetune'] })
         .collect { run -> [run.id, run.tables.collect { mark -> mark.key } + [run.genes.key]] }
-    belongs = gather(asked, things).map { id, found -> tuple(id, found.dropRight(1), found.last()) }
+    GATHER_FOR_FIT(asked, things)
+    belongs = GATHER_FOR_FIT.out.gathered.map { id, found -> tuple(id, found.dropRight(1), found.last()) }
 
     priors   = plan.runs.findAll { run -> run.mode == 'pretrain' }
     scratch  = plan.runs.findAll { run -> run.mode == 'train' }

@@ -4,7 +4,8 @@ include { BASELINE                   } from '../../modules/local/baseline'
 include { EXTERNAL                   } from '../../modules/local/external'
 include { MERGE as MERGE_PREDICTIONS } from '../../modules/local/merge'
 include { SAMPLE                     } from '../../modules/local/sample'
-include { byName; gather; spread     } from '../../modules/plan/parts'
+include { byName; spread             } from '../../modules/plan/parts'
+include { GATHER as GATHER_FOR_SAMPLE; GATHER as GATHER_FOR_BASELINE } from './gather'
 
 workflow PREDICT {
     take:
@@ -35,9 +36,10 @@ workflow PREDICT {
         .map { _unit, run, bundle, store, split -> tuple(run.id, run, bundle, store, split) }
     // a model that was fitted here has the semantic tables of its row already
     asked  = plan.models.collect { run -> [run.id, run.mode == 'sample' ? run.tables.collect { one -> one.key } : []] }
+    GATHER_FOR_SAMPLE(asked, things)
     SAMPLE(
         tabled.mix(parted)
-            .combine(gather(asked, things), by: 0)
+            .combine(GATHER_FOR_SAMPLE.out.gathered, by: 0)
             .map { _id, run, bundle, store, split, tables ->
                 def meta = run.subMap(['id', 'seed', 'step', 'options', 'changes']) +
                     [part: run.unit.part, kinds: tables ? run.kinds : []]
@@ -67,12 +69,15 @@ workflow PREDICT {
                 tuple(meta, store, split, one.script, one.recipe)
             }
     )
+    GATHER_FOR_BASELINE(plan.baselines.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }, things)
     BASELINE(
         channel.fromList(plan.baselines)
             .map { one -> tuple(one.unit.id, one) }
             .combine(units, by: 0)
-            .map { _unit, one, store, split ->
-                tuple(one.subMap(['id', 'name', 'seed']) + [part: one.unit.part], store, split)
+            .map { _unit, one, store, split -> tuple(one.id, one, store, split) }
+            .combine(GATHER_FOR_BASELINE.out.gathered, by: 0)
+            .map { _id, one, store, split, tables ->
+                tuple(one.subMap(['id', 'name', 'seed', 'kinds']) + [part: one.unit.part], store, split, tables)
             }
     )
 

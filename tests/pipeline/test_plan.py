@@ -185,37 +185,6 @@ def test_an_unknown_column_is_told(nextflow, tmp_path):
     assert "column 'input' is missing" in ran.output
 
 
-def test_semantic_tables_reach_the_training(nextflow, tmp_path):
-    for name in ("drugs.parquet", "types.npz"):
-        (tmp_path / name).touch()
-    both = "perturbation=drugs.parquet;cell_type=types.npz"
-    rows = (
-        f"a,kang,kang.h5ad,tiny,train,,{both}",
-        "b,kang,kang.h5ad,tiny,train,,",
-        "p,kang,kang.h5ad,tiny,pretrain,,perturbation=drugs.parquet",
-        f"f,kang,kang.h5ad,tiny,finetune,p,{both}",
-    )
-    header = "id,dataset,input,preset,mode,init,embeddings"
-    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=header), "--baselines", "none")
-    assert ran.code == 0, ran.output
-    (tmp_path / "drugs.parquet").write_text("changed")
-    again = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "none", "-resume")
-    trained = [n for n in again.ran() if n.startswith(("TRAIN", "PRETRAIN", "FINETUNE"))]
-    assert trained == ["FINETUNE (f)", "PRETRAIN (p)", "TRAIN (a)"]
-    rows = (
-        "a,kang,kang.h5ad,tiny,train,,perturbation=no.npz",
-        "b,kang,kang.h5ad,tiny,train,,drug=drugs.parquet",
-        f"c,kang,kang.h5ad,tiny,linear,,{both}",
-    )
-    wrong = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=header))
-    for message in (
-        "line 2 (a): no such semantic table 'no.npz'",
-        "line 3 (b): embeddings 'drug=drugs.parquet' does not fit",
-        "line 4 (c): 'embeddings' is for train, pretrain and finetune rows",
-    ):
-        assert message in wrong.output
-
-
 OTHERS = "id,dataset,input,preset,mode,overrides,script,python,seed"
 
 

@@ -254,7 +254,9 @@ def test_containers_and_environments_of_the_profiles(found):
     for name in ("docker", "podman"):
         assert told[f"{name} 5"][name]["runOptions"].endswith(mounts), told[f"{name} 5"]
     variables = {told[key][key.split()[0]]["envWhitelist"] for key in ("apptainer 4", "docker 5", "podman 5")}
-    assert variables == {told["slurm,singularity 4"]["singularity"]["envWhitelist"]}, "all programs let in the same"
+    assert variables == {told["slurm,singularity 4"]["singularity"]["envWhitelist"]}, (
+        "all programs let in the same"
+    )
     assert told["slurm,conda 0"]["environment"].endswith("conf/conda.yml")
     assert told["conda 1"]["environment"] == "/envs/mine"
     assert (told["somewhere 1"]["queue"], told["somewhere 1"]["institution"]) == ("long", "Somewhere")
