@@ -26,6 +26,8 @@ import yaml
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, ModelConfig
+from perturbdiff.datasets import registered
+from perturbdiff.inspection.costs import SPEED
 from perturbdiff.model import Denoiser
 from perturbdiff.training.network_size import by_group, flops_per_cell
 
@@ -34,34 +36,14 @@ SHEETS = ROOT / "assets" / "experiments"
 EXPERIMENTS = ("main", "zeroshot", "fewshot", "fewshot-steps", "scaling", "ablation", "variants", "guidance")
 START, END = "<!-- computed: start -->", "<!-- computed: end -->"
 
-SPEED = {"32-true": 0.7 * 19.5e12, "bf16-mixed": 0.4 * 312e12}
-"""FLOP/s assumed of an A100: 70 % of its float32 peak (no tensor cores), 40 % of its dense bfloat16 peak."""
-
 SHARED_GENES = 12_626
 OWN_GENES = 2000
 THREADS_GAIN = 1.5
 """Cells per second with two loading threads, one thread = 1 (lab/speed.md)."""
 
 
-@dataclass(frozen=True)
-class Screen:
-    """What the paper counts in a data set: perturbed cells by part, controls, labels with the control among them."""
-
-    train: int
-    valid: int
-    test: int
-    controls: int
-    perturbations: int
-    cell_types: int
-    batches: int
-
-
-SCREENS = {
-    "pbmc": Screen(6_657_336, 150_484, 2_260_453, 629_701, 91, 18, 12),
-    "tahoe100m": Screen(89_495_239, 553_076, 8_790_272, 2_330_156, 1138, 50, 14),
-    "replogle": Screen(572_545, 4_825, 26_878, 39_165, 2024, 4, 56),
-    "cellxgene": Screen(60_901_077, 0, 0, 0, 1, 662, 10_887),
-}
+SCREENS = {name: dataset.paper for name, dataset in registered().items() if dataset.paper}
+"""What the paper counts in a data set: perturbed cells by part, controls, labels."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +67,7 @@ def network(model: ModelConfig, genes: int, datasets: tuple[str, ...]) -> Denois
         return Denoiser(
             model,
             num_genes=genes,
-            num_perturbations=1 + sum(screen.perturbations for screen in screens),
+            num_perturbations=1 + sum(screen.perturbations + 1 for screen in screens),
             num_cell_types=1 + sum(screen.cell_types for screen in screens),
             num_batches=1 + sum(screen.batches for screen in screens),
             datasets=datasets,

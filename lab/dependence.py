@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.metrics.populations import pairwise
+from perturbdiff.evaluation.metrics.pairwise_distances import pairwise
 from perturbdiff.evaluation.metrics.profile_metrics import average_ranks
 from perturbdiff.evaluation.metrics.realism import correlation_agreement, dependence_gap
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from perturbdiff.api.data_functions import preprocess, read_store, simulate, split
     from perturbdiff.api.model_functions import sample, train
     from perturbdiff.api.perturbation_model import PerturbDiff
+    from perturbdiff.api.score_frame import Scores
     from perturbdiff.api.score_functions import evaluate, report
-    from perturbdiff.api.scores import Scores
 
 __all__ = [
     "PerturbDiff",
@@ -35,6 +35,6 @@ __getattr__, __dir__ = attach(
         "model_functions": ["sample", "train"],
         "perturbation_model": ["PerturbDiff"],
         "score_functions": ["evaluate", "report"],
-        "scores": ["Scores"],
+        "score_frame": ["Scores"],
     },
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import anndata
 import pandas as pd
 
-from perturbdiff.api.inputs import (
+from perturbdiff.api.anndata_inputs import (
     ADATA,
     AnyCells,
     AnyData,
@@ -19,7 +19,7 @@ from perturbdiff.api.inputs import (
     split_file,
     working,
 )
-from perturbdiff.api.settings import Recipe, Settings, recipe_of
+from perturbdiff.api.given_recipes import Recipe, Settings, recipe_of
 from perturbdiff.config.settings import Config
 from perturbdiff.preprocessing.preprocessing_stage import Machine
 from perturbdiff.preprocessing.preprocessing_stage import preprocess as preprocess_stage

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.api.inputs import LOG1P
+from perturbdiff.api.anndata_inputs import LOG1P
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.conditions.condition_table import agents, dose_label
 from perturbdiff.config.settings import DataConfig

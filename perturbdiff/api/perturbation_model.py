@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import anndata
 import pandas as pd
 
-from perturbdiff.api.inputs import (
+from perturbdiff.api.anndata_inputs import (
     AnyCells,
     AnyData,
     AnyPath,
@@ -23,10 +23,10 @@ from perturbdiff.api.inputs import (
     store_path,
     working,
 )
+from perturbdiff.api.given_recipes import Recipe, Settings, overrides, recipe_file, said_of_data
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.requests import Conditions, condition_file, control_store
-from perturbdiff.api.scores import Scores
-from perturbdiff.api.settings import Recipe, Settings, overrides, recipe_file, said_of_data
+from perturbdiff.api.score_frame import Scores
 from perturbdiff.baselines import NAMES
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes

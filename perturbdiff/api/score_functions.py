@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anndata
 
-from perturbdiff.api.inputs import (
+from perturbdiff.api.anndata_inputs import (
     AnyCells,
     AnyData,
     AnyPath,
@@ -18,8 +18,8 @@ from perturbdiff.api.inputs import (
     split_file,
     working,
 )
-from perturbdiff.api.scores import Scores
-from perturbdiff.api.settings import Recipe, Settings, recipe_of
+from perturbdiff.api.given_recipes import Recipe, Settings, recipe_of
+from perturbdiff.api.score_frame import Scores
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate as evaluation_stage
 from perturbdiff.reporting.page.page import write_report

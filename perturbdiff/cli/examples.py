@@ -22,11 +22,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff split store --out split.parquet --set split.held_out=batch_2",
     ),
     "stats": ("perturbdiff stats store --split split.parquet --out stats",),
-    "data": ("perturbdiff data list", "perturbdiff data get norman19"),
+    "data": ("perturbdiff data list", "perturbdiff data check sim/counts.h5ad"),
     "data list": ("perturbdiff data list", "perturbdiff data list replogle"),
     "data get": (
         "perturbdiff data get norman19 --out data",
         "perturbdiff data get replogle --out data --yes",
+    ),
+    "data check": (
+        "perturbdiff data check sim/counts.h5ad",
+        "perturbdiff data check screen.h5ad --config recipe.yaml --toml split.toml --prior prior",
+        "perturbdiff data check --experiment main",
     ),
     "store": ("perturbdiff store info store",),
     "store info": ("perturbdiff store info store", "perturbdiff store info store --json"),

@@ -1,7 +1,8 @@
 """Euclidean distances and the energy distance between the rows of arrays, in float64.
 
-Tensors have the same in `perturbdiff.diffusion.losses`. `perturbdiff.evaluation.metrics.populations` has its own, in
-float32 and fused with the MMD, since scoring a prediction compares millions of pairs of cells.
+Tensors have the same in `perturbdiff.diffusion.losses`.
+`perturbdiff.evaluation.metrics.pairwise_distances` has its own, in float32 and fused with the MMD, since scoring a
+prediction compares millions of pairs of cells.
 """
 
 from __future__ import annotations

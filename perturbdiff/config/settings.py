@@ -132,10 +132,18 @@ class LossConfig(Section):
         default="paper",
         description="size of the energy distance: 2E|x-y|-E|x-x'|-E|y-y'| (paper), or half of it (half, released)",
     )
-    mmd_statistic: Literal["V", "U", "cross"] = Field(
+    mmd_statistic: Literal["V", "U", "cross", "set"] = Field(
         default="V",
         description="pairs of cells that the energy distance counts: all pairs of a set, each cell with itself "
-        "included (V); the same without these self-pairs (U); only pairs across two twin sets (cross)",
+        "included (V); the same without these self-pairs (U); only pairs across two twin sets (cross). set: whole sets "
+        "are compared, so that the model learns how sets of a condition differ (docs/family.md)",
+    )
+    set_power: float = Field(
+        default=1.0,
+        gt=0,
+        le=2,
+        description="for mmd_statistic 'set': power of the distance between sets (beta). Below 2, the law of the sets "
+        "is learnt; at 2, only their mean",
     )
     mse_weight: float = Field(default=1.0, ge=0, description="weight of the mean squared error")
     mse_reduction: Literal["sum", "mean"] = Field(
@@ -196,6 +204,13 @@ class TrainConfig(Section):
         ge=0,
         le=1,
         description="probability of giving the denoiser its previous estimate (self-conditioning, p_sc)",
+    )
+    set_noise: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the noise's variance that all cells of a set have in common (rho), in training and "
+        "sampling; the noise of a single cell stays the same",
     )
     control_targets: bool | Literal["perturbed"] = Field(
         default=False,

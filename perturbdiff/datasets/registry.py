@@ -37,6 +37,30 @@ class Census:
 
 
 @dataclass(frozen=True)
+class PaperCounts:
+    """What the paper counts in a data set (Tab. data_summary, Tab. shared_genes).
+
+    Attributes
+    ----------
+    train, valid, test, control
+        Perturbed cells of each part of the split, and control cells.
+    perturbations, cell_types, batches
+        Different labels, without the control.
+    shared_genes
+        Genes of the prior's 12,626 that it has.
+    """
+
+    train: int
+    valid: int
+    test: int
+    control: int
+    perturbations: int
+    cell_types: int
+    batches: int
+    shared_genes: int
+
+
+@dataclass(frozen=True)
 class Part:
     """One file of a data set.
 
@@ -99,6 +123,8 @@ class Dataset:
         Preset that suits the data.
     cells, genes, values
         Numbers of cells, genes and stored values.
+    paper
+        What the paper counts in it.
     label_errors
         Labels that are odd or wrong, and what becomes of them.
     traps
@@ -126,6 +152,7 @@ class Dataset:
     cells: int | None = None
     genes: int | None = None
     values: int | None = None
+    paper: PaperCounts | None = None
     label_errors: list[str] = field(default_factory=list)
     traps: list[str] = field(default_factory=list)
 
@@ -155,8 +182,9 @@ def registered() -> dict[str, Dataset]:
 
 
 def _dataset(name: str, entry: dict[str, Any]) -> Dataset:
-    parts, census = entry.get("parts"), entry.get("census")
+    parts, census, paper = (entry.get(key) for key in ("parts", "census", "paper"))
     made = {"parts": parts and tuple(parts), "census": census and Census(**census)}
+    made |= {"paper": paper and PaperCounts(**paper)}
     return Dataset(name=name, **{**entry, **made})
 
 

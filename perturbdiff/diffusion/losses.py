@@ -10,6 +10,7 @@ from torch import Tensor
 from perturbdiff.runtime.errors import UserError
 
 _SMALLEST_SQUARE = 1e-8
+_SMALLEST_SET_SQUARE = 1e-6  # below what rounding makes of the squared distance of two equal sets
 
 
 class LossSettings(Protocol):
@@ -20,7 +21,9 @@ class LossSettings(Protocol):
     @property
     def mmd_factor(self) -> Literal["paper", "half"]: ...  # noqa: D102
     @property
-    def mmd_statistic(self) -> Literal["V", "U", "cross"]: ...  # noqa: D102
+    def mmd_statistic(self) -> Literal["V", "U", "cross", "set"]: ...  # noqa: D102
+    @property
+    def set_power(self) -> float: ...  # noqa: D102
     @property
     def mse_weight(self) -> float: ...  # noqa: D102
     @property
@@ -103,6 +106,57 @@ def cross_energy_distance(x: Tensor, y: Tensor, *, factor: Literal["paper", "hal
         return 0.5 * (between - within) if factor == "half" else between - within
 
 
+def set_energy_score(
+    x: Tensor, y: Tensor, *, power: float = 1.0, factor: Literal["paper", "half"] = "paper"
+) -> Tensor:
+    """Return the energy score of predicted sets against true sets, with whole sets as its points, [n].
+
+    The distance of two sets is the norm of the difference of their kernel mean embeddings, the root of the energy
+    distance (V-statistic). A score is E|μ(x) - μ(y)|^β - ½ E|μ(x) - μ(x')|^β. For 0 < β < 2 it is strictly proper: it
+    is least, on average over true sets, where predicted sets have the law of the true ones. For β = 2 it is least
+    wherever the mean embeddings agree, and then equals `cross_energy_distance` with each true set as its own twin.
+
+    Parameters
+    ----------
+    x
+        Predicted sets [2n, m, G]. Sets 2i and 2i + 1 are two independent draws for true set i.
+    y
+        True sets [n, k, G], same unit.
+    power
+        β, above 0 and at most 2.
+    factor
+        As in `energy_distance`.
+
+    Returns
+    -------
+    float32 [n], or float64 for sets in float64.
+
+    Notes
+    -----
+    Squared distances get 1e-6 added before the root, so that the slope is finite where two sets are equal. This is
+    still a strictly proper score (Schoenberg: a Bernstein function of the squared distance). Sources: Székely and
+    Rizzo 2013; Lyons 2013; Gneiting and Raftery 2007, section 5.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        x, y = (cells if cells.dtype == torch.float64 else cells.float() for cells in (x, y))
+        size = x.shape[-2]
+        x = x.unflatten(0, (-1, 2))  # [n, 2, m, G]
+        x_square, y_square = (x * x).sum(-1), (y * y).sum(-1)
+        across = _distances(x.flatten(1, 2), y, x_square.flatten(1, 2), y_square)
+        to_true = across.unflatten(-2, (2, size)).mean((-1, -2))  # [n, 2]
+        apart = _distances(x[:, 0], x[:, 1], x_square[:, 0], x_square[:, 1]).mean((-1, -2))
+        of_x, of_y = _mean_within(x, x_square, "V"), _mean_within(y, y_square, "V")
+        half = 0.5 if factor == "half" else 1.0
+        error = _to_power(half * (2 * to_true - of_x - of_y[:, None]), power)
+        spread = _to_power(half * (2 * apart - of_x.sum(-1)), power)
+        return error.mean(-1) - 0.5 * spread
+
+
+def _to_power(square: Tensor, power: float) -> Tensor:
+    """Return a distance to a power, from its square."""
+    return square if power == 2 else (square.clamp_min(0) + _SMALLEST_SET_SQUARE) ** (power / 2)
+
+
 def population_energy_distance(x: Tensor, y: Tensor) -> Tensor:
     """Return the energy distance between the populations that sets [n, m, G] were drawn from, a float32 scalar.
 
@@ -134,7 +188,8 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
     ----------
     prediction, target
         Predicted and true cells [B, S, G], model units. Cell j of the one belongs to cell j of the other. With
-        the statistic ``cross``, twin sets are neighbours.
+        the statistic ``cross``, twin sets are neighbours. With ``set``, there are two predicted sets for each true one,
+        [2B, S, G], next to each other, and the squared error is the mean over both.
 
     Returns
     -------
@@ -151,7 +206,8 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
     if settings.mmd_weight:
         terms["mmd"] = _mmd(prediction, target, settings).mean()
     if settings.mse_weight:
-        square = (prediction - target).square()
+        true = target.repeat_interleave(2, 0) if settings.mmd_statistic == "set" else target
+        square = (prediction - true).square()
         terms["mse"] = (square.sum(-1) if settings.mse_reduction == "sum" else square.mean(-1)).mean()
     if not terms:
         raise UserError("loss.mmd_weight and loss.mse_weight are both 0: there is nothing to learn from")
@@ -161,7 +217,9 @@ def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> d
 
 
 def _mmd(prediction: Tensor, target: Tensor, settings: LossSettings) -> Tensor:
-    """Return the energy distance of each set, or of each pair of twins."""
+    """Return the energy distance of each set or of each pair of twins, or the score of each true set."""
     if settings.mmd_statistic == "cross":
         return cross_energy_distance(prediction, target, factor=settings.mmd_factor)
+    if settings.mmd_statistic == "set":
+        return set_energy_score(prediction, target, power=settings.set_power, factor=settings.mmd_factor)
     return energy_distance(prediction, target, factor=settings.mmd_factor, statistic=settings.mmd_statistic)

@@ -6,6 +6,7 @@ of the clean cells. Paper, App. Diffusion Implementation Details, "Sampling".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -47,7 +48,20 @@ class SamplerSettings(Protocol):
 
 def normal(shape: tuple[int, ...], generator: torch.Generator) -> Draw:
     """Return a `Draw` of noise with this shape, on the generator's device."""
-    return lambda: torch.randn(shape, generator=generator, device=generator.device)
+    return lambda: set_noise(shape, generator)
+
+
+def set_noise(shape: tuple[int, ...], generator: torch.Generator, shared: float = 0.0) -> Tensor:
+    """Return standard normal noise of sets, of ``shape`` [..., S, G], on the generator's device.
+
+    ``shared`` is the share of the variance that all cells of a set have in common (ρ): √(1-ρ) e + √ρ s with one s for
+    the set. Each cell's noise is standard normal for every ρ, and two cells of a set have the correlation ρ.
+    """
+    own = torch.randn(shape, generator=generator, device=generator.device)
+    if shared == 0:
+        return own
+    common = torch.randn((*shape[:-2], 1, shape[-1]), generator=generator, device=generator.device)
+    return math.sqrt(1 - shared) * own + math.sqrt(shared) * common
 
 
 def identity(x: Tensor) -> Tensor:

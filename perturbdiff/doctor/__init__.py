@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perturbdiff.doctor import folders, job, machine, programs
-from perturbdiff.doctor.findings import Check, Look, as_json, gather, render
+from perturbdiff.doctor.checks import Check, Look, as_json, gather, render
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
 

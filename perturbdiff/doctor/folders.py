@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from perturbdiff.doctor import job
-from perturbdiff.doctor.findings import GIB, Check, ask
+from perturbdiff.doctor.checks import GIB, Check, ask
 
 _MOUNTS = Path("/proc/self/mounts")
 _SHARED = re.compile(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from perturbdiff.doctor.findings import GIB, Check, ask, in_words
+from perturbdiff.doctor.checks import GIB, Check, ask, in_words
 
 _MARK = Path("/.singularity.d")
 _CACHES = {"MPLCONFIGDIR": "Matplotlib", "NUMBA_CACHE_DIR": "Numba"}

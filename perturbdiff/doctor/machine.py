@@ -18,7 +18,7 @@ import psutil
 
 from perturbdiff import __version__
 from perturbdiff.doctor import job
-from perturbdiff.doctor.findings import GIB, Check, ask
+from perturbdiff.doctor.checks import GIB, Check, ask
 from perturbdiff.runtime.resources import cgroup_limit
 
 _DEVICES = Path("/dev")

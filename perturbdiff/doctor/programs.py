@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perturbdiff.doctor import job
-from perturbdiff.doctor.findings import Check, ask, user_name
+from perturbdiff.doctor.checks import Check, ask, user_name
 
 _MIN_NEXTFLOW = (24, 10)
 _MIN_APPTAINER = (1, 2)

@@ -16,8 +16,9 @@ PDS_L1        1.0  1.0
 
 `METRICS` describes every metric: formula, direction, range, and when it is undefined. `DEFINITIONS` holds the
 differences between the two releases of cell-eval. The functions behind the metrics are in
-`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in
-`perturbdiff.evaluation.metrics.populations`; chance levels and the collapse check in the modules of that name.
+`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in `perturbdiff.evaluation.metrics.populations`,
+`perturbdiff.evaluation.metrics.pairwise_distances` and `perturbdiff.evaluation.metrics.wasserstein`; chance levels and
+the collapse check in the modules of that name.
 """
 
 from __future__ import annotations
@@ -41,14 +42,11 @@ if TYPE_CHECKING:
         benjamini_hochberg,
         fold_change,
     )
-    from perturbdiff.evaluation.metrics.populations import (
-        condition_metrics,
-        energy_distance,
-        mmd,
-        wasserstein,
-    )
+    from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance, mmd
+    from perturbdiff.evaluation.metrics.populations import condition_metrics
     from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
     from perturbdiff.evaluation.metrics.sorted_columns import Columns
+    from perturbdiff.evaluation.metrics.wasserstein import wasserstein
     from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 
 __all__ = [
@@ -95,9 +93,11 @@ __getattr__, __dir__ = attach(
             "benjamini_hochberg",
             "fold_change",
         ),
-        "metrics.populations": ("condition_metrics", "energy_distance", "mmd", "wasserstein"),
+        "metrics.pairwise_distances": ("energy_distance", "mmd"),
+        "metrics.populations": ("condition_metrics",),
         "metrics.profile_metrics": ("Comparison", "Metric"),
         "metrics.sorted_columns": ("Columns",),
+        "metrics.wasserstein": ("wasserstein",),
         "scoring.intervals": ("bootstrap_mean", "bootstrap_means"),
     },
 )

@@ -17,7 +17,7 @@ from perturbdiff.evaluation.embedding import choose, embed
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
-from perturbdiff.evaluation.pseudobulk import write_pseudobulk
+from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows

@@ -200,6 +200,7 @@ def pair_reference(
         {"conditions_too_small": len(wanted) - len(halves.truth), "controls": "half"},
         halves.known_controls,
         notes.entries,
+        truth.target_sum if depth is None else depth,
     )
 
 

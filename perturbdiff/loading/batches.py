@@ -84,6 +84,14 @@ class CellSetBatch:
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
         return CellSetBatch(**moved)
 
+    def repeated(self, times: int) -> CellSetBatch:
+        """Return the batch with each set ``times`` times, next to each other."""
+        if times == 1:
+            return self
+        return CellSetBatch(
+            **{f.name: getattr(self, f.name).repeat_interleave(times, 0) for f in fields(self)}
+        )
+
     def split(self, parts: int) -> list[CellSetBatch]:
         """Return equal batches of successive sets, as views of this one."""
         size = len(self.target) // parts

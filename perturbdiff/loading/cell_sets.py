@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -128,11 +128,11 @@ class CellSetSampler:
         check_ranks(sets_per_step, rank, world_size)
         self.set_size, self.sets_per_step, self.seed = set_size, sets_per_step, seed
         self.rank, self.world_size = rank, world_size
-        self._rows = Rows(conditions, exclude)
+        self._rows = self._usable(conditions, exclude)
         self._is_control = conditions["is_control"].to_numpy(bool)
         usable = np.asarray(use, dtype=bool) & (self._rows.count > 0)
         perturbed = np.flatnonzero(usable & ~self._is_control)
-        self._pools = ControlPools(conditions, self._rows, perturbed, quiet=quiet)
+        self._pools = self._matched(conditions, perturbed, quiet=quiet)
         controls = np.flatnonzero(usable & self._is_control)
         if control_targets == "perturbed":
             controls = np.intersect1d(controls, self._pools.drawn())
@@ -145,6 +145,19 @@ class CellSetSampler:
         self.sets_per_epoch = self._number_sets(count)
         if not quiet:
             self._report_small(count)
+
+    @property
+    def target_conditions(self) -> np.ndarray:
+        """The conditions whose cells are targets, int64, ascending."""
+        return self.targets
+
+    def _usable(self, conditions: pd.DataFrame, exclude: np.ndarray | None) -> Rows:
+        """Return the rows that may be used."""
+        return Rows(conditions, exclude)
+
+    def _matched(self, conditions: pd.DataFrame, perturbed: np.ndarray, *, quiet: bool) -> Any:
+        """Return the control cells of the perturbed targets."""
+        return ControlPools(conditions, self._rows, perturbed, quiet=quiet)
 
     def _number_sets(self, count: np.ndarray) -> int:
         """Number the sets of an epoch, given the sizes of the target conditions. Return the number of sets."""

@@ -23,6 +23,7 @@ from perturbdiff.conditions.condition import LABELS, conditions_of
 from perturbdiff.conditions.condition_table import SET
 from perturbdiff.conditions.vocabulary import GeneMap, Kind
 from perturbdiff.config.settings import SampleConfig
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.model import Covariates
@@ -218,7 +219,7 @@ class ConditionSampler:
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
-            memory_share=memory_share,
+            memory_share=memory_share, by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
         self._labels = conditions_of(self.wanted)
         sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
@@ -289,7 +290,8 @@ class ConditionSampler:
         ]
 
         def noise_of_sets() -> Tensor:
-            return torch.stack([torch.randn(control.shape[1:], generator=g) for g in noise]).to(device)
+            shared = self.bundle.config.train.set_noise
+            return torch.stack([set_noise(control.shape[1:], g, shared) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
         cells = generate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from perturbdiff.conditions.condition import conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
+from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
 from perturbdiff.runtime.seeds import generator, words
@@ -45,6 +46,9 @@ class ControlSets:
     choice
         ``shuffled``: the control cells are distributed over a condition's sets in random order, and reused in a
         new order when all are used. ``balanced``: as in `BalancedControls`.
+    by_set
+        If the store knows which cells were a set: each set of controls is from one of them, which is drawn in
+        proportion to its cells, as in training on whole sets. ``choice`` has no effect then.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class ControlSets:
         seed: int,
         choice: Literal["shuffled", "balanced"] = "shuffled",
         memory_share: float = 0.5,
+        by_set: bool = False,
     ) -> None:
         self._memory_share = memory_share
         self.gene_map, self.size, self.seed, self.choice = gene_map, size, seed, choice
@@ -64,6 +69,8 @@ class ControlSets:
         self._conditions = conditions_of(wanted)
         self._source, self._rows = store, Rows(store.conditions)
         self._pools = self._find()
+        whole = by_set and store.sets is not None
+        self._units = UnitRows(store.conditions, store.set_of(slice(None))) if whole else None
         self._balanced_rows = lru_cache(maxsize=_HELD)(self._balance)
 
     @cached_property
@@ -100,6 +107,7 @@ class ControlSets:
     def rows(self, sets: list[tuple[int, int]]) -> np.ndarray:
         """Return the store rows of the control cells of (request, number) pairs, int64 [B · S]."""
         find = self._balanced if self.choice == "balanced" else self._shuffled
+        find = find if self._units is None else partial(self._of_one_unit, self._units)
         return np.concatenate([find(request, number) for request, number in sets])
 
     def counts(self, rows: np.ndarray) -> sparse.csr_matrix:
@@ -115,6 +123,17 @@ class ControlSets:
         seed_words = words(self.seed, self._conditions[request], 0)
         order = np.concatenate([generator(*seed_words, turn).permutation(total) for turn in turns])
         return self._rows.pooled(pool, order[places - places[0] // total * total])
+
+    def _of_one_unit(self, units: UnitRows, request: int, number: int) -> np.ndarray:
+        """Return the store rows of a set whose cells are from one unit, int64 [S]. Rows repeat if it has too few."""
+        among = units.of(self._pools[request])
+        ends = np.cumsum(units.count[among])
+        seed_words = words(self.seed, self._conditions[request], 0)
+        cell = generator(*seed_words, 0).permutation(ends[-1])[
+            number % ends[-1]
+        ]  # no unit of chance too often
+        unit = among[np.searchsorted(ends, cell, side="right")]
+        return units.draw(np.array([unit]), self.size, generator(*seed_words, _SURPLUS, number))
 
     def _balanced(self, request: int, number: int) -> np.ndarray:
         """Return the store rows of a set, int64 [S]."""

@@ -15,7 +15,7 @@ from perturbdiff.io.columns import Texts
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.method import SOURCES
 from perturbdiff.runtime.errors import listing
-from perturbdiff.submission.rules import NUMBER, Panel, Rules
+from perturbdiff.submission.requirements import NUMBER, Panel, Rules
 
 VALUES = 1 << 22  # read at once
 _SHOWN = 5  # labels that a line names

@@ -21,7 +21,7 @@ from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.store_export import H5Writer
 from perturbdiff.submission.cell_survey import CellSurvey, blocks, survey
-from perturbdiff.submission.rules import CONTEXT, RULES, Panel, Rules, read_panel
+from perturbdiff.submission.requirements import CONTEXT, RULES, Panel, Rules, read_panel
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Request:
     rules
         A key of `RULES`.
     genes, perturbations, contexts
-        See `perturbdiff.submission.rules.read_panel`.
+        See `perturbdiff.submission.requirements.read_panel`.
     cells
         Number of cells of each perturbation in each context, where another is asked for than the rules say.
     context_column

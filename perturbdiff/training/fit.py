@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.generation import depth_ceiling
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
@@ -25,6 +26,7 @@ from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.callbacks.training_log import TrainingLog
 from perturbdiff.training.callbacks.validation import Validation
 from perturbdiff.training.distributed.processes import Processes, lost
+from perturbdiff.training.effect_size import effect_size
 from perturbdiff.training.loop import Callback, TrainingLoop
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe
@@ -56,7 +58,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
             batch = part.to(device)
 
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
-                return torch.randn(shape, generator=noise).to(device)
+                return set_noise(shape, noise, train.set_noise).to(device)
 
             predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
@@ -88,7 +90,7 @@ class Fitted:
     curve
         Loss terms by step.
     facts
-        Steps, chosen step and its score.
+        Steps, chosen step and its score, and how much of the training changes the model reproduces.
     notes
         Figures of this attempt: time, throughput.
     """
@@ -158,6 +160,8 @@ def fit(
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:
             model.zero_level.copy_(zero_levels(chosen, setup))
+        if not config.train.zero_control:
+            facts["effect_slope"] = effect_size(chosen, setup)
     return Fitted(model.cpu().eval(), run.training_log.table(), facts, run.training_log.throughput.facts())
 
 

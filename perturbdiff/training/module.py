@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from perturbdiff.config.settings import Config, SampleConfig
 from perturbdiff.diffusion.losses import hybrid_loss
-from perturbdiff.diffusion.samplers import Draw
+from perturbdiff.diffusion.samplers import Draw, set_noise
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import generate
 from perturbdiff.loading.loader import CellSetBatch
@@ -21,11 +21,15 @@ from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
-_COINS, _NOISE, VALIDATION, ZEROS = 1, 2, 3, 4
+_COINS, _NOISE, VALIDATION, ZEROS, SLOPE = 1, 2, 3, 4, 5
 
 
 class Draws(NamedTuple):
-    """The chance in a step: noise level [B], noise [B, S, G], dropped covariates [B], self-conditioning."""
+    """The chance in a step: noise level [B], noise [B, S, G], dropped covariates [B], self-conditioning.
+
+    With ``loss.mmd_statistic: set``, two sets are generated for each true one. They are next to each other, and B
+    counts the generated ones.
+    """
 
     t: Tensor
     noise: Tensor
@@ -90,11 +94,12 @@ class TrainingModule(nn.Module):
 
         Set b of the rank is set rank + b · world of the step (with twins: pair b of the rank); part p of the rank
         are its sets p · B to (p + 1) · B - 1. So draws do not depend on the number of ranks or parts. Twins share
-        the noise level and the coin, not the noise.
+        the noise level and the coin, not the noise, and so do the two sets that are generated for one true set.
         """
         settings, seed = self.config.train, self.config.seed
-        twins = 2 if self.config.loss.mmd_statistic == "cross" else 1
-        count = shape[0] // twins
+        statistic = self.config.loss.mmd_statistic
+        twins = 2 if statistic in ("cross", "set") else 1
+        count = shape[0] // 2 if statistic == "cross" else shape[0]
         places = range(rank + part * count * world, rank + (part + 1) * count * world, world)
         pairs, total = list(places), count * parts * world
         coins = generator("cpu", _COINS, seed, step)
@@ -107,10 +112,10 @@ class TrainingModule(nn.Module):
         self_condition = bool(torch.rand((), generator=coins) < settings.self_condition)
         tosses = torch.rand(total if settings.drop_per == "set" else 1, generator=coins)
         drop = (tosses < settings.drop_covariates).expand(total)[pairs]
-        noise = torch.empty(shape, device=self.device)
-        for b in range(shape[0]):
+        noise = torch.empty((count * twins, *shape[1:]), device=self.device)
+        for b in range(len(noise)):
             noise_of_set = generator(self.device, _NOISE, seed, step, twins * pairs[b // twins] + b % twins)
-            noise[b] = torch.randn(shape[1:], generator=noise_of_set, device=self.device)
+            noise[b] = set_noise(shape[1:], noise_of_set, settings.set_noise)
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 
@@ -125,7 +130,9 @@ class TrainingModule(nn.Module):
         expectation is the same.
         """
         target = self.denoiser.encode(batch.target)
-        noised = self.schedule.add_noise(target, draws.t, draws.noise)
+        times = len(draws.noise) // len(target)
+        clean = target if times == 1 else target.repeat_interleave(times, 0)
+        batch, noised = batch.repeated(times), self.schedule.add_noise(clean, draws.t, draws.noise)
         estimate = None
         if draws.self_condition:  # paper, Eq. self_conditioning
             with torch.no_grad():

@@ -97,11 +97,13 @@ def flops_per_step(model: Denoiser, config: Config) -> float:
     """Return the floating-point operations of one optimiser step.
 
     A backward pass counts as two forward passes, and self-conditioning adds a forward pass without gradient in its
-    share of the sets. The optimiser's own work, loss and input are left out.
+    share of the sets. Two sets are generated for each true one with ``loss.mmd_statistic: set``. The optimiser's own
+    work, loss and input are left out.
     """
     train = config.train
+    generated = train.sets_per_step * (2 if config.loss.mmd_statistic == "set" else 1)
     forward = flops_per_cell(model, train.set_size, self_condition=train.self_condition > 0)
-    return forward * (3 + train.self_condition) * train.set_size * train.sets_per_step
+    return forward * (3 + train.self_condition) * train.set_size * generated
 
 
 def describe(model: Denoiser, config: Config) -> list[str]:

@@ -32,6 +32,7 @@ from perturbdiff.loading.cell_sets import (
     check_even,
 )
 from perturbdiff.loading.loader import SetLoader
+from perturbdiff.loading.unit_sets import UnitSetSampler
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
@@ -123,6 +124,14 @@ class TrainingSetup:
             self._sampler(s, s.train, seed, twins, quiet=quiet, **place)
             for seed, s in enumerate(self.sources)
         ]
+        told = [
+            k
+            for k in self.config.model.covariates
+            if k != "perturbation" or not self.config.train.zero_control
+        ]
+        for source, sampler in zip(self.sources, samplers, strict=True):
+            if isinstance(sampler, UnitSetSampler):
+                sampler.check_family(told, source.store.set_key)
         stream: CellSetSampler | MixtureSampler = samplers[0]
         if len(samplers) > 1:
             number = self.config.train.sets_per_step // twins
@@ -180,13 +189,17 @@ class TrainingSetup:
         if train.zero_control:  # every condition is a target, and its own control, which is not used
             every = np.arange(len(conditions))
             conditions = conditions.assign(is_control=False, control=every)
-        sampler = WindowedSampler if self.windowed else CellSetSampler
-        return sampler(
-            conditions, use,
-            set_size=train.set_size, sets_per_step=train.sets_per_step // twins,
-            seed=self.config.seed + stream,
-            control_targets=train.control_targets, exclude=source.exclude, **place,
-        )  # fmt: skip
+        options: dict[str, Any] = {
+            "set_size": train.set_size,
+            "sets_per_step": train.sets_per_step // twins,
+            "seed": self.config.seed + stream,
+            "control_targets": train.control_targets,
+            "exclude": source.exclude,
+            **place,
+        }
+        if self.config.loss.mmd_statistic == "set" and source.store.sets is not None:
+            return UnitSetSampler(conditions, use, sets=source.store.set_of(slice(None)), **options)
+        return (WindowedSampler if self.windowed else CellSetSampler)(conditions, use, **options)
 
     def seen(self) -> pd.DataFrame:
         """Return the conditions that training uses: as ``target``, or as ``input`` only."""
@@ -199,7 +212,7 @@ class TrainingSetup:
                 start = source.store.conditions["start"].to_numpy()
                 dropped = np.add.reduceat(source.exclude, start, dtype=np.int64)
                 table["n_cells"] -= dropped
-            targets = self._sampler(source, source.train, 0, quiet=True).targets
+            targets = self._sampler(source, source.train, 0, quiet=True).target_conditions
             table["role"] = np.where(np.isin(np.arange(len(table)), targets), "target", "input")
             table.insert(0, "dataset", source.name)
             tables.append(table[source.train & (table["n_cells"] > 0)])

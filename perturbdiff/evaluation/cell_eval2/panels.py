@@ -13,7 +13,7 @@ from perturbdiff.conditions.condition import Condition
 from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.cell_eval2.anchors import RealCells
-from perturbdiff.evaluation.cell_eval2.counts import CountReader
+from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
 from perturbdiff.evaluation.cell_eval2.measurements import Reference
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.readers.cells_by_condition import Cells

@@ -127,6 +127,44 @@ _DISTRIBUTION = (
         source="own",
     ),
     Metric(
+        "total_sd_ratio",
+        "SD of cells' totals",
+        "",
+        "distribution",
+        "SD over cells of a cell's total, the sum over genes of expm1 of the log1p values, predicted over real",
+        "one",
+        0.0,
+        _INF,
+        "NaN with fewer than two cells on a side or equal real totals, as of cells with all genes that their counts "
+        "were scaled with",
+        source="own",
+    ),
+    Metric(
+        "above_depth",
+        "Cells above the depth",
+        "",
+        "distribution",
+        "share of the predicted cells whose total (sum over genes of expm1 of the log1p values) is more than 0.1 % "
+        "above the depth that counts were scaled to, which no real cell can be",
+        "lower",
+        0.0,
+        1.0,
+        "NaN without predicted cells or if the depth is not known",
+        source="own",
+    ),
+    Metric(
+        "detected_sd_ratio",
+        "SD of detected genes",
+        "",
+        "distribution",
+        "SD over cells of the number of non-zero values of a cell, predicted over real",
+        "one",
+        0.0,
+        _INF,
+        "NaN with fewer than two cells on a side or equal real numbers",
+        source="own",
+    ),
+    Metric(
         "gene_sd_ratio",
         "SD of genes",
         "",
@@ -185,6 +223,21 @@ _DISTRIBUTION = (
         "none",
         0.0,
         _INF,
+        source="own",
+    ),
+    Metric(
+        "effect_slope",
+        "Size of the change",
+        "",
+        "distribution",
+        "slope of predicted on true change of mean log1p values over the 50 genes that change most: Σ δ₁ (m̂ − c) over "
+        "Σ δ₁ δ₂, c the mean of the controls, δ₁ and δ₂ the changes of two halves of the real cells, genes chosen by "
+        "δ₁; both sums over both orders of the halves. 1: changes of the right size; 0: none",
+        "one",
+        -_INF,
+        _INF,
+        "NaN with fewer than four real cells, without predicted cells or controls, or if the halves' changes of these "
+        "genes hardly agree (cosine below 0.5)",
         source="own",
     ),
 )

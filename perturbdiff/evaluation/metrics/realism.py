@@ -19,6 +19,7 @@ _TOP_GENES = 60
 _BIN = 10  # genes at least behind a point of a mean–variance trend
 _BINS = 25  # points of a trend at most
 _STILL = 1e-6  # a standard deviation below this is rounding noise
+_MORE = 1.001  # times the depth: float32 values of a real cell add up to it but for rounding
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Moments:
         Mean over genes of each cell, float64 [cells].
     library
         Σ expm1 over genes of each cell, float64 [cells]: its normalised counts.
+    detected
+        Non-zero values of each cell, int64 [cells].
     largest
         Largest value; NaN without cells.
     """
@@ -47,6 +50,7 @@ class Moments:
     sd: np.ndarray
     cell_mean: np.ndarray
     library: np.ndarray
+    detected: np.ndarray
     largest: float
 
     @classmethod
@@ -55,10 +59,11 @@ class Moments:
         cells = sp.csr_matrix(cells)
         num, genes = cells.shape
         nonzero, sums, squares = np.zeros(genes, np.int64), np.zeros(genes), np.zeros(genes)
-        per_cell, library = np.zeros(num), np.zeros(num)
+        per_cell, library, detected = np.zeros(num), np.zeros(num), np.zeros(num, np.int64)
         expm1 = np.expm1(cells.data, dtype=np.float64)
         largest = _moments(
-            cells.data, cells.indices, cells.indptr, expm1, nonzero, sums, squares, per_cell, library
+            *(cells.data, cells.indices, cells.indptr, expm1),
+            *(nonzero, sums, squares, per_cell, library, detected),
         )
         mean = sums / max(num, 1)
         sd = np.sqrt(np.maximum(squares / max(num, 1) - mean**2, 0.0))
@@ -69,6 +74,7 @@ class Moments:
             np.where(sd > _STILL, sd, 0.0),
             per_cell / max(genes, 1),
             library,
+            detected,
             largest if num else float("nan"),
         )
 
@@ -94,6 +100,7 @@ def _moments(
     squares: np.ndarray,
     per_cell: np.ndarray,
     library: np.ndarray,
+    detected: np.ndarray,
 ) -> float:
     """Fill the sums of genes and cells; return the largest value, at least 0."""
     largest = 0.0
@@ -101,6 +108,7 @@ def _moments(
         for at in range(indptr[cell], indptr[cell + 1]):
             gene, value = indices[at], np.float64(data[at])
             nonzero[gene] += value != 0
+            detected[cell] += value != 0
             sums[gene] += value
             squares[gene] += value * value
             per_cell[cell] += value
@@ -109,26 +117,31 @@ def _moments(
     return largest
 
 
-def realism(predicted: Sparse, real: Sparse) -> dict[str, float]:
+def realism(predicted: Sparse, real: Sparse, *, depth: float | None = None) -> dict[str, float]:
     """Return how the predicted cells' zeros, sizes, spread and correlations compare with the real ones'.
 
     Parameters
     ----------
     predicted, real
         Cells of one condition, sparse log1p [cells, G].
+    depth
+        Sum to which the counts of a cell were scaled, if it is known.
 
     Returns
     -------
     dict
-        nonzero_ratio, library_ratio, library_sd_ratio, gene_sd_ratio, cell_sd_ratio, mean_variance_gap,
-        correlation_agreement and max_value as `perturbdiff.evaluation.metrics.catalogue` defines them; NaN where
-        undefined.
+        nonzero_ratio, library_ratio, library_sd_ratio, total_sd_ratio, above_depth, detected_sd_ratio,
+        gene_sd_ratio, cell_sd_ratio, mean_variance_gap, correlation_agreement and max_value as
+        `perturbdiff.evaluation.metrics.catalogue` defines them; NaN where undefined.
     """
     x, y = Moments.of(predicted), Moments.of(real)
     found = {
         "nonzero_ratio": _ratio(x.density, y.density) if x.shape[0] else float("nan"),
         "library_ratio": library_ratio(x, y),
         "library_sd_ratio": _spread_ratio(np.log1p(x.library), np.log1p(y.library)),
+        "total_sd_ratio": total_sd_ratio(x, y),
+        "above_depth": above_depth(x, depth),
+        "detected_sd_ratio": _spread_ratio(x.detected, y.detected),
         "gene_sd_ratio": gene_sd_ratio(x, y),
         "cell_sd_ratio": _spread_ratio(x.cell_mean, y.cell_mean),
         "mean_variance_gap": mean_variance_gap(x, y),
@@ -152,6 +165,22 @@ def library_ratio(predicted: Moments, real: Moments) -> float:
     if not (len(predicted.library) and len(real.library)):
         return float("nan")
     return _ratio(float(np.median(predicted.library)), float(np.median(real.library)))
+
+
+def total_sd_ratio(predicted: Moments, real: Moments) -> float:
+    """Return the SD over cells of Σ expm1, predicted over real; NaN if the real totals are all the same.
+
+    They are if the cells hold every gene that their counts were scaled with.
+    """
+    unit = max(float(real.library.mean()), 1.0) if len(real.library) else 1.0  # rounding grows with the total
+    return _spread_ratio(predicted.library / unit, real.library / unit)
+
+
+def above_depth(predicted: Moments, depth: float | None) -> float:
+    """Return the share of cells whose Σ expm1 is more than a cell scaled to ``depth`` can have, by over .1 %."""
+    if depth is None or not np.isfinite(depth) or not len(predicted.library):
+        return float("nan")
+    return float((predicted.library > _MORE * depth).mean())
 
 
 def gene_sd_ratio(predicted: Moments, real: Moments) -> float:
@@ -213,12 +242,16 @@ def correlation_agreement(predicted: Sparse, real: Sparse) -> float:
     """
     if min(predicted.shape[0], real.shape[0]) < 3:
         return float("nan")
-    mean = np.asarray(real.mean(axis=0)).ravel()
-    top = np.argsort(-mean, kind="stable")[:_TOP_GENES]
+    top = _top_genes(real)
     x, y = (_pair_correlations(_chosen(cells, top)) for cells in (predicted, real))
     if len(x) < 2 or x.std() < 1e-12 or y.std() < 1e-12:
         return float("nan")
     return float(np.corrcoef(x, y)[0, 1])
+
+
+def _top_genes(real: Sparse) -> np.ndarray:
+    """Return the 60 genes with the highest mean."""
+    return np.argsort(-np.asarray(real.mean(axis=0)).ravel(), kind="stable")[:_TOP_GENES]
 
 
 def dependence_gap(predicted: Sparse, real: Sparse) -> float:
@@ -236,8 +269,7 @@ def dependence_gap(predicted: Sparse, real: Sparse) -> float:
     """
     if min(predicted.shape[0], real.shape[0]) < 3:
         return float("nan")
-    mean = np.asarray(real.mean(axis=0)).ravel()
-    top = np.argsort(-mean, kind="stable")[:_TOP_GENES]
+    top = _top_genes(real)
     x, y = (_rank_scores(_chosen(cells, top)) for cells in (predicted, real))
     if (y != 0).any(axis=0).sum() < 2:
         return float("nan")

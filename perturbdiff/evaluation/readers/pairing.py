@@ -160,6 +160,8 @@ class Pairing:
         What the summary tells about the inputs.
     findings
         Remarks on the inputs: ``kind``, ``text`` (a sentence) and ``count``.
+    depth
+        Sum to which the counts of a cell were scaled, None if it is not known.
     """
 
     genes: tuple[str, ...]
@@ -172,6 +174,7 @@ class Pairing:
     facts: dict[str, Any] = field(default_factory=dict)
     predicted_controls: Mapping[Group, np.ndarray] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
+    depth: float | None = None
 
     @property
     def perturbations(self) -> list[str]:
@@ -215,8 +218,19 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     contexts = {c: truth.contexts[c] for c in conditions if c in truth.contexts}
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)
+    depth = truth.target_sum if depths[1] is None else depths[1]
     return Pairing(
-        genes, label, conditions, contexts, real, predicted, controls, facts, own_controls, notes.entries
+        genes,
+        label,
+        conditions,
+        contexts,
+        real,
+        predicted,
+        controls,
+        facts,
+        own_controls,
+        notes.entries,
+        depth,
     )
 
 

@@ -404,6 +404,7 @@ class _Pass:
             other=other,
             columns=None if columns is None else (columns[1], columns[0]),
             control=control,
+            depth=self.pairing.depth,
         )
 
     def _test(self, perturbation: _Perturbation) -> None:

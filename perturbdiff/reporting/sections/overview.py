@@ -22,8 +22,8 @@ from perturbdiff.reporting.sections.focus_scores import (
     standing,
 )
 from perturbdiff.reporting.sections.key_metrics import key_metrics, question
-from perturbdiff.reporting.sections.scaled_scores import is_scaled, scaled_table, scaled_verdict
-from perturbdiff.reporting.sections.score_tables import ScoreTables, score_tables
+from perturbdiff.reporting.sections.ranked_tables import ScoreTables, score_tables
+from perturbdiff.reporting.sections.scaled_score_section import is_scaled, scaled_table, scaled_verdict
 from perturbdiff.reporting.sections.standing import Gain, Standing, place
 from perturbdiff.reporting.sections.summary_text import summary_text
 from perturbdiff.reporting.sections.verdict import Verdict

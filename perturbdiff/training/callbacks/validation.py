@@ -21,6 +21,7 @@ from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import write_weights
 from perturbdiff.diffusion.losses import population_energy_distance
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import CellSetBatch, SetLoader
 from perturbdiff.runtime.progress import PROGRESS, span
@@ -31,6 +32,8 @@ from perturbdiff.training.module import VALIDATION, Draws, TrainingModule, gener
 from perturbdiff.training.run_folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
+
+_SECOND = 1  # last word of the seed of the second generated set
 
 HIGHER_IS_BETTER = ("r2", "pdcorr")
 """Criteria for which higher is better."""
@@ -189,13 +192,19 @@ class Validation:
     def _draws(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Draws:
         """Return noise levels spread evenly over the sets, and each set's own noise."""
         steps = module.schedule.num_steps
-        t = torch.tensor([int((p + 0.5) * steps / self.num_sets) for p in positions], device=module.device)
-        noise = self._noise(module, positions, batch.target.shape[1:], 0)
-        return Draws(t, noise, torch.zeros(len(positions), dtype=torch.bool, device=module.device), False)
+        levels = torch.tensor(
+            [int((p + 0.5) * steps / self.num_sets) for p in positions], device=module.device
+        )
+        noise, shape = self._noise(module, positions, batch.target.shape[1:], 0), batch.target.shape
+        if module.config.loss.mmd_statistic == "set":
+            second = self._noise(module, positions, shape[1:], 0, _SECOND)
+            noise, levels = torch.stack([noise, second], 1).flatten(0, 1), levels.repeat_interleave(2)
+        return Draws(levels, noise, torch.zeros(len(levels), dtype=torch.bool, device=module.device), False)
 
-    def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, call: int) -> Tensor:
-        chance = (generator("cpu", VALIDATION, module.config.seed, p, call) for p in positions)
-        return torch.stack([torch.randn(shape, generator=one) for one in chance]).to(module.device)
+    def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, *call: int) -> Tensor:
+        chance = (generator("cpu", VALIDATION, module.config.seed, p, *call) for p in positions)
+        shared = module.config.train.set_noise
+        return torch.stack([set_noise(shape, one, shared) for one in chance]).to(module.device)
 
     def _cells(self, module: TrainingModule, positions: list[int], batch: CellSetBatch) -> Tensor:
         """Return sampled cells [B, S, G] for the sets' conditions, log1p."""

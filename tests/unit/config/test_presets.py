@@ -92,6 +92,7 @@ FREE = {
         "data.layer",
         "data.missing_labels",
         "data.random_batches",
+        "data.set_key",
         "data.min_counts",
         "data.min_genes",
         "data.gene_key",
@@ -106,6 +107,7 @@ FREE = {
     *(f"train.{k}" for k in ("accumulate", "compile", "checkpoint_activations", "loggers", "loader_threads")),
     *("train.keep_every", "train.max_epochs", "train.min_steps", "sample.sets_per_batch", "sample.precision"),
     "sample.values",  # the units of the file, not the method
+    *("loss.set_power", "train.set_noise"),  # for loss.mmd_statistic=set, which no preset has
 }
 
 

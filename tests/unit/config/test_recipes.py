@@ -84,7 +84,7 @@ def test_bases_in_a_circle_are_an_error(tmp_path):
         ("train.max_step=3", "unknown key 'train.max_step', did you mean 'train.max_steps'?"),
         ("train.max_steps=many", "'train.max_steps'.*got 'many'"),
         ("train.max_steps=0", "'train.max_steps'.*greater than or equal to 1"),
-        ("loss.mmd_statistic=W", "'loss.mmd_statistic'.*'V', 'U' or 'cross'"),
+        ("loss.mmd_statistic=W", "'loss.mmd_statistic'.*'V', 'U', 'cross' or 'set'"),
         ("train.max_steps", "section.key=value"),
         ("seed.x=1", "'seed.x'|'seed'"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import doctor
-from perturbdiff.doctor import findings, folders, job, machine, programs
+from perturbdiff.doctor import checks, folders, job, machine, programs
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -97,15 +97,15 @@ def test_an_installed_nextflow_is_found_in_the_project(only, tmp_path):
 def test_nothing_that_hangs_holds_the_doctor(only, tmp_path, monkeypatch):
     # a launcher whose child keeps the pipe open, and a check that never returns
     program(only, "nextflow", "/bin/sleep 60 & /bin/sleep 60")
-    monkeypatch.setattr(programs, "ask", lambda *a, **k: findings.ask(*a, **(k | {"timeout": 0.5})))
-    monkeypatch.setattr(findings, "LIMIT", 3.0)
+    monkeypatch.setattr(programs, "ask", lambda *a, **k: checks.ask(*a, **(k | {"timeout": 0.5})))
+    monkeypatch.setattr(checks, "LIMIT", 3.0)
     monkeypatch.setattr(machine, "memory", lambda: time.sleep(60))
     start = time.monotonic()
-    checks = found(tmp_path)
+    result = found(tmp_path)
     assert time.monotonic() - start < 15
-    assert checks["Nextflow"].status == "absent"
-    assert checks["memory"].status == "problem"
-    assert "no answer within 3 s" in checks["memory"].found
+    assert result["Nextflow"].status == "absent"
+    assert result["memory"].status == "problem"
+    assert "no answer within 3 s" in result["memory"].found
 
 
 def test_a_check_that_breaks_leaves_the_others_their_say(only, tmp_path, monkeypatch):
@@ -397,6 +397,6 @@ def test_only_a_problem_changes_the_exit_code(run_cli, monkeypatch, status, code
 
 def test_the_probe_tells_what_torch_sees():
     told = json.loads(
-        (findings.ask(sys.executable, "-c", machine._PROBE, timeout=120, alone=True) or "").splitlines()[-1]
+        (checks.ask(sys.executable, "-c", machine._PROBE, timeout=120, alone=True) or "").splitlines()[-1]
     )
     assert set(told) == {"version", "cuda", "names", "warnings"}

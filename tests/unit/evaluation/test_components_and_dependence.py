@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from perturbdiff.evaluation.metrics.populations import (
-    condition_metrics,
-    energy_distance,
-    mmd,
-    mmd_in_components,
-)
+from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance, mmd, mmd_in_components
+from perturbdiff.evaluation.metrics.populations import condition_metrics
 from perturbdiff.evaluation.metrics.realism import dependence_gap
 
 NAMES = ("mmd_pc", "dependence_gap")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import wasserstein_distance
 
-from perturbdiff.evaluation.metrics import populations
-from perturbdiff.evaluation.metrics.populations import energy_distance, mmd, pairwise, wasserstein
+from perturbdiff.evaluation.metrics import pairwise_distances
+from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance, mmd, pairwise
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.metrics.wasserstein import wasserstein
 
 
 def draw(rng, n, genes=50, shift=0.0):
@@ -44,7 +45,7 @@ def plain_mmd(x, y):
 
 @pytest.mark.parametrize(("n", "m"), [(30, 40), (7, 23), (2, 2), (8, 16)])
 def test_distances_equal_the_plain_formulas(monkeypatch, n, m):
-    monkeypatch.setattr(populations, "_BLOCK", 8)
+    monkeypatch.setattr(pairwise_distances, "_BLOCK", 8)
     rng = np.random.default_rng(n)
     x, y = draw(rng, n), draw(rng, m, shift=0.5)
     assert energy_distance(x, y) == pytest.approx(plain_energy(x, y), rel=1e-5, abs=1e-5)

@@ -29,13 +29,14 @@ def test_names_are_those_of_the_catalogue():
 
 def test_each_alone_equals_all_together(cells):
     predicted, real, other = cells
-    everything = condition_metrics(predicted, real, DISTRIBUTION, max_cells=30, seed=1, other=other)
+    known = {"control": np.zeros(50), "depth": 1e3}
+    everything = condition_metrics(predicted, real, DISTRIBUTION, max_cells=30, seed=1, other=other, **known)
     assert tuple(everything) == (*DISTRIBUTION, *CHANCE)
     assert np.isfinite(list(everything.values())).all()
     for name in DISTRIBUTION:
-        alone = condition_metrics(predicted, real, [name], max_cells=30, seed=1, other=other)
+        alone = condition_metrics(predicted, real, [name], max_cells=30, seed=1, other=other, **known)
         assert alone == {n: everything[n] for n in (name, f"chance_{name}") if n in everything}
-    without = condition_metrics(predicted, real, DISTRIBUTION, max_cells=30, seed=1)
+    without = condition_metrics(predicted, real, DISTRIBUTION, max_cells=30, seed=1, **known)
     assert without == {n: everything[n] for n in DISTRIBUTION}
     assert condition_metrics(predicted, real, [], max_cells=30, seed=1, other=other) == {}
 

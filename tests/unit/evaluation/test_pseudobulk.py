@@ -11,8 +11,8 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation import evaluate, pseudobulk
-from perturbdiff.evaluation.pseudobulk import replicate_test
+from perturbdiff.evaluation import evaluate, pseudobulk_de
+from perturbdiff.evaluation.pseudobulk_de import replicate_test
 from perturbdiff.evaluation.readers.replicates import add
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError
@@ -123,11 +123,13 @@ def test_too_few_replicates_are_told():
 def test_sums_are_those_of_the_counts(files, monkeypatch, tmp_path):
     seen = []
     nothing = np.full(GENES, np.nan)
-    monkeypatch.setattr(pseudobulk.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(pseudobulk_de.importlib.util, "find_spec", lambda _: True)
     monkeypatch.setattr(
-        pseudobulk,
+        pseudobulk_de,
         "replicate_test",
-        lambda *sides: seen.append(sides) or pseudobulk.Tested(nothing, nothing, nothing, "", (0, 0), "none"),
+        lambda *sides: (
+            seen.append(sides) or pseudobulk_de.Tested(nothing, nothing, nothing, "", (0, 0), "none")
+        ),
     )
     run(files, tmp_path / "out")
     truth = ad.read_h5ad(files[0])
@@ -152,7 +154,7 @@ def test_what_cannot_be_done_is_told_in_one_line(files, tmp_path, monkeypatch, c
 
     assert "need no test" in text(run(files, tmp_path / "one", metrics=("PDCorr",)))
     assert "no DE of pseudobulks" in caplog.text
-    monkeypatch.setattr(pseudobulk.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(pseudobulk_de.importlib.util, "find_spec", lambda _: None)
     assert "pip install 'perturbdiff[pseudobulk]'" in text(run(files, tmp_path / "two"))
     logged = []
     for i, path in enumerate(files):

@@ -7,6 +7,7 @@ import pytest
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.metrics.realism import Moments, correlation_agreement, mean_variance_gap, realism
+from perturbdiff.evaluation.metrics.slope import effect_slope
 
 
 def draw(rng, n, genes=50, scale=1.0):
@@ -14,7 +15,10 @@ def draw(rng, n, genes=50, scale=1.0):
     return sp.csr_matrix(np.log1p(scale * rng.poisson(mean, (n, genes))).astype(np.float32))
 
 
-RATIOS = ("nonzero_ratio", "library_ratio", "library_sd_ratio", "gene_sd_ratio", "cell_sd_ratio")
+RATIOS = (
+    *("nonzero_ratio", "library_ratio", "library_sd_ratio", "total_sd_ratio", "detected_sd_ratio"),
+    *("gene_sd_ratio", "cell_sd_ratio"),
+)
 
 
 def test_moments_by_hand():
@@ -69,6 +73,45 @@ def test_library_sizes_are_those_of_counts():
     assert figures["library_ratio"] == pytest.approx(2.0)
     sizes = np.log1p(counts.sum(axis=1)).std(), np.log1p(2 * counts.sum(axis=1)).std()
     assert figures["library_sd_ratio"] == pytest.approx(sizes[1] / sizes[0])
+    assert figures["total_sd_ratio"] == pytest.approx(2.0)
+    assert figures["detected_sd_ratio"] == pytest.approx(1.0)
+    assert np.isnan(figures["above_depth"])
+    depth = counts.sum(axis=1).max()
+    assert realism(real, real, depth=depth)["above_depth"] == 0
+    above = (2 * counts.sum(axis=1) > 1.001 * depth).mean()
+    assert 0 < realism(double, real, depth=depth)["above_depth"] == above
+
+
+def test_equal_totals_have_no_spread_to_compare_with():
+    rng = np.random.default_rng(10)
+    counts = rng.poisson(2.0, (40, 30)) + 1.0
+    closed = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
+    figures = realism(draw(rng, 40, genes=30), closed, depth=1e4)
+    assert np.isnan([figures["total_sd_ratio"], figures["library_sd_ratio"]]).all()
+    assert realism(closed, closed, depth=1e4)["above_depth"] == 0
+
+
+def test_the_slope_is_the_share_of_the_change_that_is_predicted():
+    rng = np.random.default_rng(11)
+    change = np.zeros(400)
+    change[:60] = rng.uniform(-1, 1, 60)
+    control = rng.uniform(2, 3, 400)
+    slopes = []
+    for seed in range(30):  # few noisy cells, whose largest changes are too large by chance
+        real = sp.csr_matrix(control + change + rng.standard_normal((60, 400)))
+        slopes.append(effect_slope(control + 0.7 * change, real, control, seed=seed))
+    assert np.mean(slopes) == pytest.approx(0.7, abs=0.03)
+    exact = sp.csr_matrix(np.tile(control + change, (4, 1)))
+    assert effect_slope(control + 0.7 * change, exact, control) == pytest.approx(0.7)
+    assert effect_slope(control, exact, control) == 0
+    assert np.isnan(effect_slope(control, exact[:3], control))
+
+
+def test_no_slope_of_a_change_that_the_cells_do_not_show():
+    rng = np.random.default_rng(12)
+    control = np.full(400, 2.0)
+    real = sp.csr_matrix(control + rng.standard_normal((40, 400)))
+    assert np.isnan(effect_slope(control + 0.1, real, control))
 
 
 def test_a_shift_along_the_trend_is_no_gap_but_a_wrong_spread_is():
@@ -123,7 +166,7 @@ def test_the_order_of_cells_and_genes_does_not_matter():
     rng = np.random.default_rng(9)
     x, y = draw(rng, 50), draw(rng, 60, scale=2.0)
     genes = rng.permutation(50)
-    one = realism(x, y)
-    other = realism(x[rng.permutation(50)][:, genes], y[rng.permutation(60)][:, genes])
+    one = realism(x, y, depth=90.0)
+    other = realism(x[rng.permutation(50)][:, genes], y[rng.permutation(60)][:, genes], depth=90.0)
     for name, value in one.items():
         assert other[name] == pytest.approx(value, rel=1e-9), name

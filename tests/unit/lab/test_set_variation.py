@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 import set_variation as sv
 
-from perturbdiff.evaluation.metrics.populations import energy_distance
+from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance
 
 
 def one_gene(*sets: list[float]) -> np.ndarray:

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from perturbdiff.predictions import PredictionWriter
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.submission import check, export
-from perturbdiff.submission.rules import read_panel
+from perturbdiff.submission.requirements import read_panel
 from perturbdiff.submission.submission_stage import Request
 
 GENES = ["g3", "g1", "g2", "g4"]
