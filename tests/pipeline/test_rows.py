@@ -45,9 +45,9 @@ def sheet(folder: Path, *rows: dict[str, str]) -> str:
     for name in FILES:
         (folder / name).touch()
     (folder / "mine.txt").write_text("G1\nG2\n")
-    (folder / "ready").mkdir(exist_ok=True)
+    (folder / "old store").mkdir(exist_ok=True)
     for name in ("conditions.parquet", "manifest.json"):
-        (folder / "ready" / name).touch()
+        (folder / "old store" / name).touch()
     with (folder / "sheet.csv").open("w", newline="") as handle:
         writer = csv.DictWriter(handle, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
@@ -71,8 +71,8 @@ ROWS = (
         conditions="wanted.csv"),
     row("zero", "sample", init="old", genes="all", overrides="sample.guidance=2", score_genes="top",
         targets="targets.csv"),
-    row("ready", "train", dataset="other", input="ready"),
-    row("ridge", "kernel-ridge", dataset="other", input="ready", embeddings="perturbation=vectors"),
+    row("ready", "train", dataset="other", input="old store"),
+    row("ridge", "kernel-ridge", dataset="other", input="old store", embeddings="perturbation=vectors"),
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def given(call: list[str], option: str) -> list[str]:
     return [call[i + 1] for i, word in enumerate(call) if word == option]
 
 
-def test_what_rows_make_reaches_the_rows_that_name_it(nextflow, tmp_path, fake):
+def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, tmp_path):
     fixed = (
         "--input",
         sheet(tmp_path, *ROWS),
@@ -129,10 +129,10 @@ def test_what_rows_make_reaches_the_rows_that_name_it(nextflow, tmp_path, fake):
     names = {call[call.index("--out") + 1].removesuffix(".metrics") for call in scored}
     assert {name.split(".")[-1] for name in names} == {"tuned", "scratch", "zero", "ready", "ridge"}
     for call in scored:
-        ready = call[2] == "ready"
+        ready = call[2] == "old store"
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])
-    assert calls["ready"][1] == "ready", "a ready store is used as it is"
+    assert calls["ready"][1] == "old store", "a ready store is used as it is"
     assert not list((ran.outdir / "stores").glob("other-*"))
     assert {p.name for p in (ran.outdir / "models").iterdir()} == {
         "old",
@@ -145,6 +145,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(nextflow, tmp_path, fake):
     assert (ran.outdir / "embeddings" / "vectors.parquet").is_file()
     assert (ran.outdir / "predictions" / "asked.h5ad").is_file()
     (tmp_path / "types.npz").write_text("changed")
+    (ran.outdir / "report.txt").unlink()  # the stand-in's report lists no files
     again = nextflow.run(*fixed, "-resume")
     assert again.code == 0, again.output
     assert [name for name in again.ran() if name.startswith(("TRAIN", "PRETRAIN", "FINETUNE"))] == [
@@ -163,7 +164,7 @@ def test_every_mistake_in_what_rows_name_is_told_at_once(nextflow, tmp_path):
         maker("e", "embed", input="names.csv"),
         row("a", "train", embeddings="perturbation=no.npz", genes="none.txt"),
         row("b", "linear", embeddings="cell_type=types.npz", model_genes="mine.txt"),
-        row("c", "train", input="ready", genes="mine.txt"),
+        row("c", "train", input="old store", genes="mine.txt"),
         row("d", "train", conditions="wanted.csv", options="pert-col=x"),
         row("f", "finetune", init="bundle", score_genes="mine.txt"),
         maker("g", "train", input="kang.h5ad"),
@@ -184,7 +185,7 @@ def test_every_mistake_in_what_rows_name_is_told_at_once(nextflow, tmp_path):
         "line 5 (a): no such gene list 'none.txt'",
         "line 6 (b): 'embeddings' is for train, pretrain, finetune, sample, kernel-ridge and import rows",
         "line 6 (b): 'model_genes' is for train and pretrain rows",
-        "line 7 (c): 'genes' is for raw counts, and ready is a store: name the genes of the model in model_genes",
+        "line 7 (c): 'genes' is for raw counts, and old store is a store: name the genes of the model in model_genes",
         "line 8 (d): 'conditions' is for sample rows",
         "line 8 (d): rows of mode train have no option 'pert-col'; they have none",
         "line 9 (f): 1 of the 2 genes of score_genes mine.txt are not in bundle, so that predictions could not be "
