@@ -3,7 +3,8 @@
 
 include { collectionOf; designOf                                                } from './comparison'
 include { expectedOf                                                            } from './expected'
-include { filesIn; isSimulated; isStore; locate; markOf; optionsOf; tablesOf     } from './inputs'
+include { fetchOf; filesIn; isSimulated; isStore; locate; locateAll             } from './inputs'
+include { fetchFolder; markOf; optionsOf; tablesOf                              } from './inputs'
 include { inherit; isBound; isMaker; isModel; sourceOf; stepFolder               } from './models'
 include { makersOf                                                              } from './makers'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
@@ -32,7 +33,7 @@ def storeOf(row, i, rows, folder, seed) {
     def settings = settingsOf(row, dataset, folder)
     def sources  = filesIn(row.input.split(/\|/)[i])
     def drawn    = isSimulated(sources[0]) ? simulationOf(sources[0], settings, folder, seed) : null
-    def inputs   = drawn ? [] : sources.collect { name -> locate(name, folder) }
+    def inputs   = drawn ? [] : sources.collectMany { name -> locateAll(name, folder) }
     def ready    = inputs && isStore(inputs[0]) ? inputs[0] : null
     def text     = ready ? '{}' : recipe(dataOf(settings, row), ['data'])
     def genes    = markOf(ready ? '' : row.genes, rows, ['vocabulary'], folder)
@@ -40,7 +41,7 @@ def storeOf(row, i, rows, folder, seed) {
     def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, genes.mark, ready ? 0 : seed] +
         [tables].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
-            ready: ready, obs: filesIn(tables).collect { name -> locate(name, folder) },
+            fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready, obs: filesIn(tables).collect { name -> locate(name, folder) },
             genes: genes, recipe: text, split: null, seed: seed]
 }
 
@@ -55,7 +56,7 @@ def unitOf(row, rows, folder, seed) {
     def key        = digest([store.key, text, toml ? "toml ${toml.text}" : '', splitFirst])
     def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,
                       store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs,
-                      obs: store.obs]
+                      obs: store.obs, fetch: store.fetch]
     if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }
     def part    = row.part ?: 'test'
     def scored  = markOf(row.score_genes, rows, ['vocabulary'], folder)
@@ -193,7 +194,9 @@ def planOf(rows, folder, options) {
     def others = baselinesOf(scored, options.baselines, options.seed)
     def pairs  = units.unique(false) { unit -> unit.split.id }
         .collect { unit -> [id: unit.split.id, store: unit.store.id] }
+    def fetched = (stores + makers.vocabularies).collectMany { one -> one.fetch }.unique()
     return makers + [
+        fetches: fetched.collect { name -> [id: name, folder: "${fetchFolder()}".toString()] },
         files: filesOf(runs, units, stores, makers),
         runs: runs, stores: stores, pairs: pairs, models: models,
         splits: units.collect { unit -> unit.split }.unique { split -> split.id },

@@ -2,7 +2,7 @@
 // of the authors' code (import).
 
 include { expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
-include { filesIn; locate; markOf; optionsOf; tablesOf                  } from './inputs'
+include { fetchOf; filesIn; locate; locateAll; markOf; optionsOf; tablesOf } from './inputs'
 
 // options, and the files of those whose values are files
 def optionsFor(row, rules, folder) {
@@ -14,7 +14,8 @@ def optionsFor(row, rules, folder) {
 def vocabularyOf(row, rows, rules, folder) {
     def settings = overlay(readPreset(presetOf(row), folder), expand(parseOverrides(row.overrides, row.dataset ?: '')))
     def added    = filesIn(row.add).collect { name -> markOf(name, rows, ['vocabulary'], folder) }
-    return [id: row.id, studies: filesIn(row.input).collect { name -> locate(name, folder) }, added: added,
+    return [id: row.id, studies: filesIn(row.input).collectMany { name -> locateAll(name, folder) }, added: added,
+        fetch: filesIn(row.input).collect { name -> fetchOf(name) }.findAll().unique(),
         recipe: recipe(settings, ['data'])] + optionsFor(row, rules, folder)
 }
 

@@ -62,7 +62,8 @@ def prepare(plan, given, metadata) {
     if (config.process.executor == 'slurm' && given.check_slurm) { askSlurm(given, config.process, config.executor) }
     checkPublishing(given, metadata, plan.sheet, plan)
     // a container can only bind what exists
-    [plan.checkpoints, file("${given.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
+    def folders = [given.fetch_dir, "${given.outdir}/logs"].findAll().collect { name -> file(name, glob: false) }
+    ([plan.checkpoints] + folders).each { folder -> folder.mkdirs() }
     def name   = given.container ? "${given.container}".toString() : null
     def named  = !name || name.contains('://') || takesName(engineOf(metadata.profile.split(',') as List))
     def image  = imageRecord(named ? name : new java.io.File(name).absolutePath, named)

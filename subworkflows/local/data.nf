@@ -2,6 +2,7 @@
 // for others: gene lists, semantic tables and bundles from checkpoints.
 
 include { EMBED                       } from '../../modules/local/embed'
+include { FETCH                       } from '../../modules/local/fetch'
 include { IMPORT                      } from '../../modules/local/import'
 include { PREPROCESS                  } from '../../modules/local/preprocess'
 include { SIMULATE                    } from '../../modules/local/simulate'
@@ -9,7 +10,7 @@ include { SPLIT; SPLIT as SPLIT_FIRST } from '../../modules/local/split'
 include { STATS                       } from '../../modules/local/stats'
 include { VOCABULARY                  } from '../../modules/local/vocabulary'
 include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
-include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST; GATHER as GATHER_FOR_UNIT } from './gather'
+include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST; GATHER as GATHER_FOR_UNIT; GATHER as GATHER_FOR_RAW } from './gather'
 
 // what tasks of rows that make something are told beside files
 def toldOf(one) {
@@ -35,20 +36,32 @@ workflow DATA {
             .map { _id, one, found -> tuple(toldOf(one), one.checkpoint, one.genes, found) }
     )
 
+    // what reads a published data set that is not here waits for it
+    FETCH(channel.fromList(plan.fetches))
+    waiting = plan.vocabularies.collect { one -> ["list ${one.id}".toString(), one.fetch] } +
+        (plan.stores + plan.splits.findAll { one -> !one.store }).collect { one -> [one.id, one.fetch] }
+    GATHER_FOR_RAW(waiting, FETCH.out.fetched.map { meta -> tuple(meta.id, meta.id) })
+    allowed = GATHER_FOR_RAW.out.gathered
+
     // a list that lists of other rows are added to comes after these
     plainLists = plan.vocabularies.findAll { one -> one.added.every { mark -> mark.file } }
     laterLists = plan.vocabularies - plainLists
     VOCABULARY(
-        channel.fromList(plainLists).map { one ->
-            tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.recipe)
-        }
+        channel.fromList(plainLists)
+            .map { one -> tuple("list ${one.id}".toString(), one) }
+            .combine(allowed, by: 0)
+            .map { _id, one, _fetched ->
+                tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.recipe)
+            }
     )
     lists = VOCABULARY.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
     joined = laterLists.collect { one -> [one.id, one.added.collect { mark -> mark.key }] }
     GATHER_FOR_LIST(joined, files.mix(lists))
     VOCABULARY_OF_LISTS(
         channel.fromList(laterLists)
-            .map { one -> tuple(one.id, one) }
+            .map { one -> tuple("list ${one.id}".toString(), one) }
+            .combine(allowed, by: 0)
+            .map { _id, one, _fetched -> tuple(one.id, one) }
             .combine(GATHER_FOR_LIST.out.gathered, by: 0)
             .map { _id, one, added -> tuple(toldOf(one), one.studies, added, one.given, one.recipe) }
     )
@@ -69,6 +82,8 @@ workflow DATA {
         .map { _simulation, id, counts -> tuple(id, counts) }
     raw = channel.fromList(origins.findAll { one -> !one.simulation })
         .map { one -> tuple(one.id, one.inputs) }
+        .combine(allowed, by: 0)
+        .map { id, inputs, _fetched -> tuple(id, inputs) }
         .mix(drawn)
 
     SPLIT_FIRST(
@@ -128,7 +143,7 @@ workflow DATA {
     statistics = STATS.out.tables.map { _meta, tables -> tables }
     bundles    = IMPORT.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
     versions   = SIMULATE.out.versions
-        .mix(EMBED.out.versions, IMPORT.out.versions, VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
+        .mix(FETCH.out.versions, EMBED.out.versions, IMPORT.out.versions, VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
         .mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
 
     emit:

@@ -35,9 +35,9 @@ COMMANDS: dict[str, set[str]] = {
 }
 
 
-VOCABULARY = typer.main.get_command(app).commands["vocabulary"].commands["build"]  # type: ignore[attr-defined]
-COMMANDS["vocabulary"] = options(VOCABULARY)
-STAGE = {"external": "baseline", "import": "import-checkpoint"}
+for group, command in (("vocabulary", "build"), ("data", "get")):
+    COMMANDS[group] = options(typer.main.get_command(app).commands[group].commands[command])  # type: ignore[attr-defined]
+STAGE = {"external": "baseline", "import": "import-checkpoint", "fetch": "data"}
 """Commands of modules that have other names."""
 
 

@@ -175,7 +175,10 @@ def test_a_published_data_set_that_is_not_there_is_told(nextflow, tmp_path):
         f"line 2 (s): data set 'kang18-ifnb': no kang18_ifnb_muscat.h5ad in {tmp_path / 'nothing'} or "
         in ran.output
     )
-    assert "put it into a folder and name that in PERTURBDIFF_DATA" in ran.output
+    assert (
+        "fetch it by --fetch_dir FOLDER or perturbdiff data get kang18-ifnb, or put it into a folder"
+        in ran.output
+    )
 
 
 def test_an_unknown_column_is_told(nextflow, tmp_path):

@@ -72,6 +72,7 @@ ROWS = (
     row("zero", "sample", init="old", genes="all", overrides="sample.guidance=2", score_genes="top",
         targets="targets.csv"),
     row("ready", "train", dataset="other", input="old store"),
+    row("fetched", "linear", dataset="published", input="dataset:kang18-ifnb"),
     row("ridge", "kernel-ridge", dataset="other", input="old store", embeddings="perturbation=vectors"),
 )  # fmt: skip
 
@@ -95,9 +96,12 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert ran.code == 0, ran.output
     calls = {call[call.index("--out") + 1]: call for call in fake() if "--out" in call}
     made = [call for call in fake() if call[0] == "preprocess"]
-    kang, atlas = sorted(made, key=lambda call: call[1] != "input1/kang.h5ad")
-    assert len(made) == 2, "the raw files of a data set are read once for its four rows and the prior"
-    for call in made:
+    kang, atlas, fetched = sorted(made, key=lambda call: (not call[1].endswith("/kang.h5ad"), call[1]))
+    assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
+    (get,) = (call for call in fake() if call[0] == "data")
+    assert get == ["data", "get", "kang18-ifnb", "--out", str(tmp_path / "public"), "--yes"]
+    assert len(made) == 3, "the raw files of a data set are read once for its four rows and the prior"
+    for call in (kang, atlas):
         assert given(call, "--genes") == ["genes/all"]
         assert given(call, "--dask-scheduler") == ["tls://head:8786"]
         assert given(call, "--memory-limit") == ["2457MiB"], "four fifths of the job's memory"
@@ -127,9 +131,16 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert given(zero, "--processes") == ["2"]
     scored = [call for call in fake() if call[0] == "evaluate"]
     names = {call[call.index("--out") + 1].removesuffix(".metrics") for call in scored}
-    assert {name.split(".")[-1] for name in names} == {"tuned", "scratch", "zero", "ready", "ridge"}
+    assert {name.split(".")[-1] for name in names} == {
+        "tuned",
+        "scratch",
+        "zero",
+        "ready",
+        "ridge",
+        "fetched",
+    }
     for call in scored:
-        ready = call[2] == "old store"
+        ready = call[2] == "old store" or call[2].startswith("published-")
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])
     assert calls["ready"][1] == "old store", "a ready store is used as it is"
