@@ -41,7 +41,8 @@ def storeOf(row, i, rows, folder, seed) {
     def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, genes.mark, ready ? 0 : seed] +
         [tables].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
-            fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready, obs: filesIn(tables).collect { name -> locate(name, folder) },
+            fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready,
+            obs: filesIn(tables).collect { name -> locate(name, folder) },
             genes: genes, recipe: text, split: null, seed: seed]
 }
 

@@ -1,6 +1,6 @@
 // Where the inputs that a row names are: relative to the sheet, else to the launch folder; of a registered data set
-// (dataset:NAME) in the folder PERTURBDIFF_DATA, else in the user's cache, as perturbdiff/datasets/registry.py looks, or
-// in --fetch_dir, where FETCH puts what is in none of them.
+// (dataset:NAME) in --fetch_dir, where FETCH puts what is nowhere, in the folder PERTURBDIFF_DATA, or in the user's
+// cache, as perturbdiff/datasets/registry.py looks.
 
 def isDataset(text) {
     return text.startsWith('dataset:')
@@ -54,8 +54,8 @@ def datasetProblems(text) {
     }
     if (!fetchOf(text) || fetchFolder()) { return [] }
     def missing = datasetFiles(text).find { path -> !path.exists() }
-    return ["data set '${name}': no ${missing.name} in ${foldersOf().join(' or ')}; fetch it by --fetch_dir FOLDER or " +
-        "perturbdiff data get ${name}, or put it into a folder and name that in PERTURBDIFF_DATA"]
+    return ["data set '${name}': no ${missing.name} in ${foldersOf().join(' or ')}; " +
+        "fetch it by --fetch_dir FOLDER or perturbdiff data get ${name}, or put it into a folder and name that in PERTURBDIFF_DATA"]
 }
 
 def locate(text, folder) {

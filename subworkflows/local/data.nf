@@ -10,7 +10,8 @@ include { SPLIT; SPLIT as SPLIT_FIRST } from '../../modules/local/split'
 include { STATS                       } from '../../modules/local/stats'
 include { VOCABULARY                  } from '../../modules/local/vocabulary'
 include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
-include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST; GATHER as GATHER_FOR_UNIT; GATHER as GATHER_FOR_RAW } from './gather'
+include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST } from './gather'
+include { GATHER as GATHER_FOR_RAW; GATHER as GATHER_FOR_UNIT    } from './gather'
 
 // what tasks of rows that make something are told beside files
 def toldOf(one) {
@@ -143,7 +144,8 @@ workflow DATA {
     statistics = STATS.out.tables.map { _meta, tables -> tables }
     bundles    = IMPORT.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
     versions   = SIMULATE.out.versions
-        .mix(FETCH.out.versions, EMBED.out.versions, IMPORT.out.versions, VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
+        .mix(FETCH.out.versions, EMBED.out.versions, IMPORT.out.versions)
+        .mix(VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
         .mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
 
     emit:

@@ -82,7 +82,10 @@ def given(call: list[str], option: str) -> list[str]:
 
 
 def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, tmp_path):
+    nextflow.stand_ins = tmp_path / "nothing"
     fixed = (
+        "--fetch_dir",
+        "public",
         "--input",
         sheet(tmp_path, *ROWS),
         "--baselines",
