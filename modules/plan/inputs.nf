@@ -55,7 +55,8 @@ def datasetProblems(text) {
     if (!fetchOf(text) || fetchFolder()) { return [] }
     def missing = datasetFiles(text).find { path -> !path.exists() }
     return ["data set '${name}': no ${missing.name} in ${foldersOf().join(' or ')}; " +
-        "fetch it by --fetch_dir FOLDER or perturbdiff data get ${name}, or put it into a folder and name that in PERTURBDIFF_DATA"]
+        "fetch it by --fetch_dir FOLDER or perturbdiff data get ${name}, " +
+        'or put it into a folder and name that in PERTURBDIFF_DATA']
 }
 
 def locate(text, folder) {
