@@ -30,14 +30,48 @@ _FLAGS = (
 )
 
 
-_LONG = ("test_benchmarks.py", "test_contributing.py", "test_processes.py")
-"""Files without a single test that is marked as slow, which yet take a minute."""
+_TESTS = Path(__file__).parent
+_LONG = (
+    "pipeline/test_docs.py",
+    "docs/test_notebooks.py",
+    "pipeline/test_run.py",
+    "pipeline/test_plan.py",
+    "browser",
+    "pipeline/test_experiments.py",
+    "unit/screen/test_run.py",
+    "security/test_fuzz.py",
+    "fault/test_surroundings.py",
+    "fault/test_kills.py",
+    "unit/training/test_economy.py",
+    "unit/training/test_world_size.py",
+    "pipeline/test_values.py",
+    "pipeline/test_publishing.py",
+    "docs/test_site.py",
+    "unit/api",
+    "unit/test_benchmarks.py",
+    "unit/test_contributing.py",
+    "pipeline/test_sites.py",
+    "pipeline/test_single_file.py",
+    "unit/training/test_resume.py",
+    "unit/adversaries/test_adversaries.py",
+    "unit/training/test_processes.py",
+    "unit/preprocessing/test_shared_genes.py",
+    "unit/released/test_full_size.py",
+)
+"""Files, and folders whose tests share what is dear to make, that take more than some ten seconds: longest first."""
+_TOGETHER = ("tests/browser/", "tests/unit/api/")
+"""Folders whose files share a report or a model: one process makes it."""
+
+
+def _place(item: pytest.Item) -> int:
+    """Return the place of a test's file or folder among the long ones."""
+    names = {item.path.relative_to(_TESTS).as_posix(), item.path.parent.relative_to(_TESTS).as_posix()}
+    return next((place for place, name in enumerate(_LONG) if name in names), len(_LONG))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with long tests first, so that with ``-n`` the processes end together."""
-    long = {item.path for item in items if item.path.name in _LONG or item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    """Put the long files first, so that with ``-n`` the processes end together."""
+    items.sort(key=_place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -48,9 +82,9 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return (
-                nodeid if file.endswith("pipeline/test_docs.py") else file
-            )  # minutes each, nothing in common
+            if file.endswith(("pipeline/test_docs.py", "docs/test_notebooks.py")):
+                return nodeid  # nothing in common
+            return next((folder for folder in _TOGETHER if folder in file), file)
 
     config.option.loadscopereorder = False  # by number of tests would put the longest last
     return ByFile(config, log)

@@ -69,11 +69,15 @@ def integer_labels(folder):
     return _saved(adata, folder, "--control", "0")
 
 
-def ensembl_ids_with_duplicate_symbols(folder):
-    adata = tiny_counts()
+def _identified(adata: ad.AnnData) -> ad.AnnData:
+    """Name the genes by Ensembl IDs, beside symbols that are not unique."""
     adata.var["gene_name"] = [f"SYMBOL{i // 2}" for i in range(adata.n_vars)]
     adata.var_names = [f"ENSG{i:011d}" for i in range(adata.n_vars)]
-    return _saved(adata, folder)
+    return adata
+
+
+def ensembl_ids_with_duplicate_symbols(folder):
+    return _saved(_identified(tiny_counts()), folder)
 
 
 def duplicate_symbols_with_ids(folder):
@@ -90,12 +94,18 @@ def missing_labels(folder):
     return _saved(adata, folder)
 
 
-def unicode_labels(folder):
-    adata = _columns(tiny_counts())
+def _of_the_world(adata: ad.AnnData) -> ad.AnnData:
+    """Give labels with spaces, commas, Greek, Cyrillic and Chinese letters."""
+    adata = _columns(adata)
     adata.obs["perturbation"] = adata.obs["perturbation"].replace(
         {"control": "ctrl", "p1": "IFN-β", "p2": "TGF-β 1", "p3": "шок, 42 °C"}
     )
     adata.obs["cell_type"] = adata.obs["cell_type"].replace({"B": "Zelle Ä", "T": "細胞"})
+    return adata
+
+
+def unicode_labels(folder):
+    adata = _of_the_world(tiny_counts())
     adata.X = np.asarray(adata.X.todense())
     adata.write_zarr(folder / "my.zarr")
     return [str(folder / "my.zarr")]
@@ -109,6 +119,17 @@ def one_perturbation(folder):
 
 def no_batch_and_no_cell_type(folder):
     adata = tiny_counts()
+    adata.obs = adata.obs[["perturbation"]]
+    return _saved(adata, folder)
+
+
+def one_perturbation_with_unicode_labels(folder):
+    adata = _of_the_world(tiny_counts())
+    return _saved(adata[adata.obs["perturbation"].isin(["ctrl", "шок, 42 °C"])].copy(), folder)
+
+
+def ids_and_unicode_labels_without_batch_and_cell_type(folder):
+    adata = _identified(_of_the_world(tiny_counts()))
     adata.obs = adata.obs[["perturbation"]]
     return _saved(adata, folder)
 
@@ -150,6 +171,8 @@ RUN = (
     missing_labels, unicode_labels, one_perturbation, no_batch_and_no_cell_type, tenx_folder,
 )  # fmt: skip
 """These end in a report."""
+TO_THE_END = (one_perturbation_with_unicode_labels, ids_and_unicode_labels_without_batch_and_cell_type)
+"""Two that have all the oddities of these which a store still has."""
 UNDERSTOOD = (*RUN, scaled_with_logarithms_in_raw, duplicate_symbols_with_ids)
 """These have no problems."""
 REFUSED = (hopeless, nothing_known)

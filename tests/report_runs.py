@@ -26,8 +26,9 @@ def make_run(
     definition: str = "cell-eval-0.6.6",
     made_by: dict[str, object] | None = None,
     predictions: str = "",
+    sets: bool = False,
 ) -> Path:
-    """Write what `evaluate` leaves for a method of a given skill (0 to 1)."""
+    """Write what `evaluate` leaves for a method of a given skill (0 to 1); ``sets``: where sets of cells are known."""
     folder.mkdir(parents=True)
     skill = SKILL.get(method, 0.5) if skill is None else skill
     rng = np.random.default_rng(sum(map(ord, dataset)))
@@ -37,7 +38,7 @@ def make_run(
     rows = []
     for kind, scope in (("pooled", "pooled"), *(("context", c) for c in CONTEXTS)):
         for metric in METRICS.values():
-            if metric.family != "distribution":
+            if metric.compute is not None:
                 for name in names if metric.per_perturbation else ("*",):
                     value = metric_value(metric.direction, skill, rng.uniform(0, 0.3), noise)
                     if (metric.name == "AUROC" and name == names[-1]) or (
@@ -47,7 +48,7 @@ def make_run(
                     rows.append((kind, scope, name, metric.name, value))
     for scope, name in conditions:
         for metric in METRICS.values():
-            if metric.family == "distribution":
+            if metric.family == "distribution" or (sets and metric.family == "sets"):
                 value = metric_value(metric.direction, skill, rng.uniform(0, 0.3), noise)
                 rows.append(("condition", scope, name, metric.name, value))
     metrics = pd.DataFrame(rows, columns=["scope_kind", "scope", "perturbation", "metric", "value"])
@@ -57,6 +58,9 @@ def make_run(
     aggregate(metrics, members).assign(definition=definition).to_csv(folder / "aggregate.csv", index=False)
     write_genes(folder, names, skill, rng, noise)
     write_cells(folder, names, skill, cells, shown)
+    if sets:
+        places = pd.read_parquet(folder / "embedding.parquet").query("source != 'control'")
+        places.assign(explained_x=0.6, explained_y=0.2).to_parquet(folder / "sets.parquet")
     summary = {
         "method": method,
         "dataset": dataset,

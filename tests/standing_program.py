@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,13 +62,17 @@ def standing(folder: Path) -> Iterator[Path]:
 def serve(address: str) -> None:
     """Fork a process for each command until the end of the input."""
     forked.import_all()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(address)
         door.listen(64)
         print("ready", flush=True)
         while door in select.select([door, sys.stdin], [], [])[0]:
             client, _ = door.accept()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[
+                    0
+                ]:  # those that are done, so that their CPU time counts as ours
+                    pass
             if os.fork() == 0:
                 door.close()
                 try:
@@ -79,7 +84,6 @@ def serve(address: str) -> None:
 
 def _attend(client: socket.socket) -> None:
     """Run the command of a client; what the client is sent, the command is sent."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, streams, *_ = socket.recv_fds(client, 1, 3)
     told = b""
     while not told.endswith(b"\n"):
@@ -108,8 +112,13 @@ def _be_command(words: list[str], folder: str, environment: dict[str, str]) -> i
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
+    if (
+        "PD_LAUNCHER" in environment
+    ):  # whom a process of a training must not outlive: here who attends to the client
+        environment["PD_LAUNCHER"] = str(os.getppid())
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # TMPDIR may be another
     return forked.program(words)
 
 

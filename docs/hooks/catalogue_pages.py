@@ -25,6 +25,13 @@ _FAMILIES = {
         "the noise of small samples.",
     ),
     "distribution": ("Cells as a distribution", "They compare the cells of one condition as a population."),
+    "sets": (
+        "Sets as a family",
+        "They ask whether the sampled sets of a condition differ from one another as true sets (wells, guides, donors) "
+        "do. They are computed where it is known which cells were a set: in the truth by the store's `data.set_key` or "
+        "by `--set-col`, in predictions by the column `set`. At most 39 sets of at most 50 cells of a side are drawn, "
+        "all of the same size.",
+    ),
 }
 _DIRECTIONS = {
     "higher": "higher is better",

@@ -15,6 +15,7 @@ from perturbdiff.adversaries.honest_cells import HonestCells
 from perturbdiff.conditions.condition import LABELS, Condition
 from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.readers import inputs, pairing
@@ -43,6 +44,9 @@ def adversaries(
 ) -> Path:
     """Make the known attacks on a truth, score them beside honest cells, and tell what each gains.
 
+    The truth is calibrated first, so that the verdicts are those of a report, and so that it is told which metrics
+    the default score of these data has. An attack with controls of its own is scored from them.
+
     What is finished is recognised and left, so that an interrupted run continues.
 
     Parameters
@@ -50,8 +54,8 @@ def adversaries(
     truth
         Store folder, or AnnData whose columns ``config`` names.
     out
-        Folder: ``predictions`` (a file per attack and honest reference), ``scores`` (the folders of `evaluate` and
-        `ceiling`) and ``table`` (adversaries.csv, gains.csv, adversaries.txt).
+        Folder: ``predictions`` (a file per attack and honest reference), ``calibration``, ``scores`` (the folders of
+        `evaluate` and `ceiling`) and ``table`` (adversaries.csv, gains.csv, adversaries.txt).
     split, part
         Attack the conditions of this part only; all of them without a split.
     seed
@@ -78,14 +82,19 @@ def adversaries(
     honest = HonestCells(real, sorted(wanted), Targets.read(table, perturbations, real.reader.genes), seed)
     more: dict[str, Any] = {"dataset": dataset or real.names["dataset"], "seed": seed, "force": force}
     scores, refused = Path(out) / "scores", {}
+    known = calibrate(
+        truth, Path(out) / "calibration", config, split=split, part=part, threads=threads, **more
+    )
     ceiling(truth, scores / CEILING, config, split=split, part=part, threads=threads, **more)
     config = config.model_copy(update={"missing": "skip"})
     for attack in (*HONEST.values(), *ATTACKS.values()):
         file = Path(out) / "predictions" / f"{attack.name}.h5ad"
         made = {"attack": attack.name, "part": part, **config.model_dump()}
         _write(attack, honest, file, made, files, force=force)
+        said = config.model_copy(update={"controls": "own"}) if attack.controls else config
+        about: dict[str, Any] = {"method": attack.name, "calibration": known, "threads": threads, **more}
         try:
-            evaluate(file, truth, scores / attack.name, config, method=attack.name, threads=threads, **more)
+            evaluate(file, truth, scores / attack.name, said, **about)
         except UserError as error:
             if attack.name in HONEST:
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +23,7 @@ SHARE = 0.05
 """Share of the way from the honest score to the ceiling below which a gain is nothing to speak of."""
 GAINS = (
     "attack", "base", "metric", "direction", "honest", "attacked", "gain", "low", "high", "n", "share",
-    "chance", "over_chance", "gains", "beats",
+    "chance", "over_chance", "gains", "beats", "default",
 )  # fmt: skip
 VERDICTS = ("attack", "hope", "base", "level", "verdict", "gains", "beats", "findings")
 
@@ -64,9 +64,22 @@ def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = 
             judged = pd.DataFrame(rows, columns=pd.Index(VERDICTS))
             tabular.write_csv(gained, stage.path / "gains.csv")
             tabular.write_csv(judged, stage.path / "adversaries.csv")
-            (stage.path / "adversaries.txt").write_text(as_text(judged), encoding="utf-8")
+            default = default_of(next(iter(scored.values()))) if scored else []
+            (stage.path / "adversaries.txt").write_text(as_text(judged, default), encoding="utf-8")
             stage.results["good"] = sorted(judged.loc[judged["level"] == "good", "attack"])
+            stage.results["default"] = default
+            stage.results["beaten"] = sorted(_beaten(judged, default))
     return out
+
+
+def default_of(about: ChapterData) -> list[str]:
+    """Return the metrics that the calibration lets count for a verdict on these data."""
+    return [str(name) for name in about.focus.calibration.get("default", [])]
+
+
+def _beaten(judged: pd.DataFrame, default: Collection[str]) -> set[str]:
+    """Return the metrics of the default score that any attack beats."""
+    return {name for names in judged["beats"] for name in names.split()} & set(default)
 
 
 def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
@@ -94,6 +107,7 @@ def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
                 knows,
                 more,
                 beats,
+                metric.name in default_of(about),
             )
         )
     return pd.DataFrame(rows, columns=pd.Index(GAINS))
@@ -114,8 +128,8 @@ def _judged(attack: Attack, about: ChapterData, gained: pd.DataFrame) -> tuple[s
     return attack.name, attack.hope, attack.base, found.level, found.title, *names, " ".join(kinds)
 
 
-def as_text(judged: pd.DataFrame) -> str:
-    """Return the table of verdicts as text for a terminal."""
+def as_text(judged: pd.DataFrame, default: Collection[str]) -> str:
+    """Return the table of verdicts, and which metrics of the default score are beaten, as text for a terminal."""
     lines = []
     for row in judged.to_dict("records"):
         lines += [
@@ -126,5 +140,11 @@ def as_text(judged: pd.DataFrame) -> str:
             f"  findings: {row['findings'].replace(' ', ', ') or 'none'}",
         ]
     good = judged.loc[judged["level"] == "good", "attack"]
+    beaten = sorted(_beaten(judged, default))
+    if default:
+        told = f"beaten: {', '.join(beaten)}" if beaten else "none is beaten by more than chance"
+        lines.append(f"default score on these data: {', '.join(default)}; {told}.")
+    else:
+        lines.append("no metric can tell on these data, so that there is no default score.")
     said = f"{len(good)} of {len(judged)} attacks are called good"
     return "\n".join([*lines, f"{said}: {', '.join(good)}." if len(good) else f"{said}.", ""])

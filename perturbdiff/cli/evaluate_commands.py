@@ -64,6 +64,14 @@ ScoredGenes = Annotated[
         help="Text file, vocabulary or store with the genes to score, if the truth is a store; default: all of them.",
     ),
 ]
+SetColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--set-col",
+        metavar="COLUMN",
+        help="obs column of the truth that says which cells were a set (well, guide); default: as the store knows it.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -95,6 +103,7 @@ def scoring_options(
     metrics: Metrics = None,
     targets: TargetGenes = None,
     genes: ScoredGenes = None,
+    sets: SetColumn = None,
     threads: Threads = None,
     shard: Shard = "0/1",
     dataset: Dataset = None,
@@ -116,6 +125,7 @@ def scoring_options(
         "metrics": _names(metrics),
         "targets": None if targets is None else str(targets),
         "genes": None if genes is None else str(genes),
+        "set_column": sets,
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}
     settings |= {"threads": threads, "shard": shard_of(shard)}
@@ -157,6 +167,14 @@ def evaluate(
             help="Folder of calibrate, to say which metrics mean something here.",
         ),
     ] = None,
+    ends: Annotated[
+        Path | None,
+        typer.Option(
+            "--ends",
+            metavar="DIR",
+            help="cell-eval2: folder of an evaluation of the same truth, whose mean response and replicates are read.",
+        ),
+    ] = None,
     *,
     scoring: Shared,
 ) -> None:
@@ -172,7 +190,7 @@ def evaluate(
     config = changed(
         scoring.config, {"missing": missing, "controls": controls, "replicate_column": replicate}
     )
-    more: dict[str, Any] = {"method": method, "calibration": calibration}
+    more: dict[str, Any] = {"method": method, "calibration": calibration, "ends": ends}
     typer.echo(str(run(predictions, truth, out, config, **more, **scoring.settings)))
 
 

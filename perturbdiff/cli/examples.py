@@ -74,6 +74,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff",
         "perturbdiff evaluate theirs.h5ad real.h5ad --out metrics/theirs --pert-col gene --control ctrl --scale log1p",
         "perturbdiff evaluate predictions.h5ad store --out metrics/perturbdiff --replicate-col donor",
+        "perturbdiff evaluate counts.h5ad real.h5ad --out metrics/other --definition cell-eval2 --ends metrics/one",
     ),
     "ceiling": (
         "perturbdiff ceiling store --split split.parquet --out metrics/ceiling",

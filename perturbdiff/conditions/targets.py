@@ -131,6 +131,14 @@ class Targets:
         every = {gene for some in self.genes.values() for gene in some}
         return np.array([gene in every for gene in self.measured], bool)
 
+    def own_columns(self, perturbations: Sequence[str]) -> np.ndarray:
+        """Return which measured genes each perturbation acts on, bool [len(perturbations), G]."""
+        place = {gene: i for i, gene in enumerate(self.measured)}
+        found = np.zeros((len(perturbations), len(place)), bool)
+        for row, name in zip(found, perturbations, strict=True):
+            row[[place[gene] for gene in self.genes[name]]] = True
+        return found
+
     def remarks(self) -> list[tuple[str, int, bool]]:
         """Return a sentence, a number, and whether it needs attention, for each kind of what did not match."""
         where, found = self.source or "perturbations' names", []

@@ -401,7 +401,8 @@ class EvaluateConfig(Section):
     )
     metrics: Labels = Field(
         default=(),
-        description="metrics or metric families (expression, de, effect, count, distribution) to compute; none: all",
+        description="metrics or metric families (expression, de, effect, count, distribution, sets) to compute; "
+        "none: all",
     )
     alpha: float = Field(
         default=0.05, gt=0, lt=1, description="false discovery rate below which a gene counts as DE"
@@ -444,6 +445,11 @@ class EvaluateConfig(Section):
     replicate_column: Column = Field(
         default=None,
         description="obs column of the truth with replicates (donors, guides) for DE of pseudobulks; none: no such DE",
+    )
+    set_column: Column = Field(
+        default=None,
+        description="obs column of the truth that says which cells were a set (well, plate, guide); none: as the store "
+        "knows it",
     )
     ceiling_splits: int = Field(
         default=5, ge=1, le=1000, description="number of times that real cells are halved for the ceiling"

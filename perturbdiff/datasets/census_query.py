@@ -87,7 +87,7 @@ def _package(name: str) -> Any:
 def _write(package: Any, census: Any, condition: str, path: Path) -> None:
     cells = package.get_anndata(census, _ORGANISM, obs_column_names=_COLUMNS, obs_value_filter=condition)
     # names of cells tell which cells were held out
-    cells.obs.index = "census" + cells.obs["soma_joinid"].astype(str)
-    cells.var.index = cells.var["feature_id"].to_numpy()
+    cells.obs_names = [f"census{number}" for number in cells.obs["soma_joinid"]]
+    cells.var_names = cells.var["feature_id"].to_numpy()
     with files.writing(path) as partial:
         cells.write_h5ad(partial, compression="gzip")

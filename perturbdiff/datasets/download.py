@@ -98,8 +98,11 @@ def download(url: str, target: Path, check: Callable[[Path], None], *, size: int
 
 
 def _transferred(url: str, partial: Path, size: int | None, work: Track) -> Version:
-    """Fetch until all is there. Attempts that bring something are not counted as failures."""
-    failures = 0
+    """Fetch until all is there. Attempts that bring something are not counted as failures.
+
+    Where there is no connection at all, such as on a compute node, it is said at once.
+    """
+    failures, first = 0, _length(partial / "data")
     while True:
         before = _length(partial / "data")
         try:
@@ -111,7 +114,8 @@ def _transferred(url: str, partial: Path, size: int | None, work: Track) -> Vers
         except _BROKEN as error:
             reason = error
         failures = 1 if _length(partial / "data") > before else failures + 1
-        if failures > len(PAUSES):
+        unconnected = type(reason) is urllib.error.URLError and before == first
+        if unconnected or failures > len(PAUSES):
             raise _unreachable(url, reason, partial) from None
         logger.info("%s: %s; trying again in %.0f s", host(url), _why(reason), PAUSES[failures - 1])
         time.sleep(PAUSES[failures - 1])
@@ -125,7 +129,7 @@ def _attempt(url: str, partial: Path, size: int | None, work: Track) -> Version:
         return known
     request = urllib.request.Request(web_address(url), headers=_headers(done, known))
     try:
-        answer = urllib.request.urlopen(request, timeout=TIMEOUT)
+        answer = urllib.request.urlopen(request, timeout=TIMEOUT, context=_trust())
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not done:
             raise
@@ -147,6 +151,15 @@ def _attempt(url: str, partial: Path, size: int | None, work: Track) -> Version:
     if version.total is not None and _length(data) < version.total:
         raise ConnectionError("the connection ended early")
     return version
+
+
+def _trust() -> ssl.SSLContext:
+    """Return whose certificates are trusted: the system's (or those in ``SSL_CERT_FILE``), and Mozilla's."""
+    import certifi
+
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())
+    return context
 
 
 def _headers(done: int, known: Version | None) -> dict[str, str]:
@@ -236,6 +249,11 @@ def _why(error: Exception) -> str:
 
 
 def _unreachable(url: str, error: Exception, partial: Path) -> UserError:
+    if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+        return UserError(
+            f"{host(url)}: its certificate is not trusted here ({_why(error)}); if a proxy of your site answers in its "
+            "place, name your site's bundle of certificates in SSL_CERT_FILE"
+        )
     came = _length(partial / "data")
     kept = f"; {came / 1e6:.0f} MB have come and are kept" if came else ""
     job = f" (job {os.environ['SLURM_JOB_ID']})" if "SLURM_JOB_ID" in os.environ else ""

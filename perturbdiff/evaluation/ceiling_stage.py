@@ -18,6 +18,7 @@ from perturbdiff.evaluation.evaluation_stage import (
 )
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.populations import DISTRIBUTION
+from perturbdiff.evaluation.metrics.set_metrics import SET_METRICS
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.references import DUPLICATE, pair_reference
@@ -123,9 +124,9 @@ def _over_splits(
         tables.metrics = split_values.joined(metrics, ["value"], keep=["value"])
     if len(tables.conditions):
         numbers = tables.conditions.select_dtypes("number").columns.difference(
-            ["n_cells", "n_predicted", "n_distinct"]
+            ["n_cells", "n_predicted", "n_distinct", "n_sets", "n_predicted_sets"]
         )
-        kept = [name for name in numbers if name in DISTRIBUTION]
+        kept = [name for name in numbers if name in (*DISTRIBUTION, *SET_METRICS)]
         tables.conditions = split_values.joined(conditions, list(numbers), keep=kept)
     tables.facts["splits"] = config.ceiling_splits
     return tables, scored

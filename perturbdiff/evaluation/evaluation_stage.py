@@ -19,10 +19,11 @@ from perturbdiff.evaluation.metrics.bounds import chance
 from perturbdiff.evaluation.metrics.collapse import collapse
 from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
+from perturbdiff.evaluation.set_places import place_sets
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 
@@ -38,6 +39,7 @@ def evaluate(
     method: str | None = None,
     dataset: str | None = None,
     calibration: Path | None = None,
+    ends: Path | None = None,
     seed: int = 0,
     threads: int | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -53,12 +55,16 @@ def evaluate(
         Store folder, or AnnData whose columns ``config`` names.
     out
         Folder to write: metrics (.parquet, .csv), aggregate.csv, collapse.csv, de_real.parquet, de_pred.parquet,
-        conditions.csv, embedding.parquet and summary.json. ``docs/scoring.md`` says what is in them.
+        conditions.csv, embedding.parquet, sets.parquet (where sets are known) and summary.json. ``docs/scoring.md``
+        says what is in them.
     method, dataset
         Names in the tables; by default what the files say, else their names.
     calibration
         Folder of `perturbdiff.evaluation.calibration.calibrate` on the same truth: what it says of each metric
         stands beside the scores.
+    ends
+        Folder of an earlier evaluation by cell-eval2 of the same truth, whose mean response and replicates are read
+        instead of made again.
     seed
         Of the cells drawn for distances and the embedding, of chance and of the intervals.
     threads
@@ -81,6 +87,8 @@ def evaluate(
         check_settings(config, shard)
         if calibration:
             raise UserError(f"--calibration: {DEFINITION} has anchors of its own; leave the calibration out")
+    elif ends:
+        raise UserError(f"--ends: only {DEFINITION} has two ends of a scale; leave it out")
     if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
         other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
         raise UserError(
@@ -89,6 +97,7 @@ def evaluate(
     settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.files_of(config)}
     files |= {"calibration": Path(calibration)} if calibration else {}
+    files |= {"ends": Path(ends)} if ends else {}
     known = provenance.determinants("evaluate", settings, files, seed)
     with provenance.stage(
         "evaluate", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
@@ -107,7 +116,18 @@ def evaluate(
             }
             names = {"kind": "predictions", **names}
             if config.definition == DEFINITION:
-                found = score_counts(stage.path, predicted, real, config, names, seed=seed, threads=threads)
+                truth_hash = known["inputs"]["truth"]["sha256"]
+                found = score_counts(
+                    stage.path,
+                    predicted,
+                    real,
+                    config,
+                    names,
+                    seed=seed,
+                    threads=threads,
+                    truth_hash=truth_hash,
+                    ends=ends,
+                )
                 stage.results.update(found)
             else:
                 pairs = pairing.pair(predicted, real, config)
@@ -190,6 +210,8 @@ def tables_of(
     if any(unit.is_pool for unit in scored.units):
         shown = choose(scored.conditions, config.embed_conditions)
         tables.points = embed(pairs, shown, cells=config.embed_cells, seed=seed)
+        if scored.wanted.sets:
+            tables.sets = place_sets(pairs, shown, seed=seed)
     return tables
 
 

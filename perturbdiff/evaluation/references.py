@@ -14,13 +14,14 @@ import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.known_sets import KnownSets, dealt, grouped
 from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.seeds import generator, words
 
 DUPLICATE = "technical_duplicate"
-_HALVES, _DRAWN = 0, 1  # numbers of a condition's generators
+_HALVES, _DRAWN, _SETS = 0, 1, 2  # numbers of a condition's generators
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,9 @@ def pair_reference(
     many cells as the known half of the condition. Conditions with a single cell are left out and counted, and so are
     the controls of groups (cell type, batch) with a single control.
 
+    Where the sets of cells are known, half of a condition's sets, whole, are the true ones. The other half are the sets
+    of the technical duplicate; cells of the other references are dealt into sets at random.
+
     Parameters
     ----------
     truth
@@ -201,7 +205,34 @@ def pair_reference(
         halves.known_controls,
         notes.entries,
         truth.target_sum if depth is None else depth,
+        None
+        if truth.sets is None
+        else _known_sets(truth, truth.sets, halves, rows, seed, known=name == DUPLICATE),
     )
+
+
+def _known_sets(
+    truth: Cells,
+    numbers: np.ndarray,
+    halves: Halves,
+    rows: Mapping[Condition, np.ndarray],
+    seed: int,
+    *,
+    known: bool,
+) -> KnownSets:
+    """Return half of the true sets, and as the prediction the other half, or sets dealt of a reference's ``rows``."""
+    judged: dict[Condition, list[np.ndarray]] = {}
+    guessed: dict[Condition, list[np.ndarray]] = {}
+    for condition, sets in grouped({c: truth.rows[c] for c in halves.truth}, numbers).items():
+        rng = generator(*words(seed, tuple(condition), _SETS))
+        order, middle = rng.permutation(len(sets)), len(sets) // 2
+        judged[condition] = [sets[k] for k in np.sort(order[middle:])]
+        if known:
+            guessed[condition] = [sets[k] for k in np.sort(order[:middle])]
+        else:
+            size = int(np.median([len(one) for one in sets])) if sets else 0
+            guessed[condition] = dealt(rows[condition], size, rng)
+    return KnownSets(judged, guessed)
 
 
 def halve(truth: Cells, wanted: Sequence[Condition], notes: Findings, *, seed: int) -> Halves:

@@ -34,7 +34,7 @@ PART = "part.json"
 """File that marks a part of an evaluation."""
 _CSV_ROWS = 200_000  # a table with more rows is not written as CSV too
 _GROUP_ROWS = 1 << 19  # rows of a row group of the DE tables
-_FRAMES = ("metrics", "conditions", "chance", "collapse", "points")
+_FRAMES = ("metrics", "conditions", "chance", "collapse", "points", "sets")
 
 
 @dataclass
@@ -53,6 +53,8 @@ class Tables:
         scope_kind, scope, real, predicted, ratio, verdict.
     points
         The embedding; empty in a part without the pool.
+    sets
+        Places of sets; empty in a part without the pool, or where sets are not known.
     facts
         Facts about the inputs, the same in every part; only ``largest_predicted_value`` is of the cells read.
     findings
@@ -64,6 +66,7 @@ class Tables:
     chance: pd.DataFrame = field(default_factory=pd.DataFrame)
     collapse: pd.DataFrame = field(default_factory=pd.DataFrame)
     points: pd.DataFrame = field(default_factory=pd.DataFrame)
+    sets: pd.DataFrame = field(default_factory=pd.DataFrame)
     facts: dict[str, Any] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
 
@@ -174,6 +177,8 @@ def write_folder(
     tabular.write_csv(conditions, folder / "conditions.csv")
     tabular.write_csv(pd.DataFrame(tables.collapse, columns=pd.Index(COLLAPSE)), folder / "collapse.csv")
     tables.points.to_parquet(folder / "embedding.parquet", index=False)
+    if len(tables.sets):
+        tables.sets.to_parquet(folder / "sets.parquet", index=False)
     summary = _plain(summary)
     (folder / "summary.json").write_text(provenance.as_json(summary))
     return summary

@@ -77,7 +77,10 @@ def count_cells(
     """
     keys = {label: getattr(config, f"{label}_key") for label in LABELS}
     keys |= {"dose": config.dose_key if config.perturbation_key else None, "context": context}
-    lacking = [file for file in files if not _has_columns(file, keys, found)]
+    asked = [*((_SETTINGS[label], key) for label, key in keys.items() if key is not None)]
+    kept = [("data.set_key", config.set_key), *(("data.extra_obs", name) for name in config.extra_obs)]
+    asked += [(setting, key) for setting, key in kept if key is not None]
+    lacking = [file for file in files if not _has_columns(file, asked, found)]
     if lacking:
         return None
     texts = {label: Texts() for label in keys}
@@ -99,11 +102,12 @@ def count_cells(
     return _table(texts, pairs, counts, config, found, with_context=context is not None)
 
 
-def _has_columns(file: LookedAt, keys: dict[str, str | None], found: Findings) -> bool:
-    lacking = [(label, key) for label, key in keys.items() if key is not None and key not in file.columns]
-    for label, key in lacking:
-        hint = nearest(str(key), file.columns) or f"; columns: {listing(file.columns, 20)}"
-        found.problem(f"{file.path}: no obs column '{key}' ({_SETTINGS[label]}){hint}")
+def _has_columns(file: LookedAt, asked: Sequence[tuple[str, str]], found: Findings) -> bool:
+    """Tell which columns a file lacks, with the settings that ask for them."""
+    lacking = [(setting, key) for setting, key in asked if key not in file.columns]
+    for setting, key in lacking:
+        hint = nearest(key, file.columns) or f"; columns: {listing(file.columns, 20)}"
+        found.problem(f"{file.path}: no obs column '{key}' ({setting}){hint}")
     return not lacking
 
 

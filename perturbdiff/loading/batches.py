@@ -84,13 +84,10 @@ class CellSetBatch:
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
         return CellSetBatch(**moved)
 
-    def repeated(self, times: int) -> CellSetBatch:
-        """Return the batch with each set ``times`` times, next to each other."""
-        if times == 1:
-            return self
-        return CellSetBatch(
-            **{f.name: getattr(self, f.name).repeat_interleave(times, 0) for f in fields(self)}
-        )
+    def relabelled(self, times: int) -> CellSetBatch:
+        """Return the batch with the labels of each set ``times`` times, next to each other. The cells stay once."""
+        labels = [f.name for f in fields(self) if f.name not in ("target", "control")]
+        return replace(self, **{name: getattr(self, name).repeat_interleave(times, 0) for name in labels})
 
     def split(self, parts: int) -> list[CellSetBatch]:
         """Return equal batches of successive sets, as views of this one."""

@@ -258,7 +258,8 @@ class Denoiser(nn.Module):
         t
             Noise level of each set, int64 [B], 0 .. T-1.
         control
-            Control cells of the same context [B, S, G], model units.
+            Control cells of the same context [B, S, G], model units. With fewer sets, [B / k, S, G], each stands for k
+            successive ones and is embedded once.
         covariates
             Ids [B] or [B, S]. None drops them for all sets.
         self_condition
@@ -274,7 +275,11 @@ class Denoiser(nn.Module):
         """
         conditioning = self.conditioning(t, covariates, drop)
         x = self.embed(x_t, self_condition, dataset)
-        return self.estimate(x, self.embed_control(control, dataset), conditioning, control)
+        times = len(x_t) // len(control)
+        stream = self.embed_control(control, None if dataset is None else dataset[::times])
+        if times > 1:
+            stream, control = (cells.repeat_interleave(times, 0) for cells in (stream, control))
+        return self.estimate(x, stream, conditioning, control)
 
     def embed(self, x_t: Tensor, self_condition: Tensor | None, dataset: Tensor | None) -> Tensor:
         """Return the perturbed stream [B, S, D] before the first block."""

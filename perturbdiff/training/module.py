@@ -131,8 +131,10 @@ class TrainingModule(nn.Module):
         """
         target = self.denoiser.encode(batch.target)
         times = len(draws.noise) // len(target)
-        clean = target if times == 1 else target.repeat_interleave(times, 0)
-        batch, noised = batch.repeated(times), self.schedule.add_noise(clean, draws.t, draws.noise)
+        clean = target
+        if times > 1:
+            clean, batch = target.repeat_interleave(times, 0), batch.relabelled(times)
+        noised = self.schedule.add_noise(clean, draws.t, draws.noise)
         estimate = None
         if draws.self_condition:  # paper, Eq. self_conditioning
             with torch.no_grad():

@@ -6,6 +6,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
+import nbformat
+import notebooks
 import pytest
 from browser_checks import CONTRAST
 
@@ -70,6 +72,18 @@ def test_what_pages_load_and_link_to_is_there(site, pages):
             if not there:
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert broken == []
+
+
+@pytest.mark.parametrize("source", notebooks.sources(), ids=lambda source: source.stem)
+def test_the_site_shows_what_the_notebook_drew(site, source):
+    page = (site / "tutorials" / f"{source.stem}.html").read_text()
+    kept = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    drawn = sum(
+        any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+        for cell in kept.cells
+    )
+    assert len(re.findall(r'<img[^>]* alt="[^"]{30,}"[^>]* src="data:image/png', page)) == drawn
+    assert '.ipynb"' not in page.partition("<article")[2].partition("</article>")[0]
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)

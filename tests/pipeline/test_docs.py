@@ -19,6 +19,7 @@ BLOCKS = {
         "training.md",
         "vocabulary.md",
         "store.md",
+        "export.md",
     )
 }
 MADE = {
@@ -29,6 +30,7 @@ MADE = {
     "sampling.md": ("two.h5ad", "all.h5ad", "random.h5ad"),
     "vocabulary.md": ("aligned.h5ad",),
     "store.md": ("all.h5ad",),
+    "export.md": ("counts.h5ad", "for_scorer.h5ad", "metrics/counts/metrics.csv"),
 }
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")
@@ -44,8 +46,11 @@ def test_every_command_has_an_example():
 
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme(tmp_path):
+    """As it stands, but that the training ends after 20 steps of more than 500."""
     section = (DOCS.parent / "README.md").read_text().partition("## Five minutes")[2]
     (code,) = re.findall(r"^```bash\n\. \.venv/bin/activate\n(.*?)^```", section, re.M | re.S)
+    code, runs = re.subn(r"^(perturbdiff run .*)$", r"\1 --set train.max_steps=20", code, flags=re.M)
+    assert runs == 1
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
         cwd=tmp_path,

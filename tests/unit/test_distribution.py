@@ -43,11 +43,10 @@ def built(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(PACKAGE, folder / "perturbdiff", ignore=ignored)
     shutil.copytree(ROOT / "tests" / "data", folder / "tests" / "data")
+    pytest.importorskip("hatchling", reason="hatchling builds: `make env-dev` installs it")
     done = uv(
-        "build", folder, "--out-dir", folder / "dist", "--build-constraints", ROOT / "containers/build.lock"
+        "build", folder, "--out-dir", folder / "dist", "--no-build-isolation", "--python", sys.executable
     )
-    if done.returncode and "cache" in done.stderr:
-        pytest.skip("the build backend is not in uv's cache: `make env-dev` puts it there")
     assert done.returncode == 0, done.stderr
     return folder / "dist"
 

@@ -221,7 +221,7 @@ def _level(values: np.ndarray) -> float:
     return float(known.mean()) if len(known) else -np.inf
 
 
-_WORDS = {MEAN: "the mean of the other perturbations", CONTROL: "the controls"}
+_WORDS = {MEAN: "the mean", CONTROL: "the controls"}
 
 
 def _write(folder: Path, work: _Calibration, dataset: str, config: EvaluateConfig) -> dict[str, Any]:

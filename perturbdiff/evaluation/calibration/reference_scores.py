@@ -14,6 +14,7 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration.verdicts import FEWEST
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
+from perturbdiff.evaluation.readers.known_sets import KnownSets, Sets
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import ALL_PERTURBATIONS
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
@@ -35,15 +36,23 @@ def comparable(pairs: Pairing) -> Pairing:
 
 
 def thinned(pairs: Pairing, share: float, *, seed: int) -> Pairing:
-    """Return a pairing with a share of the cells of each condition, drawn at random; the controls stay.
+    """Return a pairing with a share of the cells and of the sets of each condition, drawn at random; controls stay.
 
-    The cells of a smaller share are among those of a larger one.
+    The cells and sets of a smaller share are among those of a larger one.
     """
     sides = {
         "real": replace(pairs.real, rows=_drawn(pairs.real.rows, share, seed)),
         "predicted": replace(pairs.predicted, rows=_drawn(pairs.predicted.rows, share, seed + 1)),
     }
-    return replace(pairs, **sides)
+    sets = pairs.sets
+    if sets is not None:
+        sets = KnownSets(_drawn_sets(sets.real, share, seed), _drawn_sets(sets.predicted, share, seed + 1))
+    return replace(pairs, **sides, sets=sets)
+
+
+def _drawn_sets(sets: Sets, share: float, seed: int) -> dict[Condition, list[np.ndarray]]:
+    numbers = {condition: np.arange(len(all_sets)) for condition, all_sets in sets.items()}
+    return {c: [sets[c][k] for k in kept] for c, kept in _drawn(numbers, share, seed).items()}
 
 
 def _drawn(rows: Mapping[Condition, np.ndarray], share: float, seed: int) -> dict[Condition, np.ndarray]:
@@ -110,7 +119,7 @@ def _of_profiles(scope: Scope, comparison: Comparison, metrics: tuple[str, ...])
 
 
 def _of_cells(scored: Scored, *, by_context: bool) -> pd.DataFrame:
-    names = list(scored.wanted.distribution)
+    names = [*scored.wanted.distribution, *scored.wanted.sets]
     own = pd.DataFrame(scored.conditions[scored.conditions["own"]])
     unit = own["perturbation"].astype(str)
     if by_context:

@@ -51,7 +51,7 @@ class Evidence:
     gain, low
         Mean advantage of the duplicate over the negative reference, and the lower end of its 95 % interval.
     negative, mean
-        Names of the stronger uninformed reference and of the mean, for the sentence.
+        Short names of the stronger uninformed reference and of the mean, for the sentence.
     """
 
     metric: str
@@ -61,25 +61,25 @@ class Evidence:
     gain: float
     low: float
     negative: str = "the controls"
-    mean: str = "the mean of the other perturbations"
+    mean: str = "the mean"
 
 
 def judge(found: Evidence) -> tuple[Level, str]:
-    """Return the verdict and its reason, a sentence without a full stop. The first rule that applies names it."""
+    """Return the verdict and its reason, a short sentence without a full stop; the first rule that applies names it."""
     metric = METRICS[found.metric]
     if not metric.per_perturbation:
-        return "weak", "one number for all perturbations, so that its noise is unknown"
+        return "weak", "one number for all, so that its noise is unknown"
     if found.units == 0:
-        return "useless", "no perturbation has a value for both a replicate and its opposite"
+        return "useless", "no perturbation has a value for both references"
     if found.units < FEWEST:
         count = f"{found.units} perturbation{'s' * (found.units != 1)}"
-        return "weak", f"only {count} with a value, and at least {FEWEST} are needed to judge it"
+        return "weak", f"only {count} with a value of {FEWEST} that are needed"
     if metric.direction == "one":
         return "useless", "asks whether cells look real, which cells of any perturbation do"
     if not found.gain > 0:
         return "useless", f"a replicate scores no better than {found.negative}"
     if not found.low > 0:
-        return "useless", f"a replicate scores better than {found.negative} only within the noise"
+        return "useless", f"a replicate beats {found.negative} only within the noise"
     return _strength(found)
 
 
@@ -87,11 +87,11 @@ def _strength(found: Evidence) -> tuple[Level, str]:
     """Return whether a metric that tells a replicate from the mean does so clearly enough."""
     share = f"{100 * found.discrimination:.0f} %"
     if found.discrimination < ORDER:
-        return "weak", f"puts a replicate above {found.mean} for only {share} of the perturbations"
+        return "weak", f"a replicate beats {found.mean} on only {share}"
     if found.dynamic_range < RANGE:
         used = f"{100 * found.dynamic_range:.0f} %"
-        return "weak", f"a replicate gets only {used} of the way from {found.negative} to a perfect score"
-    return "keep", f"puts a replicate above {found.mean} for {share} of the perturbations"
+        return "weak", f"a replicate is only {used} of the way from {found.negative} to perfect"
+    return "keep", f"a replicate beats {found.mean} on {share} of the perturbations"
 
 
 @dataclass(frozen=True)

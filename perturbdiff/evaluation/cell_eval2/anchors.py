@@ -3,19 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.evaluation.cell_eval2.de_metrics import replicate_fold_error
-from perturbdiff.evaluation.cell_eval2.measurements import Pair, Read, Side, measure, reference_of
+from perturbdiff.evaluation.cell_eval2.measurements import (
+    Pair,
+    Profile,
+    Read,
+    Reference,
+    Side,
+    measure,
+    reference_of,
+)
 from perturbdiff.evaluation.cell_eval2.metrics import FOLD_ERROR
 from perturbdiff.evaluation.cell_eval2.rules import Rules
-from perturbdiff.evaluation.cell_eval2.scores import score
+from perturbdiff.evaluation.cell_eval2.scores import Scores, score
 from perturbdiff.io.matrices import Sparse
 
-Scores = dict[str, np.ndarray]
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of the scale, which no prediction changes: values per perturbation.
+
+    Attributes
+    ----------
+    baseline
+        Those of the mean response.
+    replicates
+        Those of each halving; empty where there are too few cells to halve.
+    """
+
+    baseline: Scores
+    replicates: list[Scores]
 
 
 @dataclass(frozen=True)
@@ -40,34 +62,80 @@ class RealCells:
     control: str
 
 
-def mean_response(real: Side, targets: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the mean count per cell over perturbations, each with the same weight, float64 [G].
+@dataclass(frozen=True)
+class RealSide:
+    """The real cells as the ends need them.
 
-    A perturbation says nothing of its own targets, whose counts only tell that they were targeted. NaN for genes that
-    every perturbation targets.
+    Attributes
+    ----------
+    cells
+        Where they are.
+    side
+        What was measured of them.
+    targets, gene_order
+        As in `Pair`.
     """
-    means = real.sums / real.num_cells[:, None]
-    total, counted = means.sum(axis=0), np.full(means.shape[1], float(len(means)))
-    for row, own in zip(means, targets, strict=True):
-        total[own] -= row[own]
-        counted[own] -= 1
-    return np.divide(total, counted, out=np.full(len(total), np.nan), where=counted > 0)
+
+    cells: RealCells
+    side: Side
+    targets: Sequence[np.ndarray]
+    gene_order: np.ndarray
+
+    def against(self, predicted: Side) -> Pair:
+        """Return the pair with a prediction."""
+        return Pair(self.side, predicted, self.targets, self.gene_order)
 
 
-def baseline(pair: Pair, cells: RealCells, rules: Rules, *, threads: int | None = None) -> Scores:
+class MeanResponse:
+    """The mean count per cell over perturbations, each with the same weight.
+
+    A perturbation says nothing of its own targets, whose counts only tell that they were targeted.
+
+    Parameters
+    ----------
+    targets
+        Positions of each perturbation's own target genes.
+    """
+
+    def __init__(self, targets: Sequence[np.ndarray]) -> None:
+        self._targets = targets
+        self._means: list[np.ndarray] = [np.empty(0)] * len(targets)
+
+    def add(self, place: int, profile: Profile) -> None:
+        """Take the real cells of the perturbation at ``place``."""
+        self._means[place] = profile.sums / profile.num_cells
+
+    def taken(self) -> np.ndarray:
+        """Return it, float64 [G], and let go what it is made of. NaN for genes that every perturbation targets."""
+        total = np.sum(self._means, axis=0)
+        counted = np.full(len(total), float(len(self._means)))
+        for row, own in zip(self._means, self._targets, strict=True):
+            total[own] -= row[own]
+            counted[own] -= 1
+        self._means = []
+        return np.divide(total, counted, out=np.full(len(total), np.nan), where=counted > 0)
+
+
+def baseline(
+    real: RealSide,
+    reference: Reference,
+    response: np.ndarray,
+    rules: Rules,
+    *,
+    threads: int | None = None,
+) -> Scores:
     """Score the mean response as the prediction of every perturbation.
 
     Each predicted cell is a control cell drawn with replacement, its counts times the mean response over the mean of
     the controls, gene by gene; there are as many as the perturbation has real cells. So the cells vary as real ones do.
     """
-    control = pair.real.reference.profile.sums / len(cells.controls)
-    response = mean_response(pair.real, pair.targets)
+    cells, control = real.cells, reference.profile.sums / len(real.cells.controls)
     response = np.where(np.isnan(response), control, response)
     factor = np.divide(response, control, out=np.zeros_like(control), where=control > 0)
     rng = np.random.default_rng(rules.baseline_seed)
     drawn = {
         name: cells.controls[rng.integers(0, len(cells.controls), size=int(size))]
-        for name, size in zip(pair.real.perturbations, pair.real.num_cells, strict=True)
+        for name, size in zip(real.side.perturbations, real.side.num_cells, strict=True)
     }
 
     def read(rows: np.ndarray) -> Sparse:
@@ -75,8 +143,8 @@ def baseline(pair: Pair, cells: RealCells, rules: Rules, *, threads: int | None 
         values = (counts.data * factor[counts.indices]).astype(np.float32).astype(np.float64)
         return sp.csr_matrix((values, counts.indices, counts.indptr), shape=counts.shape)
 
-    predicted = measure(read, drawn, pair.real.reference, rules, threads=threads, label="baseline")
-    return score(replace(pair, predicted=predicted), rules)
+    predicted = measure(read, drawn, reference, rules, threads=threads, label="baseline")
+    return score(real.against(predicted), rules)
 
 
 def halves(cells: RealCells, seed: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -93,34 +161,43 @@ def halves(cells: RealCells, seed: int) -> tuple[dict[str, np.ndarray], dict[str
     return first, second
 
 
-def replicates(pair: Pair, cells: RealCells, rules: Rules, *, threads: int | None = None) -> list[Scores]:
+def replicates(real: RealSide, rules: Rules, *, threads: int | None = None) -> list[Scores]:
     """Score one half of the real cells as the prediction of the other, once for each seed of the rules.
 
     Each half has its own half of the controls: with the same controls on both sides their noise would be in both
     changes and look like agreement. The error of fold changes is that between the halves over the DE genes of all real
     cells, as for a prediction. Perturbations of one cell are NaN. Nothing if there are too few cells to halve.
     """
-    if len(cells.controls) < 2 or max(map(len, cells.rows.values())) < 2:
+    if len(real.cells.controls) < 2 or max(map(len, real.cells.rows.values())) < 2:
         return []
-    return [_replicate(pair, cells, rules, seed, threads) for seed in rules.split_seeds()]
+    return [_replicate(real, rules, seed, threads) for seed in rules.split_seeds()]
 
 
-def _replicate(pair: Pair, cells: RealCells, rules: Rules, seed: int, threads: int | None) -> Scores:
-    names = pair.real.perturbations
+def _replicate(real: RealSide, rules: Rules, seed: int, threads: int | None) -> Scores:
+    rows, read = halves(real.cells, seed), real.cells.read
+    references = [reference_of(read, half.pop(real.cells.control), rules) for half in rows]
+    genes = np.flatnonzero(references[0].tested | references[1].tested)
     sides = []
-    for rows in halves(cells, seed):
-        controls = reference_of(cells.read, rows.pop(cells.control), rules)
-        sides.append(measure(cells.read, rows, controls, rules, threads=threads, label="replicate"))
-        del controls
-    kept = np.isin(names, sides[0].perturbations)
-    targets = [own for own, keep in zip(pair.targets, kept, strict=True) if keep]
-    found = score(Pair(sides[0], sides[1], targets, pair.gene_order), rules)
-    both = np.full((2, *pair.real.fold.shape), np.nan)
-    for half, side in zip(both, sides, strict=True):
-        half[kept] = side.fold
+    for half in rows:  # the sorted controls of a half are let go before the next one is measured
+        reference = references.pop(0)
+        sides.append(measure(read, half, reference, rules, genes=genes, threads=threads, label="replicate"))
+        del reference
+    kept = np.isin(real.side.perturbations, sides[0].perturbations)
+    targets = [own for own, keep in zip(real.targets, kept, strict=True) if keep]
+    found = score(Pair(sides[0], sides[1], targets, real.gene_order), rules)
     scores = {name: _spread(values, kept) for name, values in found.items()}
-    scores[FOLD_ERROR] = np.where(kept, replicate_fold_error(pair, rules, (both[0], both[1])), np.nan)
+    folds = [_folds(real.side, side, kept) for side in sides]
+    error = replicate_fold_error(real.against(real.side), rules, *folds)
+    scores[FOLD_ERROR] = np.where(kept, error, np.nan)
     return scores
+
+
+def _folds(real: Side, half: Side, kept: np.ndarray) -> np.ndarray:
+    """Return a half's fold changes of the perturbations and tested genes of all real cells; NaN where it has none."""
+    folds = np.full(real.fold.shape, np.nan)
+    _, there, here = np.intersect1d(real.genes, half.genes, assume_unique=True, return_indices=True)
+    folds[np.ix_(kept, there)] = half.fold[:, here]
+    return folds
 
 
 def _spread(values: np.ndarray, kept: np.ndarray) -> np.ndarray:

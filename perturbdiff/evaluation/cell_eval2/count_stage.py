@@ -7,42 +7,37 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.cell_eval2.anchors import Scores, baseline, replicates
-from perturbdiff.evaluation.cell_eval2.measurements import Pair, Side, measure, reference_of
+from perturbdiff.evaluation.cell_eval2.anchors import Ends, MeanResponse, RealSide, baseline, replicates
+from perturbdiff.evaluation.cell_eval2.count_tables import (
+    Scored,
+    aggregate,
+    conditions,
+    headline,
+    metric_rows,
+    splits,
+    tests_of,
+)
+from perturbdiff.evaluation.cell_eval2.kept_ends import KeptEnds, write_ends
+from perturbdiff.evaluation.cell_eval2.measurements import Pair, Reference, Side, measure, reference_of
 from perturbdiff.evaluation.cell_eval2.metrics import SCORED
 from perturbdiff.evaluation.cell_eval2.panels import Panel, Panels, panels_of
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION, RULES, Rules
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE, Levels, drawn_levels, levels, table
+from perturbdiff.evaluation.cell_eval2.scaled_scores import drawn_levels, levels
+from perturbdiff.evaluation.cell_eval2.scores import score
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
 from perturbdiff.evaluation.score_tables import DifferentialWriter
-from perturbdiff.evaluation.scoring.scopes import Scope
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing
 
 logger = logging.getLogger(__name__)
 
-_CONTEXTS: Scope = ("contexts", "mean of contexts")
 _CSV_ROWS = 200_000  # a table with more rows is not written as CSV too
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """One context: values per perturbation of the method and both ends, and their means."""
-
-    panel: Panel
-    pair: Pair
-    method: Scores
-    baseline: Scores
-    replicates: list[Scores]
-    point: Levels
-    draws: Levels | None
 
 
 def check_settings(config: EvaluateConfig, shard: tuple[int, int]) -> None:
@@ -67,8 +62,12 @@ def score_counts(
     *,
     seed: int,
     threads: int | None,
+    truth_hash: str,
+    ends: Path | None = None,
 ) -> dict[str, Any]:
     """Score counts by the rules that ``config`` names, write all tables into ``folder`` and return the summary.
+
+    Both ends of the scale are read from the folder ``ends``, or made. ``truth_hash`` is the SHA-256 of the real cells.
 
     Raises
     ------
@@ -77,49 +76,46 @@ def score_counts(
     """
     rules = RULES[config.rules]
     panels = panels_of(predictions, truth, config, rules)
-    scored = []
+    kept = None if ends is None else KeptEnds(ends)
+    scorer = _Scorer(panels, rules, config.bootstrap, seed, threads, truth_hash, kept)
     with DifferentialWriter(folder) as writer:
-        for number, panel in enumerate(panels.panels):
-            one = _score(panel, panels, rules, threads, config.bootstrap, (seed, number))
-            scored.append(one)
-            for side, measured in (("real", one.pair.real), ("predicted", one.pair.predicted)):
-                for place in range(len(measured.perturbations)):
-                    writer.add_group(side, _tests(panel.scope, measured, place, panels.genes))
-    digest = panels.digest(rules, [one.pair.real.reference for one in scored])
+        scored = [scorer.score(number, writer) for number in range(len(panels.panels))]
+    write_ends(folder, scored)
+    digest = panels.digest(rules, [one.controls for one in scored])
     _note_ends(scored, panels)
     marks = {"definition": DEFINITION, "rules": digest}
-    metrics = pd.concat([_metric_rows(one) for one in scored], ignore_index=True)
+    metrics = pd.concat([metric_rows(one) for one in scored], ignore_index=True)
     metrics = metrics.assign(**marks)
     for place, key in enumerate(("method", "dataset")):
         metrics.insert(place, key, names[key])
-    aggregate = _aggregate(scored, rules).assign(chance=np.nan, **marks)
-    conditions = _conditions(scored)
+    means = aggregate(scored, rules).assign(chance=np.nan, **marks)
+    by_condition = conditions(scored)
     metrics.to_parquet(folder / "metrics.parquet", index=False)
     if len(metrics) <= _CSV_ROWS:
         tabular.write_csv(metrics, folder / "metrics.csv")
-    tabular.write_csv(aggregate, folder / "aggregate.csv")
-    tabular.write_csv(_splits(scored, rules).assign(**marks), folder / "replicates.csv")
-    tabular.write_csv(conditions, folder / "conditions.csv")
+    tabular.write_csv(means, folder / "aggregate.csv")
+    tabular.write_csv(splits(scored, rules).assign(**marks), folder / "replicates.csv")
+    tabular.write_csv(by_condition, folder / "conditions.csv")
     summary = {
         **names,
         **marks,
         "profile": rules.profile,
         "parameters": asdict(rules),
         "alpha": rules.alpha,
-        "num_conditions": len(conditions),
+        "num_conditions": len(by_condition),
         "num_perturbations": len({c.perturbation for p in panels.panels for c in p.conditions}),
-        "num_cells_real": int(conditions["n_cells"].sum()),
-        "num_cells_predicted": int(conditions["n_predicted"].sum()),
+        "num_cells_real": int(by_condition["n_cells"].sum()),
+        "num_cells_predicted": int(by_condition["n_predicted"].sum()),
         "num_controls": sum(len(one.panel.real.controls) for one in scored),
         "num_genes": len(panels.genes),
-        "num_genes_tested": {one.panel.scope[1]: int(one.pair.real.reference.tested.sum()) for one in scored},
+        "num_genes_tested": {one.panel.scope[1]: one.num_tested for one in scored},
         "contexts": [p.scope[1] for p in panels.panels if p.scope[0] == "context"],
         "control": truth.control,
         "controls": config.controls,
         "made_by": predictions.made_by.to_json(),
         "targets": _told_targets(panels),
         **panels.notes.facts,
-        "scaled": _headline(aggregate),
+        "scaled": headline(means),
         "findings": _without_folders(panels, [predictions.reader.path, truth.reader.path]),
     }
     summary = json.loads(json.dumps(summary, default=float), parse_constant=lambda _: None)
@@ -127,145 +123,93 @@ def score_counts(
     return summary
 
 
-def _score(
-    panel: Panel, panels: Panels, rules: Rules, threads: int | None, draws: int, seed: tuple[int, int]
-) -> _Scored:
-    """Measure both sides of a context, the baseline and the replicates, one after the other."""
-    from perturbdiff.evaluation.cell_eval2.scores import score
+@dataclass(frozen=True)
+class _Scorer:
+    """Scores one context after the other; what it holds is the same for all of them."""
 
-    cells = panel.real
-    reference = reference_of(cells.read, cells.controls, rules)
-    real = measure(cells.read, cells.rows, reference, rules, threads=threads, label="real cells")
-    predicted = measure(panels.read, panel.predicted, reference, rules, threads=threads, label="predictions")
-    order = np.argsort(np.argsort(np.array(panels.genes, dtype=object), kind="stable"))
-    pair = Pair(real, predicted, panels.positions(real.perturbations), order)
-    method, low = score(pair, rules), baseline(pair, cells, rules, threads=threads)
-    high = replicates(pair, cells, rules, threads=threads)
-    point = levels(method, low, high)
-    drawn = drawn_levels(method, low, high, draws=draws, seed=seed) if draws else None
-    return _Scored(panel, pair, method, low, high, point, drawn)
+    panels: Panels
+    rules: Rules
+    draws: int
+    seed: int
+    threads: int | None
+    truth_hash: str
+    kept: KeptEnds | None
 
+    def score(self, number: int, writer: DifferentialWriter) -> Scored:
+        """Measure both sides of a context and make the ends, one after the other; write the tests of both sides.
 
-def _metric_rows(one: _Scored) -> pd.DataFrame:
-    """Return a row per perturbation and metric, with the values of both ends beside it."""
-    real, predicted = one.pair.real, one.pair.predicted
-    frames = []
-    for name, values in one.method.items():
-        splits = [split[name] for split in one.replicates]
-        frames.append(
-            pd.DataFrame(
-                {
-                    "scope_kind": one.panel.scope[0],
-                    "scope": one.panel.scope[1],
-                    "perturbation": list(real.perturbations),
-                    "metric": name,
-                    "value": values,
-                    "status": np.where(np.isnan(values), "absent", "ok"),
-                    "n_cells": real.num_cells,
-                    "n_predicted": predicted.num_cells,
-                    "baseline": one.baseline[name],
-                    "replicate": np.mean(splits, axis=0) if splits else np.nan,
-                }
-            )
+        What is no longer needed is let go: the predictions once they are scored, the sorted controls before the
+        replicates.
+        """
+        panel = self.panels.panels[number]
+        cells, names = panel.real, tuple(sorted(panel.real.rows))
+        reference = reference_of(cells.read, cells.controls, self.rules)
+        controls, num_tested = reference.profile, int(reference.tested.sum())
+        key = self.panels.key(panel, self.rules, controls, self.truth_hash)
+        ends = None if self.kept is None else self.kept.of(panel.scope, key, names)
+        targets = self.panels.positions(names)
+        response = MeanResponse(targets)
+        real = self._measure(panel, "real", reference, writer, response if ends is None else None)
+        order = np.argsort(np.argsort(np.array(self.panels.genes, dtype=object), kind="stable"))
+        predicted = self._measure(panel, "predicted", reference, writer)
+        method = score(Pair(real, predicted, targets, order), self.rules)
+        num_predicted = predicted.num_cells
+        del predicted
+        if ends is None:
+            truth = RealSide(cells, real, targets, order)
+            low = baseline(truth, reference, response.taken(), self.rules, threads=self.threads)
+            del reference
+            ends = Ends(low, replicates(truth, self.rules, threads=self.threads))
+        drawn = None
+        if self.draws:
+            seed = (self.seed, number)
+            drawn = drawn_levels(method, ends.baseline, ends.replicates, draws=self.draws, seed=seed)
+        return Scored(
+            panel=panel,
+            key=key,
+            perturbations=names,
+            controls=controls,
+            num_tested=num_tested,
+            sizes=np.linalg.norm(real.change, axis=1),
+            num_real=real.num_cells,
+            num_predicted=num_predicted,
+            method=method,
+            ends=ends,
+            point=levels(method, ends.baseline, ends.replicates),
+            draws=drawn,
         )
-    return pd.concat(frames, ignore_index=True)
+
+    def _measure(
+        self,
+        panel: Panel,
+        name: Literal["real", "predicted"],
+        reference: Reference,
+        writer: DifferentialWriter,
+        response: MeanResponse | None = None,
+    ) -> Side:
+        """Measure one side and write its tests."""
+        real = name == "real"
+        side = measure(
+            panel.real.read if real else self.panels.read,
+            panel.real.rows if real else panel.predicted,
+            reference,
+            self.rules,
+            threads=self.threads,
+            label="real cells" if real else "predictions",
+            seen=None if response is None else response.add,
+        )
+        for table in tests_of(panel.scope, side, self.panels.genes):
+            writer.add_group(name, table)
+        return side
 
 
-def _aggregate(scored: Sequence[_Scored], rules: Rules) -> pd.DataFrame:
-    """Return a row per scope and metric; of several contexts their mean comes first."""
-    parts = []
-    for one in scored:
-        rows = table(one.point, one.draws, one.method, rules.metrics)
-        parts.append(rows.assign(scope_kind=one.panel.scope[0], scope=one.panel.scope[1]))
-    if len(parts) > 1:
-        parts.insert(0, _mean_of_contexts(parts))
-    found = pd.concat(parts, ignore_index=True)
-    first = ["scope_kind", "scope", "metric"]
-    return pd.DataFrame(found, columns=pd.Index([*first, *(c for c in found if c not in first)]))
-
-
-def _mean_of_contexts(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the means over contexts; intervals are of single contexts only."""
-    numbers = ["mean", "nanmean", "median", "baseline", "replicate", "replicate_sd", "scaled"]
-    rows = parts[0].assign(scope_kind=_CONTEXTS[0], scope=_CONTEXTS[1])
-    for column in numbers:
-        rows[column] = np.mean([part[column].to_numpy(float) for part in parts], axis=0)
-    rows["n_defined"] = rows["n"] = len(parts)
-    for column in ("low", "high", "scaled_low", "scaled_high"):
-        rows[column] = np.nan
-    return rows
-
-
-def _splits(scored: Sequence[_Scored], rules: Rules) -> pd.DataFrame:
-    """Return the mean of each metric in each halving."""
-    rows = [
-        (*one.panel.scope, seed, name, float(value[0]))
-        for one in scored
-        for seed, split in zip(rules.split_seeds(), one.point.splits, strict=False)
-        for name, value in split.items()
-    ]
-    return pd.DataFrame(rows, columns=pd.Index(["scope_kind", "scope", "seed", "metric", "value"]))
-
-
-def _conditions(scored: Sequence[_Scored]) -> pd.DataFrame:
-    """Return a row per condition: labels, context, numbers of cells, and the size of the perturbation's real change."""
-    rows = []
-    for one in scored:
-        sizes = np.linalg.norm(one.pair.real.change, axis=1)
-        place = {name: i for i, name in enumerate(one.pair.real.perturbations)}
-        shared: dict[str, int] = {}
-        for condition in one.panel.conditions:
-            shared[condition.perturbation] = shared.get(condition.perturbation, 0) + 1
-        for condition in one.panel.conditions:
-            i = place[condition.perturbation]
-            first = shared.pop(condition.perturbation, 0) > 0
-            rows.append(
-                {
-                    "cell_type": condition.cell_type,
-                    "batch": condition.batch,
-                    "perturbation": condition.perturbation,
-                    "context": one.panel.scope[1] if one.panel.scope[0] == "context" else "",
-                    "n_cells": int(one.pair.real.num_cells[i]) if first else 0,
-                    "n_predicted": int(one.pair.predicted.num_cells[i]) if first else 0,
-                    "effect": sizes[i],
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def _tests(scope: Scope, side: Side, place: int, genes: Sequence[str]) -> pa.Table:
-    """Return the tests of one perturbation, a row per tested gene."""
-    tested = np.flatnonzero(side.reference.tested)
-    num = len(tested)
-
-    def repeated(name: str) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(num, np.int32)), pa.array([name]))
-
-    codes = pa.array(np.arange(num, dtype=np.int32))
-    return pa.table(
-        {
-            "scope_kind": repeated(scope[0]),
-            "scope": repeated(scope[1]),
-            "perturbation": repeated(side.perturbations[place]),
-            "gene": pa.DictionaryArray.from_arrays(
-                codes, pa.array([genes[int(g)] for g in tested], pa.string())
-            ),
-            "p": side.p[place, tested],
-            "q": side.q[place, tested].astype(np.float32),
-            "log2fc": side.fold[place, tested].astype(np.float32),
-            "mean": side.bulk[place, tested].astype(np.float32),
-            "control_mean": side.reference.profile.bulk[tested].astype(np.float32),
-        }
-    )
-
-
-def _note_ends(scored: Sequence[_Scored], panels: Panels) -> None:
+def _note_ends(scored: Sequence[Scored], panels: Panels) -> None:
     """Say where there is no replicate, or one that is not better than the baseline."""
     for one in scored:
         label = one.panel.scope[1]
-        if not one.replicates:
+        if not one.ends.replicates:
             text = f"{label}: too few cells to halve, so that there is no replicate and no scaled score"
-            panels.notes.add("replicate", text, len(one.pair.targets))
+            panels.notes.add("replicate", text, len(one.perturbations))
             continue
         if unclear := [name for name in SCORED if np.isnan(one.point.scaled[name][0])]:
             text = (
@@ -288,13 +232,6 @@ def _told_targets(panels: Panels) -> dict[str, Any]:
         "unmeasured": list(targets.unmeasured),
         "unknown": list(targets.unknown),
     }
-
-
-def _headline(aggregate: pd.DataFrame) -> dict[str, Any]:
-    """Return the scaled scores of the first scope, and their mean."""
-    first = aggregate[aggregate["scope"] == aggregate["scope"].iloc[0]]
-    scaled = dict(zip(first["metric"], first["scaled"].astype(float), strict=True))
-    return {name: scaled[name] for name in (SCORE, *SCORED)}
 
 
 def _without_folders(panels: Panels, paths: Sequence[Path]) -> list[dict[str, Any]]:

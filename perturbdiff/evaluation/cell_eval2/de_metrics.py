@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import rankdata
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
 from perturbdiff.evaluation.cell_eval2.metrics import DE, FOLD_ERROR
@@ -15,13 +14,13 @@ _FLOOR = 1e-10  # q that stands for zero where no q is positive
 
 def scored_set_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return the two scored metrics of DE sets, float64 [M] each."""
-    return {f"{DE}sig_jaccard": jaccard(pair, rules), FOLD_ERROR: fold_error(pair, rules)}
+    return {f"{DE}sig_jaccard": jaccard(pair), FOLD_ERROR: fold_error(pair, rules)}
 
 
 def set_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return all metrics of DE sets, float64 [M] each."""
-    real = pair.significant(pair.real, rules.alpha, targets=True)
-    predicted = pair.significant(pair.predicted, rules.alpha, targets=True)
+    real = pair.significant(pair.real, targets=True)
+    predicted = pair.significant(pair.predicted, targets=True)
     return {
         **scored_set_scores(pair, rules),
         **_overlaps(pair, real, predicted),
@@ -35,10 +34,10 @@ def set_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     }
 
 
-def jaccard(pair: Pair, rules: Rules) -> np.ndarray:
+def jaccard(pair: Pair) -> np.ndarray:
     """Return shared over all DE genes, targets left out; 1 where neither side has any."""
-    real = pair.significant(pair.real, rules.alpha, targets=False)
-    predicted = pair.significant(pair.predicted, rules.alpha, targets=False)
+    real = pair.significant(pair.real, targets=False)
+    predicted = pair.significant(pair.predicted, targets=False)
     return _share((real & predicted).sum(axis=1), (real | predicted).sum(axis=1), empty=1.0)
 
 
@@ -50,17 +49,18 @@ def fold_error(pair: Pair, rules: Rules) -> np.ndarray:
     return _fold_error(pair, rules, pair.predicted.fold, pair.real.fold)
 
 
-def replicate_fold_error(pair: Pair, rules: Rules, halves: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+def replicate_fold_error(pair: Pair, rules: Rules, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Return the same between fold changes of two halves, over the DE genes and the changes of all real cells."""
-    first, second = (np.where(np.isfinite(half), half, 0.0) for half in halves)
     return _fold_error(pair, rules, first, second)
 
 
 def _fold_error(pair: Pair, rules: Rules, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    genes = pair.significant(pair.real, rules.alpha, targets=False) & np.isfinite(pair.real.fold)
-    one = np.where(np.isfinite(one), one, 0.0)
-    error = np.where(genes, np.abs(one - other), 0.0).sum(axis=1)
-    size = np.where(genes, np.abs(pair.real.fold), 0.0).sum(axis=1)
+    """Compare row by row, over the DE genes only; what is not finite counts as unchanged."""
+    error, size = np.zeros(len(one)), np.zeros(len(one))
+    genes = pair.significant(pair.real, targets=False) & np.isfinite(pair.real.fold)
+    for i, chosen in enumerate(genes):
+        a, b = (np.where(np.isfinite(row[chosen]), row[chosen], 0.0) for row in (one[i], other[i]))
+        error[i], size[i] = np.abs(a - b).sum(), np.abs(pair.real.fold[i, chosen]).sum()
     kept = (genes.sum(axis=1) >= rules.min_genes) & (size > 0)
     return np.divide(error, size, out=np.full(len(error), np.nan), where=kept)
 
@@ -147,6 +147,8 @@ def _signs(pair: Pair, real: np.ndarray, predicted: np.ndarray) -> dict[str, np.
 
 def _spearman(a: np.ndarray, b: np.ndarray) -> float:
     """Return the rank correlation; NaN if one is constant."""
+    from scipy.stats import rankdata
+
     if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
@@ -164,7 +166,8 @@ def _areas(pair: Pair, real: np.ndarray) -> dict[str, np.ndarray]:
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     tested = np.isfinite(pair.real.p)
-    q = np.where(np.isfinite(pair.predicted.q), pair.predicted.q, 1.0)
+    q = np.stack([pair.predicted.q(i) for i in range(len(real))])
+    q[np.isnan(q)] = 1.0
     positive = q[tested & (q > 0)]
     q[q == 0] = positive.min() if positive.size else _FLOOR  # one floor for all perturbations
     strength = -np.log10(q)

@@ -37,7 +37,7 @@ class _Counts:
 
 def scored_direction_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return the two scored metrics of directions, float64 [M] each."""
-    signs = _Signs(pair, rules)
+    signs = _Signs(pair)
     counts = signs.counts()
     return {
         f"{DE}direction_fidelity_yield_raw": _over(counts.right, np.maximum(counts.called, counts.real)),
@@ -47,7 +47,7 @@ def scored_direction_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
 
 def direction_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return all metrics of directions, float64 [M] each."""
-    signs = _Signs(pair, rules)
+    signs = _Signs(pair)
     counts = signs.counts()
     fair = counts.majority + (1.0 - rules.alpha) * (1.0 - counts.majority)
     known = np.where(np.isnan(counts.majority), np.nan, counts.real)
@@ -84,7 +84,7 @@ def _corrected(counts: _Counts) -> dict[str, np.ndarray]:
 
 def _with_targets(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     """Return the three older metrics, which do not leave targets out."""
-    signs = _Signs(pair, rules, targets=True)
+    signs = _Signs(pair, targets=True)
     counts = signs.counts()
     purity = 1.0 - rules.alpha / 2.0
     return {
@@ -102,13 +102,13 @@ def _over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 class _Signs:
     """Which genes have a real direction, and for which of them the prediction has the same sign."""
 
-    def __init__(self, pair: Pair, rules: Rules, *, targets: bool = False) -> None:
+    def __init__(self, pair: Pair, *, targets: bool = False) -> None:
         self._pair = pair
-        self._real = pair.significant(pair.real, rules.alpha, targets=targets)
-        self._called = pair.significant(pair.predicted, rules.alpha, targets=targets)
+        self._real = pair.significant(pair.real, targets=targets)
+        self._called = pair.significant(pair.predicted, targets=targets)
         self._shared = np.isfinite(pair.real.p) & np.isfinite(pair.predicted.p)
         if not targets:
-            for row, own in zip(self._shared, pair.targets, strict=True):
+            for row, own in zip(self._shared, pair.tested_targets, strict=True):
                 row[own] = False
         self._directed = self._shared & (pair.real.fold != 0)
         self._right = self._directed & (np.sign(pair.real.fold) == np.sign(pair.predicted.fold))
@@ -144,12 +144,14 @@ class _Signs:
         return deepest
 
     def _ranked(self, i: int, genes: np.ndarray) -> np.ndarray:
-        """Return the positions of ``genes`` from the prediction's strongest on: by q, p, size of change and name."""
+        """Return the positions of ``genes`` from the prediction's strongest on: by p, size of change and name.
+
+        The adjusted p, which the rules name first, never falls as p rises, so that it decides nothing more.
+        """
         chosen, side = np.flatnonzero(genes), self._pair.predicted
         keys = (
-            self._pair.gene_order[chosen],
+            self._pair.gene_order[side.genes[chosen]],
             -np.abs(side.fold[i, chosen]),
             side.p[i, chosen],
-            side.q[i, chosen],
         )
         return chosen[np.lexsort(keys)]

@@ -94,7 +94,7 @@ def unbiased_errors(pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     numerators = (
         error - predicted.noise - real.noise,
         error - capped - real.noise,
-        away - real.noise - real.reference.profile.noise,
+        away - real.noise - real.control.noise,
     )
     with np.errstate(invalid="ignore", divide="ignore"):
         plain, best, distance = (np.where(num_genes > 0, n / num_genes, np.nan) for n in numerators)

@@ -1,15 +1,15 @@
 """What the metrics need of one side: profiles, sampling noise and tests of every perturbation.
 
 Perturbations come one after the other as sparse blocks of counts. Memory holds the sorted controls, the cells of a few
-perturbations, and a few rows of G numbers per perturbation.
+perturbations, and a few rows of numbers per perturbation: one per gene for profiles, one per tested gene for tests.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,15 +18,16 @@ from threadpoolctl import threadpool_limits
 from perturbdiff.evaluation.cell_eval2.jackknife import NoiseSums, sampling_noise
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.metrics.differential import benjamini_hochberg, rank_test
-from perturbdiff.evaluation.metrics.sorted_columns import Columns
+from perturbdiff.evaluation.metrics.sorted_columns import Columns, count_values
 from perturbdiff.evaluation.scoring.condition_pass import Workers, usable
 from perturbdiff.io.matrices import Sparse
+from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.progress import track
 
 _CELLS_AT_ONCE = 1024  # of the controls
 
 Read = Callable[[np.ndarray], Sparse]
-"""From row numbers to counts, CSR float64 [n, G]."""
+"""From row numbers to counts, canonical CSR float64 [n, G]."""
 
 
 @dataclass(frozen=True)
@@ -81,74 +82,114 @@ class Side:
     ----------
     perturbations
         Their names, sorted; M of them.
-    reference
-        The controls that they were compared with.
+    control
+        Profile of the controls that they were compared with.
     bulk
         Profiles, float64 [M, G].
     noise
         Sampling noise, float64 [M].
-    sums
-        Summed counts, float64 [M, G].
     num_cells
         Number of cells, int64 [M].
+    genes
+        Positions of the genes that tests are kept of, int64 [T], ascending: those tested here or on the other side.
     fold
-        log2 fold changes, float64 [M, G]; NaN for genes that are not tested.
-    p, q
-        Two-sided p and its Benjamini–Hochberg adjustment, float64 [M, G]; NaN for genes that are not tested.
+        log2 fold changes, float64 [M, T]; NaN for genes that are not tested here.
+    p
+        Two-sided p, float64 [M, T]; NaN for genes that are not tested here.
+    significant
+        Whether p, adjusted within the perturbation, is below alpha, bool [M, T].
     """
 
     perturbations: tuple[str, ...]
-    reference: Reference
+    control: Profile
     bulk: np.ndarray
     noise: np.ndarray
-    sums: np.ndarray
     num_cells: np.ndarray
+    genes: np.ndarray
     fold: np.ndarray
     p: np.ndarray
-    q: np.ndarray
+    significant: np.ndarray
 
     @property
     def change(self) -> np.ndarray:
-        """Return the change of the profiles from the reference's, [M, G]."""
-        return self.bulk - self.reference.profile.bulk
+        """Return the change of the profiles from that of the controls, [M, G]."""
+        return self.bulk - self.control.bulk
+
+    def q(self, place: int) -> np.ndarray:
+        """Return one perturbation's p, adjusted by Benjamini and Hochberg; float64 [T], NaN where there is no p.
+
+        It is worked out when it is asked for: it takes as much memory as p, and orders genes in the same way.
+        """
+        found, tested = np.full(len(self.genes), np.nan), np.isfinite(self.p[place])
+        found[tested] = benjamini_hochberg(self.p[place, tested])
+        return found
 
 
-def scaled_cells(counts: Sparse, depths: np.ndarray, depth: float) -> Sparse:
-    """Return counts scaled to ``depth`` in each cell, in the order of operations of scanpy's normalize_total.
+@kernel
+def _depths_of(data: np.ndarray, indptr: np.ndarray, depths: np.ndarray) -> None:
+    """Write the sum of each cell."""
+    for cell in range(depths.size):
+        total = 0.0
+        for i in range(indptr[cell], indptr[cell + 1]):
+            total += data[i]
+        depths[cell] = total
+
+
+@kernel
+def _scale(
+    data: np.ndarray,
+    indices: np.ndarray,
+    indptr: np.ndarray,
+    factor: np.ndarray,
+    scaled: np.ndarray,
+    sums: np.ndarray,
+    scaled_sums: np.ndarray,
+) -> None:
+    """Divide each cell by its factor, and add the values of each gene before and after."""
+    for cell in range(factor.size):
+        for i in range(indptr[cell], indptr[cell + 1]):
+            value = data[i] / factor[cell]
+            scaled[i] = value
+            sums[indices[i]] += data[i]
+            scaled_sums[indices[i]] += value
+
+
+class Scaled:
+    """Cells whose counts were scaled to one depth, in the order of operations of scanpy's normalize_total.
 
     Equal values must stay equal to the last bit, because ties decide p. A cell without counts stays zero.
+
+    Attributes
+    ----------
+    depths
+        Sum of each cell, float64 [n].
+    sums, scaled_sums
+        Sums of each gene before and after, float64 [G].
     """
-    factor = depths / depth
-    factor[factor == 0] = 1.0
-    values = counts.data / np.repeat(factor, np.diff(counts.indptr))
-    return sp.csr_matrix((values, counts.indices, counts.indptr), shape=counts.shape)
+
+    def __init__(self, counts: Sparse, depth: float) -> None:
+        num, width = counts.shape
+        self.depths, self.sums, self.scaled_sums = (np.zeros(size) for size in (num, width, width))
+        _depths_of(counts.data, counts.indptr, self.depths)
+        factor = self.depths / depth
+        factor[factor == 0] = 1.0
+        values = np.empty_like(counts.data)
+        arrays = (counts.data, counts.indices, counts.indptr)
+        _scale(*arrays, factor, values, self.sums, self.scaled_sums)
+        self._values, self._counts = values, counts
+
+    def log1p(self) -> Sparse:
+        """Return the logarithms, CSR float64 [n, G]. The scaled values are overwritten, so it is called once."""
+        np.log1p(self._values, out=self._values)
+        return sp.csr_matrix(
+            (self._values, self._counts.indices, self._counts.indptr), shape=self._counts.shape
+        )
 
 
 def bulk_profile(sums: np.ndarray, depth: float) -> np.ndarray:
     """Return log1p of summed counts scaled to ``depth``; zero where there is no count."""
     total = sums.sum()
     return np.log1p(sums * (depth / total if total > 0 else 0.0))
-
-
-def profile_of(counts: Sparse, rules: Rules) -> tuple[Profile, Sparse]:
-    """Return a group's profile and its scaled cells."""
-    depths = _depths(counts)
-    sums = np.asarray(counts.sum(axis=0)).ravel()
-    cells = scaled_cells(counts, depths, rules.cell_depth)
-    profile = Profile(
-        sums,
-        bulk_profile(sums, rules.bulk_depth),
-        sampling_noise(counts, sums, depths, rules.bulk_depth),
-        (cells.T @ np.ones(counts.shape[0])) / counts.shape[0],  # scipy's mean copies the cells twice
-        counts.shape[0],
-    )
-    return profile, cells
-
-
-def _sorted(cells: Sparse) -> Columns:
-    """Return the sorted log1p values; ``cells`` is changed in place."""
-    np.log1p(cells.data, out=cells.data)
-    return Columns.of([cells])
 
 
 def reference_of(read: Read, rows: np.ndarray, rules: Rules) -> Reference:
@@ -162,26 +203,34 @@ def reference_of(read: Read, rows: np.ndarray, rules: Rules) -> Reference:
         Rows of the controls; at least one.
     """
     blocks = np.split(rows, range(_CELLS_AT_ONCE, len(rows), _CELLS_AT_ONCE))
-    sums, cpm, columns = 0.0, 0.0, []
-    for block in blocks:
-        counts = read(block)
-        sums = sums + np.asarray(counts.sum(axis=0)).ravel()
-        cells = scaled_cells(counts, _depths(counts), rules.cell_depth)
-        cpm = cpm + np.asarray(cells.sum(axis=0)).ravel()
-        columns.append(_sorted(cells))
-    while len(columns) > 1:  # what has been joined is let go
-        columns.append(Columns.joined([columns.pop(0), columns.pop(0)]))
-    sums, cpm = np.asarray(sums), np.asarray(cpm) / len(rows)
+    sums, cpm, lengths = _sums_of(read, blocks, rules)
+    cpm /= len(rows)
     noise = NoiseSums(sums, len(rows), rules.bulk_depth)
+
+    def second_time() -> Iterator[Sparse]:
+        for block in blocks:
+            counts = read(block)
+            cells = Scaled(counts, rules.cell_depth)
+            noise.add(counts, cells.depths)
+            yield cells.log1p()
+
+    columns = Columns.streamed(second_time(), lengths, np.float64)
+    profile = Profile(sums, bulk_profile(sums, rules.bulk_depth), noise.noise, cpm, len(rows))
+    return Reference(profile, columns, cpm * (1e6 / rules.cell_depth) > rules.min_cpm)
+
+
+def _sums_of(
+    read: Read, blocks: Sequence[np.ndarray], rules: Rules
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each gene's sum of counts, of scaled counts, and number of counts that are not zero."""
+    sums, scaled_sums, lengths = np.zeros(1), np.zeros(1), np.zeros(1, np.int64)
     for block in blocks:
         counts = read(block)
-        noise.add(counts, _depths(counts))
-    profile = Profile(sums, bulk_profile(sums, rules.bulk_depth), noise.noise, cpm, len(rows))
-    return Reference(profile, columns[0], cpm * (1e6 / rules.cell_depth) > rules.min_cpm)
-
-
-def _depths(counts: Sparse) -> np.ndarray:
-    return np.asarray(counts.sum(axis=1)).ravel()
+        cells = Scaled(counts, rules.cell_depth)
+        found = np.zeros(counts.shape[1], np.int64)
+        count_values(counts, found)
+        sums, scaled_sums, lengths = sums + cells.sums, scaled_sums + cells.scaled_sums, lengths + found
+    return sums, scaled_sums, lengths
 
 
 def fold_change(cpm: np.ndarray, reference: Reference, rules: Rules) -> np.ndarray:
@@ -196,8 +245,10 @@ def measure(
     reference: Reference,
     rules: Rules,
     *,
+    genes: np.ndarray | None = None,
     threads: int | None = None,
     label: str = "evaluate",
+    seen: Callable[[int, Profile], None] | None = None,
 ) -> Side:
     """Measure perturbations against a reference.
 
@@ -207,29 +258,37 @@ def measure(
         Reads counts.
     rows
         Rows of each perturbation; at least one.
+    genes
+        Positions of the genes that tests are kept of, ascending: those that are tested, which is the default, and more.
     threads
         Number of threads that compare, by default the processors that this process may use. The result does not depend
         on it.
     label
         What the progress is called.
+    seen
+        Is given the place and the profile of each perturbation, by several threads in any order.
     """
-    names, width = tuple(sorted(rows)), len(reference.tested)
-    bulk, sums, fold = (np.empty((len(names), width)) for _ in range(3))
-    p, q = (np.full((len(names), width), np.nan) for _ in range(2))
-    noise, num_cells = np.zeros(len(names)), np.zeros(len(names), np.int64)
+    names = tuple(sorted(rows))
+    genes = np.flatnonzero(reference.tested) if genes is None else genes
+    side = _empty_side(names, reference, genes)
+    lock, tested = threading.Lock(), reference.tested[genes]
 
     def work(place: int, counts: Sparse) -> None:
-        profile, cells = profile_of(counts, rules)
-        bulk[place], sums[place], noise[place] = profile.bulk, profile.sums, profile.noise
-        num_cells[place] = profile.num_cells
-        fold[place] = fold_change(profile.cpm, reference, rules)
-        found = rank_test(_sorted(cells), reference.columns, exact_below=0)[reference.tested]
-        p[place, reference.tested] = found
-        q[place, reference.tested] = benjamini_hochberg(found)
+        cells = Scaled(counts, rules.cell_depth)
+        num = counts.shape[0]
+        bulk = bulk_profile(cells.sums, rules.bulk_depth)
+        noise = sampling_noise(counts, cells.sums, cells.depths, rules.bulk_depth)
+        profile = Profile(cells.sums, bulk, noise, cells.scaled_sums / num, num)
+        side.bulk[place], side.noise[place], side.num_cells[place] = bulk, noise, num
+        side.fold[place] = fold_change(profile.cpm, reference, rules)[genes]
+        p = rank_test(Columns.of([cells.log1p()]), reference.columns, exact_below=0)[reference.tested]
+        side.p[place, tested] = p
+        side.significant[place, tested] = benjamini_hochberg(p) < rules.alpha
+        if seen is not None:
+            seen(place, profile)
         with lock:
             progress.advance()
 
-    lock = threading.Lock()
     with (
         threadpool_limits(1, "blas"),
         track(label, len(names), "perturbations") as progress,
@@ -240,7 +299,16 @@ def measure(
             workers.submit(partial(work, place, counts), 2 * counts.nnz)
             del counts
         workers.finish()
-    return Side(names, reference, bulk, noise, sums, num_cells, fold, p, q)
+    return side
+
+
+def _empty_side(names: tuple[str, ...], reference: Reference, genes: np.ndarray) -> Side:
+    num, shape = len(names), (len(names), len(genes))
+    bulk = np.empty((num, len(reference.tested)))
+    fold, p = (np.full(shape, np.nan) for _ in range(2))
+    noise, num_cells = np.zeros(num), np.zeros(num, np.int64)
+    significant = np.zeros(shape, bool)
+    return Side(names, reference.profile, bulk, noise, num_cells, genes, fold, p, significant)
 
 
 @dataclass(frozen=True)
@@ -250,7 +318,7 @@ class Pair:
     Attributes
     ----------
     real, predicted
-        The same perturbations on both sides.
+        The same perturbations on both sides, with tests of the same genes.
     targets
         Positions of each perturbation's own target genes; empty where it has none.
     gene_order
@@ -262,10 +330,15 @@ class Pair:
     targets: Sequence[np.ndarray]
     gene_order: np.ndarray
 
-    def significant(self, side: Side, alpha: float, *, targets: bool) -> np.ndarray:
-        """Return which genes are DE, bool [M, G], with or without each perturbation's own targets."""
-        found = side.q < alpha
+    @cached_property
+    def tested_targets(self) -> list[np.ndarray]:
+        """Return the targets' places among the genes that tests are kept of."""
+        return [np.flatnonzero(np.isin(self.real.genes, own)) for own in self.targets]
+
+    def significant(self, side: Side, *, targets: bool) -> np.ndarray:
+        """Return which genes are DE, bool [M, T], with or without each perturbation's own targets."""
+        found = side.significant.copy()
         if not targets:
-            for row, own in zip(found, self.targets, strict=True):
+            for row, own in zip(found, self.tested_targets, strict=True):
                 row[own] = False
         return found

@@ -9,21 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
+from perturbdiff import __version__
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.cell_eval2.anchors import RealCells
 from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
-from perturbdiff.evaluation.cell_eval2.measurements import Reference
+from perturbdiff.evaluation.cell_eval2.measurements import Profile
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
-from perturbdiff.evaluation.readers.findings import Findings
 from perturbdiff.evaluation.readers.pairing import (
     check_units,
     same_covariates,
     shared_conditions,
     shared_genes,
 )
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -79,18 +80,29 @@ class Panels:
         place = {gene: i for i, gene in enumerate(self.genes)}
         return [np.array([place[g] for g in self.targets.genes[p]], np.int64) for p in perturbations]
 
-    def digest(self, rules: Rules, references: Iterable[Reference]) -> str:
-        """Return the digest of the rules with this gene axis, these targets and these reference controls."""
-        controls = hashlib.sha256()
-        for reference in references:
-            controls.update(reference.profile.sums.tobytes() + reference.profile.cpm.tobytes())
-        left_out = [
-            ("|".join(panel.scope), name, gene)
-            for panel in self.panels
-            for name in panel.predicted
-            for gene in self.targets.genes[name]
-        ]
-        return rules.digest(genes=self.genes, targets=left_out, controls=controls.hexdigest())
+    def digest(self, rules: Rules, controls: Iterable[Profile]) -> str:
+        """Return the digest of the rules with this gene axis, these targets and the profiles of these controls."""
+        return _digest(rules, self, self.panels, controls)
+
+    def key(self, panel: Panel, rules: Rules, controls: Profile, truth: str) -> str:
+        """Return a digest of all that the ends of ``panel`` depend on; ``truth`` is the SHA-256 of the real cells."""
+        known = hashlib.sha256(f"{__version__} {truth} {_digest(rules, self, [panel], [controls])}".encode())
+        for name, rows in sorted({**panel.real.rows, panel.real.control: panel.real.controls}.items()):
+            known.update(f"\0{name}\0{len(rows)}\0".encode() + rows.astype(np.int64).tobytes())
+        return known.hexdigest()
+
+
+def _digest(rules: Rules, panels: Panels, scored: Sequence[Panel], controls: Iterable[Profile]) -> str:
+    values = hashlib.sha256()
+    for profile in controls:
+        values.update(profile.sums.tobytes() + profile.cpm.tobytes())
+    left_out = [
+        ("|".join(panel.scope), name, gene)
+        for panel in scored
+        for name in panel.predicted
+        for gene in panels.targets.genes[name]
+    ]
+    return rules.digest(genes=panels.genes, targets=left_out, controls=values.hexdigest())
 
 
 def panels_of(predictions: Cells, truth: Cells, config: EvaluateConfig, rules: Rules) -> Panels:

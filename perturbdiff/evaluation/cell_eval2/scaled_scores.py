@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.cell_eval2.anchors import Scores
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM_PARTS, SCORED
-from perturbdiff.evaluation.cell_eval2.scores import means
+from perturbdiff.evaluation.cell_eval2.scores import Scores, means
 
 SCORE = "score"
 """Name of the mean of the scaled scores in the tables."""

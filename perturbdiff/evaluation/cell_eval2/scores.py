@@ -11,8 +11,11 @@ from perturbdiff.evaluation.cell_eval2.measurements import Pair
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM, NORM_PARTS, Gate
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 
+Scores = dict[str, np.ndarray]
+"""Values per perturbation of each metric, float64 [M]."""
 
-def score(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
+
+def score(pair: Pair, rules: Rules) -> Scores:
     """Return the metrics of the profile that have a value per perturbation, float64 [M] each.
 
     NaN: the real cells do not allow the metric for this perturbation, whatever the prediction. What a prediction
@@ -37,7 +40,7 @@ def score(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
     return scores
 
 
-def means(scores: dict[str, np.ndarray], weights: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def means(scores: Scores, weights: np.ndarray | None = None) -> Scores:
     """Return the mean of each metric over the perturbations where it counts.
 
     Parameters
@@ -77,7 +80,7 @@ def _gate(gate: Gate, pair: Pair, rules: Rules) -> tuple[np.ndarray, np.ndarray]
     if gate == "change":
         change = predicted.change
         return np.ptp(real.change, axis=1) > 0, np.ptp(change, axis=1) == 0
-    significant = real.q < rules.alpha
+    significant = real.significant
     tested = np.isfinite(real.p)
     if gate == "tested":
         return tested.sum(axis=1) >= rules.min_genes, never
@@ -107,5 +110,5 @@ def _counts_gate(pair: Pair, significant: np.ndarray, rules: Rules) -> tuple[np.
     num = significant.sum(axis=1)
     some = num > 0
     admitted = some.sum() >= rules.min_genes and len(set(num[some])) > 1
-    found = (pair.predicted.q < rules.alpha).sum(axis=1)[some]
+    found = pair.predicted.significant.sum(axis=1)[some]
     return np.full(len(num), admitted), np.full(len(num), len(set(found)) <= 1)

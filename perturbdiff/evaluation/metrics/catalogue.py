@@ -242,8 +242,81 @@ _DISTRIBUTION = (
     ),
 )
 
+_SETS = (
+    Metric(
+        "family_score",
+        "Energy score of sets",
+        "",
+        "sets",
+        "E|S − T| − ½ E|S − S'|, S and S' different sampled sets and T a true one; two sets are as far apart as the "
+        "root of their energy distance with all pairs. Least, in expectation, for sets that are drawn as the true ones "
+        "are, and above 0 even then: compare with the ceiling",
+        "lower",
+        0.0,
+        _INF,
+        "NaN with fewer than two sampled sets or without a true one",
+        chance="measured: the same sets against the true sets of another perturbation",
+        source="own",
+    ),
+    Metric(
+        "set_variance_ratio",
+        "Variance between sets",
+        "",
+        "sets",
+        "variance component between sets, sampled over true: the variance of the means of sets less that from the "
+        "draw of their cells, summed over genes. 0 for draws from one distribution, and below 0 for sets that are more "
+        "alike",
+        "one",
+        -_INF,
+        _INF,
+        "NaN with fewer than two sets on a side, or if the true sets differ no more than in 19 shuffles of their cells",
+        source="own",
+    ),
+    Metric(
+        "set_range",
+        "Range of sets",
+        "",
+        "sets",
+        "share of true sets whose mean lies within the range of the sampled sets, along the direction in which the "
+        "other half of the true sets differ most. Expected 1 − 2k/(S + 1) if alike, k the largest whole number up to "
+        "(S + 1)/20 and at least 1: .9 for 39 or 19 sampled sets, less for fewer",
+        "higher",
+        0.0,
+        1.0,
+        "NaN with fewer than two sampled sets or four true ones",
+        source="own",
+    ),
+    Metric(
+        "set_recall",
+        "Recall of sets",
+        "",
+        "sets",
+        "share of true sets within the cloud of the sampled ones: joined to them, a true set is not among the tenth of "
+        "the sets that are farthest, by their mean energy distance, from the rest. Expected ⌊.9 (S + 1)⌋/(S + 1) if "
+        "alike. Higher with sampled sets that differ too much: see the precision",
+        "higher",
+        0.0,
+        1.0,
+        "NaN with fewer than two sampled sets or without a true one",
+        source="own",
+    ),
+    Metric(
+        "set_precision",
+        "Precision of sets",
+        "",
+        "sets",
+        "share of sampled sets within the cloud of the true ones, as for the recall. Higher with sampled sets that "
+        "differ too little: see the recall",
+        "higher",
+        0.0,
+        1.0,
+        "NaN with fewer than two true sets or without a sampled one",
+        source="own",
+    ),
+)
+
 METRICS: dict[str, Metric] = {
-    metric.name: metric for metric in (*EXPRESSION, *DE, *COUNT, *FURTHER, *EFFECT, *_DISTRIBUTION)
+    metric.name: metric for metric in (*EXPRESSION, *DE, *COUNT, *FURTHER, *EFFECT, *_DISTRIBUTION, *_SETS)
 }
 FAMILIES = tuple(dict.fromkeys(metric.family for metric in METRICS.values()))
 PAPER = tuple(n for n, m in METRICS.items() if m.family in ("expression", "de") and m.source != "own")

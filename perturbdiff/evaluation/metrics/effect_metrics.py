@@ -132,12 +132,12 @@ EFFECT = (
         "",
         "effect",
         "length of the longest beginning of the real DE genes, ranked by predicted q, p and |log2 fold change|, in "
-        "which at least 90 % of the predicted signs are right, over their number; the gene that the perturbation is "
-        "named after is left out",
+        "which at least 90 % of the predicted signs are right, over their number; the perturbation's own "
+        "target genes are left out",
         "higher",
         0.0,
         1.0,
-        "absent without a real DE gene; NaN if that is the perturbation's own",
+        "absent without a real DE gene; NaN if there are only its own target genes",
         needs_real_de=True,
         compute=lambda c: effects.direction_reach(c.real, c.predicted, c.genes, c.own_genes),
         source="cell-eval2 (direction_reach_raw)",

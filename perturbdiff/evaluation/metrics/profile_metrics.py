@@ -372,8 +372,7 @@ class Comparison:
     @cached_property
     def target_genes(self) -> np.ndarray:
         """Which genes any perturbation acts on directly, bool [G]."""
-        targets = self.targets or Targets.of(self.perturbations, self.genes)
-        return targets.panel_columns()
+        return self._known_targets.panel_columns()
 
     @cached_property
     def panel(self) -> Panel:
@@ -386,8 +385,12 @@ class Comparison:
 
     @cached_property
     def own_genes(self) -> np.ndarray:
-        """The gene that a perturbation is named after, bool [M, G]."""
-        return np.asarray(self.perturbations)[:, None] == np.asarray(self.genes)[None, :]
+        """Which genes each perturbation acts on directly, bool [M, G]."""
+        return self._known_targets.own_columns(self.perturbations)
+
+    @property
+    def _known_targets(self) -> Targets:
+        return self.targets or Targets.of(self.perturbations, self.genes)
 
     @cached_property
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
@@ -440,13 +443,13 @@ class Metric:
     uses_q
         The value depends on q or on what is significant.
     compute
-        From a `Comparison`; None for metrics of the distribution, see `population_distances`.
+        From a `Comparison`; None for metrics of the cells of a condition, see `populations` and `set_metrics`.
     """
 
     name: str
     label: str
     column: str
-    family: Literal["expression", "de", "count", "further", "effect", "distribution"]
+    family: Literal["expression", "de", "count", "further", "effect", "distribution", "sets"]
     formula: str
     direction: Literal["higher", "lower", "one", "none"]
     low: float

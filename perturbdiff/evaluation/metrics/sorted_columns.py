@@ -7,7 +7,7 @@ numbers, which needs no branches. None of the loops holds the interpreter lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -184,19 +184,41 @@ class Columns:
         ValueError
             If there is no cell, or a value is negative or not a number.
         """
-        num_cells = sum(block.shape[0] for block in blocks)
-        if not num_cells:
+        if not sum(block.shape[0] for block in blocks):
             raise ValueError("a rank test needs at least one cell on either side")
         blocks = [_plain(block) for block in blocks]
-        counts = np.zeros(blocks[0].shape[1], np.int64)
+        lengths = np.zeros(blocks[0].shape[1], np.int64)
         for block in blocks:
-            if not _count(block.data, block.indices, counts):
-                raise ValueError("negative values or NaN: a rank test needs log1p values, at least 0")
-        starts = _starts(counts)
-        values = np.empty(starts[-1], np.result_type(*(b.dtype for b in blocks)))
-        place = starts[:-1].copy()
+            count_values(block, lengths)
+        return cls._sorted(blocks, lengths, np.result_type(*(b.dtype for b in blocks)))
+
+    @classmethod
+    def streamed(cls, blocks: Iterable[Sparse], lengths: np.ndarray, dtype: type[np.floating]) -> Columns:
+        """Do the same for blocks that come one after the other and were counted before.
+
+        Parameters
+        ----------
+        blocks
+            As for `of`; at least one cell.
+        lengths
+            Non-zero values of each gene in all of them, int64 [G]; `count_values` finds them.
+        dtype
+            Type of the values.
+
+        Raises
+        ------
+        ValueError
+            If a value is negative or not a number, or there are other values than were counted.
+        """
+        return cls._sorted(_as_counted(blocks, lengths), lengths, np.dtype(dtype))
+
+    @classmethod
+    def _sorted(cls, blocks: Iterable[Sparse], lengths: np.ndarray, dtype: np.dtype) -> Columns:
+        starts, num_cells = _starts(lengths), 0
+        values, place = np.empty(starts[-1], dtype), starts[:-1].copy()
         for block in blocks:
             _scatter(block.data, block.indices, place, values)
+            num_cells += block.shape[0]
         _sort_columns(_keys(values), starts)
         return cls._summarised(values, starts, num_cells)
 
@@ -224,6 +246,31 @@ class Columns:
         if self.values.dtype == dtype:
             return self
         return Columns(self.values.astype(dtype), self.starts, self.ties, self.mean, self.num_cells)
+
+
+def count_values(block: Sparse, lengths: np.ndarray) -> None:
+    """Add the number of non-zero values of each gene, canonical CSR [cells, G], to ``lengths`` (int64 [G]).
+
+    Raises
+    ------
+    ValueError
+        If a value is negative or not a number.
+    """
+    if not _count(block.data, block.indices, lengths):
+        raise ValueError("negative values or NaN: a rank test needs log1p values, at least 0")
+
+
+def _as_counted(blocks: Iterable[Sparse], lengths: np.ndarray) -> Iterator[Sparse]:
+    """Yield blocks that have no more values than were counted: more would be written beyond the array's end."""
+    seen = np.zeros_like(lengths)
+    for block in blocks:
+        plain = _plain(block)
+        count_values(plain, seen)
+        if (seen > lengths).any():
+            raise ValueError("the cells have other values than when they were counted")
+        yield plain
+    if (seen < lengths).any():
+        raise ValueError("the cells have other values than when they were counted")
 
 
 def _joined(

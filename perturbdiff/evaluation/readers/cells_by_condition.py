@@ -86,6 +86,9 @@ class Cells:
     depths
         With counts: the depth of each cell of the file over all genes that were measured, if the file says it
         (``uns["perturbdiff"]["depth"]`` names the column). Else it is the sum of the cell's counts.
+    sets
+        The number of the set of each cell of the file (int64), below 0 for a cell of none; None if it is not known
+        which cells were a set.
     """
 
     reader: Reader
@@ -101,6 +104,7 @@ class Cells:
     trained_on: tuple[int, tuple[str, ...]] | None = None
     made_by: Method = field(default_factory=Method)
     depths: np.ndarray | None = None
+    sets: np.ndarray | None = None
 
     def pooled_over(self, dropped: frozenset[str]) -> Cells:
         """Return the same cells without the labels of the ``dropped`` covariates.

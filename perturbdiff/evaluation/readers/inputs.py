@@ -14,6 +14,7 @@ import numpy as np
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells
+from perturbdiff.evaluation.readers.known_sets import SAMPLED, numbers_of
 from perturbdiff.evaluation.readers.labelled_rows import LabelledRows, read_labelled_rows
 from perturbdiff.io.recognise import COUNTS, confusion, what_is
 from perturbdiff.io.row_file import RowFile
@@ -83,7 +84,7 @@ def open_predictions(path: Path, config: EvaluateConfig, *, ours: bool = True) -
     if not rows:
         raise UserError(f"{path}: no predicted cell; every cell is labelled '{control}'")
     names = {k: str(file.declared[k]) for k in ("method", "dataset") if file.declared.get(k) is not None}
-    return _cells(file, labelled, columns, control, scale, names=names)
+    return _cells(file, labelled, columns, control, scale, names=names, sets=_sampled_sets(file, config))
 
 
 def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None) -> Cells:
@@ -120,7 +121,8 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         hint = nearest(label, {c.perturbation for c in labelled.rows})
         raise UserError(f"{path}: no control cell '{label}' in column '{columns['perturbation']}'{hint}")
     names = {"dataset": str(file.declared.get("dataset") or path.name.split(".")[0])}
-    return _cells(file, labelled, columns, label, scale, names=names, complete=True)
+    sets = None if config.set_column is None else numbers_of(file, config.set_column, "--set-col")
+    return _cells(file, labelled, columns, label, scale, names=names, complete=True, sets=sets)
 
 
 def is_store(path: Path) -> bool:
@@ -165,6 +167,13 @@ def _cells(
         depths=_depths(file) if scale == "counts" else None,
         **more,
     )
+
+
+def _sampled_sets(file: RowFile, config: EvaluateConfig) -> np.ndarray | None:
+    """Return the sets of predicted cells: by our own column, or by the one that says so in the truth."""
+    if SAMPLED in file.columns and file.open_column(SAMPLED).dtype.kind in "iu":
+        return numbers_of(file, SAMPLED)
+    return numbers_of(file, config.set_column) if config.set_column in file.columns else None
 
 
 def _depths(file: RowFile) -> np.ndarray | None:

@@ -22,7 +22,8 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
     Reader,
     median_depth,
 )
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.known_sets import KnownSets, grouped
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.readers.scales import compare_scales
 from perturbdiff.runtime.errors import UserError, listing
 
@@ -162,6 +163,8 @@ class Pairing:
         Remarks on the inputs: ``kind``, ``text`` (a sentence) and ``count``.
     depth
         Sum to which the counts of a cell were scaled, None if it is not known.
+    sets
+        Which cells were a set, where both sides know it.
     """
 
     genes: tuple[str, ...]
@@ -175,6 +178,7 @@ class Pairing:
     predicted_controls: Mapping[Group, np.ndarray] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     depth: float | None = None
+    sets: KnownSets | None = None
 
     @property
     def perturbations(self) -> list[str]:
@@ -219,6 +223,7 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
     label = truth.control or "control"
     genes = tuple(truth.reader.genes)
     depth = truth.target_sum if depths[1] is None else depths[1]
+    sets = _known_sets(predictions, truth, conditions, notes)
     return Pairing(
         genes,
         label,
@@ -231,7 +236,29 @@ def pair(predictions: Cells, truth: Cells, config: EvaluateConfig) -> Pairing:
         own_controls,
         notes.entries,
         depth,
+        sets,
     )
+
+
+def _known_sets(
+    predictions: Cells, truth: Cells, conditions: Iterable[Condition], notes: Findings
+) -> KnownSets | None:
+    """Return the sets of the conditions; say so if only the predictions lack them."""
+    if truth.sets is None:
+        return None
+    if predictions.sets is None:
+        text = (
+            f"{predictions.reader.path}: does not say which cells are a set (whole numbers in obs column 'set'), so "
+            "that sets are not compared"
+        )
+        notes.add("sets", text, 1, warn=False)
+        return None
+    real, predicted = (
+        grouped({c: side.rows[c] for c in conditions}, side.sets)
+        for side in (truth, predictions)
+        if side.sets is not None
+    )
+    return KnownSets(real, predicted)
 
 
 def controls_of(truth: Cells, conditions: Iterable[Condition], notes: Findings) -> dict[Group, np.ndarray]:

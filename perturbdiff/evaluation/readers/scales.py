@@ -8,7 +8,7 @@ import numpy as np
 
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
-from perturbdiff.evaluation.readers.findings import Findings
+from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError
 
 GROSS = 3.0

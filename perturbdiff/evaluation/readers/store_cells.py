@@ -45,6 +45,14 @@ class StoreReader:
         """Return a column of obs."""
         return self._store.obs([column])[column]
 
+    def sets(self, column: str | None) -> np.ndarray | None:
+        """Return the number of each cell's set by a column of obs, by default what the store knows; None if nothing."""
+        if column is not None:
+            return np.asarray(pd.factorize(self.obs(column))[0], np.int64)
+        if self._store.set_key is None:
+            return None
+        return self._store.set_of(slice(0, self._store.n_cells)).astype(np.int64)
+
     def depths(self) -> np.ndarray:
         """Return the depth of each cell over all genes of its input."""
         return np.asarray(self._store.n_counts, np.float64)
@@ -91,6 +99,7 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         rows[condition] = cells
         if column is not None and labels is not None:
             contexts[condition] = single_context(labels[i], condition, column, path)
+    reader = StoreReader(store)
     return Cells(
         reader,
         rows,
@@ -100,6 +109,7 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         covariates,
         target_sum=float(store.target_sum),
         names={"dataset": path.name},
+        sets=reader.sets(config.set_column),
     )
 
 

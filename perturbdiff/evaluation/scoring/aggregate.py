@@ -15,7 +15,7 @@ from perturbdiff.evaluation.scoring.intervals import bootstrap_means
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 
 ALL_PERTURBATIONS = "*"  # in the perturbation column: one number for all of them (ES)
-_DISTRIBUTION = [name for name, m in METRICS.items() if m.family == "distribution"]
+_OF_CELLS = [name for name, m in METRICS.items() if m.compute is None]
 _ROW = ("scope_kind", "scope", "perturbation", "metric", "value", "status", "n_cells", "n_predicted")
 _OVER_CONTEXTS = ("contexts", "mean of contexts")
 
@@ -74,10 +74,10 @@ def _status(name: str, values: np.ndarray, comparison: Comparison) -> np.ndarray
 
 
 def condition_rows(conditions: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per condition and metric of the distribution, in the columns of `scope_rows`."""
+    """Return one row per condition and metric of its cells, in the columns of `scope_rows`."""
     keys = ["scope", "perturbation", "n_cells", "n_predicted"]
     table = conditions.assign(scope=conditions["cell_type"] + "|" + conditions["batch"])
-    metrics = [name for name in _DISTRIBUTION if name in table]
+    metrics = [name for name in _OF_CELLS if name in table]
     table = table.melt(id_vars=keys, value_vars=metrics, var_name="metric", value_name="value")
     status = np.where(table["value"].isna(), "undefined", "ok").astype(object)
     return pd.DataFrame(table.assign(scope_kind="condition", status=status), columns=pd.Index(_ROW))
@@ -85,7 +85,7 @@ def condition_rows(conditions: pd.DataFrame) -> pd.DataFrame:
 
 def condition_chance(conditions: pd.DataFrame) -> pd.DataFrame:
     """Return scope_kind, scope, metric and chance: distances to another perturbation's cells, means of a scope."""
-    metrics = [name for name in _DISTRIBUTION if f"chance_{name}" in conditions]
+    metrics = [name for name in _OF_CELLS if f"chance_{name}" in conditions]
     scopes: list[tuple[Scope, pd.DataFrame]] = [((POOLED, POOLED), conditions)]
     named = conditions[conditions["context"] != ""]
     labels = sorted(set(named["context"]))

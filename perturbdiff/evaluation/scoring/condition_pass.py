@@ -30,10 +30,12 @@ from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS, Controls
 from perturbdiff.evaluation.metrics.populations import CHANCE, DISTRIBUTION, condition_metrics
 from perturbdiff.evaluation.metrics.realism import distinct_cells
+from perturbdiff.evaluation.metrics.set_metrics import SET_METRICS
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.spread import variances
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.pairing import Pairing
+from perturbdiff.evaluation.scoring.condition_sets import SetCells, read_sets
 from perturbdiff.evaluation.scoring.scopes import (
     HELD_BYTES,
     Comparisons,
@@ -139,19 +141,23 @@ class Wanted:
         Metrics of pseudobulks and DE genes.
     distribution
         Metrics of a condition's cells.
+    sets
+        Metrics of a condition's sets of cells; none where it is not known which cells were a set.
     tests, chance
         Whether any needs rank tests, or the cells of another perturbation.
     """
 
     table: tuple[str, ...]
     distribution: tuple[str, ...]
+    sets: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Wanted:
-        """Return what ``names`` (metrics or families, empty for all) need."""
+    def of(cls, names: Sequence[str], *, sets: bool) -> Wanted:
+        """Return what ``names`` (metrics or families, empty for all) need; ``sets`` says whether they are known."""
         chosen = catalogue.chosen(names)
-        spread = tuple(n for n in chosen if n in DISTRIBUTION)
-        return cls(tuple(n for n in chosen if n not in DISTRIBUTION), spread)
+        spread, of_sets = (tuple(n for n in chosen if n in some) for some in (DISTRIBUTION, SET_METRICS))
+        rest = tuple(n for n in chosen if n not in (*spread, *of_sets))
+        return cls(rest, spread, of_sets if sets else ())
 
     @property
     def tests(self) -> bool:  # noqa: D102 - see the class
@@ -161,7 +167,7 @@ class Wanted:
 
     @property
     def chance(self) -> bool:  # noqa: D102 - see the class
-        return any(f"chance_{n}" in CHANCE for n in self.distribution)
+        return bool(self.sets) or any(f"chance_{n}" in CHANCE for n in self.distribution)
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,8 @@ class Scored:
         One row per condition of the units: cell_type, batch, perturbation, context, n_cells, n_predicted,
         n_distinct (predicted cells that differ from each other), effect
         (norm of the real change, log1p), own (whether its distances are scored here), and if so the metrics of the
-        distribution and their values by chance.
+        distribution and their values by chance, and where sets are known n_sets and n_predicted_sets (those that were
+        compared) with their metrics.
     targets
         Target genes of the perturbations.
     """
@@ -222,7 +229,12 @@ def score_cells(
         If the table of target genes does not fit, a value contradicts the declared scale, or a condition has no
         cell on one side.
     """
-    wanted = Wanted.of(config.metrics)
+    wanted = Wanted.of(config.metrics, sets=pairing.sets is not None)
+    if not (wanted.table or wanted.distribution or wanted.sets):
+        raise UserError(
+            f"{pairing.real.reader.path}: metrics of sets need to know on both sides which cells were a set; name the "
+            "truth's column with --set-col, and give predictions with whole numbers in obs column 'set'"
+        )
     for condition in pairing.conditions:
         if not (len(pairing.real.rows[condition]) and len(pairing.predicted.rows[condition])):
             raise UserError(f"condition {condition} has no cells on one side")
@@ -309,16 +321,18 @@ class _Pass:
         partners = _partners(self.pairing) if self.wanted.chance else {}
         with track("evaluate", len(self._conditions), "conditions") as progress:
             for condition, *cells in self._read(partners):
-                values = sum(c.nnz for c in cells if c is not None)
+                sets = self._read_sets(condition, partners.get(condition))
+                values = sum(c.nnz for c in cells if c is not None) + (0 if sets is None else sets.nnz)
                 work = partial(
                     self.work_on_condition,
                     condition,
                     cells,
+                    sets,
                     by_perturbation[condition.perturbation],
                     progress,
                 )
                 workers.submit(work, values)
-                del work, cells
+                del work, cells, sets
             workers.finish()
 
     def _read(
@@ -349,6 +363,12 @@ class _Pass:
                 other,
             )
 
+    def _read_sets(self, condition: Condition, partner: Condition | None) -> SetCells | None:
+        """Return the cells of the condition's sets, if they are to be compared here."""
+        if condition not in self._own or not self.wanted.sets:
+            return None
+        return read_sets(self.pairing, condition, partner, seed=_seed_of(condition, self.seed))
+
     def _drawn(self, condition: Condition, rows: np.ndarray) -> np.ndarray:
         """Return at most ``max_cells`` of a condition's rows."""
         if len(rows) <= self.config.max_cells:
@@ -357,16 +377,22 @@ class _Pass:
         return np.sort(rng.choice(rows, self.config.max_cells, replace=False))
 
     def work_on_condition(
-        self, condition: Condition, cells: list[Sparse], perturbation: _Perturbation, progress: Track
+        self,
+        condition: Condition,
+        cells: list[Sparse],
+        sets: SetCells | None,
+        perturbation: _Perturbation,
+        progress: Track,
     ) -> None:
         """Sort and compare the cells of one condition; test the perturbation if it was its last."""
         real, predicted, other = cells
         columns = None
         if self.wanted.table or (condition in self._own and "wasserstein" in self.wanted.distribution):
             columns = Columns.of([real]), Columns.of([predicted])
-        self._rows[condition] = self._row(condition, real, predicted, other, columns)
+        row = self._row(condition, real, predicted, other, columns)
+        self._rows[condition] = row if sets is None else row | sets.metrics(self.wanted.sets)
         cells.clear()
-        del real, predicted, other
+        del real, predicted, other, sets
         if self.wanted.table and columns is not None and perturbation.complete(condition, columns):
             del columns
             self._test(perturbation)

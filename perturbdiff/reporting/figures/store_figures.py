@@ -26,7 +26,6 @@ _EXPLAINED = {
 _SHARES = ("sparsity", "share", "fraction")
 MOST_CELL_TYPES = 30
 """Cell types shown in a figure: those with most cells."""
-_LEAST_FOR_CORRELATION = 4  # cell types
 _DRAWN = (
     "nonzero_by_cell_type",
     "genes_per_cell",

@@ -91,9 +91,14 @@ def realism_columns(columns: Sequence[Column]) -> list[Column]:
     return [m for name in REALISM if (m := named(columns, name)) is not None]
 
 
+def set_columns(columns: Sequence[Column]) -> list[Column]:
+    """Return the metrics that ask whether sampled sets of cells differ as true sets do."""
+    return [c for c in columns if c.family == "sets"]
+
+
 def further_columns(columns: Sequence[Column]) -> list[Column]:
-    """Return the columns that are neither main nor of realism: distances, counts, cell-eval's others."""
-    main = {c.name for c in (*main_columns(columns), *realism_columns(columns))}
+    """Return the columns that are neither main nor of realism or sets: distances, counts, cell-eval's others."""
+    main = {c.name for c in (*main_columns(columns), *realism_columns(columns), *set_columns(columns))}
     return [c for c in columns if c.name not in main]
 
 

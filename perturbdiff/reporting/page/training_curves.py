@@ -6,9 +6,20 @@ from pathlib import Path
 
 from perturbdiff.reporting.figures import condition_plots
 from perturbdiff.reporting.figures.svg import Plot, slug
-from perturbdiff.reporting.loading.plain_names import plain
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError
+
+_PLAIN = {
+    "total": "loss",
+    "loss": "loss at fixed noise levels",
+    "mmd": "loss between cell sets (MMD)",
+    "mse": "loss of single cells (squared error)",
+    "energy": "energy distance of sampled cells",
+    "r2": "R² of sampled mean profiles",
+    "pdcorr": "PDCorr of sampled mean changes",
+    "learning_rate": "learning rate",
+    "grad_norm": "length of the gradient",
+}
 
 
 def curves(index: int, name: str, bundle: Path) -> list[Plot]:
@@ -41,3 +52,8 @@ def curves(index: int, name: str, bundle: Path) -> list[Plot]:
         )
         for term in terms
     ]
+
+
+def plain(name: str) -> str:
+    """Return a column's name in words: known ones as a reader would say them, others without underscores."""
+    return _PLAIN.get(name, name.replace("_", " "))

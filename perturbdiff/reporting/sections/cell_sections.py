@@ -94,7 +94,7 @@ def _realism(subject: ChapterData) -> Plot | None:
     """Draw the ratios whose best value is 1."""
     panels: list[tuple[Column, pd.DataFrame]] = []
     for metric in subject.every:
-        if metric.direction != "one":
+        if metric.direction != "one" or metric.family == "sets":
             continue
         rows = [_quartiles(run.method, subject.values(run, metric.name)) for run in subject.runs]
         table = pd.DataFrame(rows)

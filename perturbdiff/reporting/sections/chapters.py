@@ -14,6 +14,7 @@ from perturbdiff.reporting.sections.gene_sections import distinct, genes
 from perturbdiff.reporting.sections.overview import Overview, overview
 from perturbdiff.reporting.sections.predictability_section import predictability
 from perturbdiff.reporting.sections.score_sections import duels, further, glance
+from perturbdiff.reporting.sections.set_section import set_scores
 
 
 @dataclass
@@ -65,6 +66,7 @@ def chapter(
         listing,
         genes(about),
         distinct(about),
+        set_scores(about),
         predictability(about),
         further(about),
     )

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from perturbdiff.reporting.figures import page_tables
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Scale, Table, number
+from perturbdiff.reporting.figures.page_tables import (
+    Cell,
+    Row,
+    Scale,
+    Table,
+    decimals_for,
+    interval,
+    number,
+    plus_minus,
+)
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR
 from perturbdiff.reporting.sections import verdict
@@ -25,7 +34,6 @@ from perturbdiff.reporting.sections.key_metrics import key_metrics, question
 from perturbdiff.reporting.sections.ranked_tables import ScoreTables, score_tables
 from perturbdiff.reporting.sections.scaled_score_section import is_scaled, scaled_table, scaled_verdict
 from perturbdiff.reporting.sections.standing import Gain, Standing, place
-from perturbdiff.reporting.sections.summary_text import summary_text
 from perturbdiff.reporting.sections.verdict import Verdict
 
 _SHOWN = 4  # warnings in sight, the others are folded
@@ -231,3 +239,49 @@ def _named(judged: Sequence[tuple[Standing, Gain]]) -> str:
         for relation, word in words.items()
     }
     return "\n".join(f"{word}: {labels}" for word, labels in named.items() if labels)
+
+
+def summary_text(
+    dataset: str,
+    method: str,
+    scale: str,
+    verdict: Verdict,
+    standings: Sequence[Standing],
+    notes: Sequence[Note],
+) -> str:
+    """Return the first screen as lines of text, to be copied into a mail or a lab book.
+
+    Parameters
+    ----------
+    dataset, method, scale
+        What the verdict is about, and on how much it rests.
+    standings
+        Standings in the key metrics.
+    notes
+        What to read with care.
+    """
+    lines = [f"{method} on {dataset}: {verdict.title}", f"({scale})", ""]
+    lines += [f"{question} {answer}" for question, answer in verdict.answers if answer]
+    lines += ["", *(_line(s) for s in standings)]
+    if notes:
+        lines += ["", "Read with care:", *(f"- {note.kind}. {note.text}" for note in notes)]
+    return "\n".join(lines)
+
+
+def _line(s: Standing) -> str:
+    """Return one metric with its interval, the best baseline, chance and ceiling."""
+    best = s.baseline.value if s.baseline else math.nan
+    known = [v for v in (s.ours.value, best, s.chance) if not math.isnan(v)]
+    digits = decimals_for(known)
+    ends = interval(s.ours.low, s.ours.high, digits)
+    parts = [f"{s.metric.heading} {number(s.ours.value, digits)}{f' {ends}' if ends else ''}"]
+    if s.best:
+        parts.append(f"best baseline {s.best} {number(best, digits)}")
+    if not math.isnan(s.chance):
+        parts.append(f"chance {number(s.chance, digits)}")
+    if not math.isnan(s.ceiling.value):
+        spread = plus_minus(s.ceiling.split_sd, digits)
+        parts.append(f"ceiling {number(s.ceiling.value, digits)} {spread}".rstrip())
+    if s.silent:
+        parts.append(f"{s.worth}: {s.reason}")
+    return ", ".join(parts)

@@ -110,11 +110,24 @@ def test_no_method_is_called_good_on_conditions_of_its_choice(tried, tmp_path):
     assert verdict.title == ("Cannot be judged: 2 of the 8 conditions that others are scored on are left out")
 
 
-def test_no_key_metric_is_beaten_by_more_than_chance(tried):
+def test_no_metric_of_the_default_score_is_beaten_by_more_than_chance(tried):
+    """The calibration of these very cells says which metrics count for a verdict."""
     gained = table(tried, "gains")
-    key = gained[gained["metric"].isin(KEY)]
+    default = summary(tried, "noise")["calibration"]["default"]
+    assert {"PDCorr", "PDS_cos"} <= set(default)
+    assert set(gained.loc[gained["default"], "metric"]) == set(default)
+    key = gained[gained["metric"].isin({*KEY, *default})]
     assert set(key["attack"]) == set(ATTACKS)
     assert not key["beats"].any(), key[key["beats"]].to_string()
+    said = (tried / "table" / "adversaries.txt").read_text()
+    assert f"default score on these data: {', '.join(default)}; none is beaten by more than chance." in said
+
+
+def test_controls_of_their_own_are_used_where_an_attack_hands_them_in(tried):
+    own = [name for name in ATTACKS if summary(tried, name)["controls"] == "own"]
+    assert own == ["own-controls"]
+    gained = table(tried, "gains").set_index(["attack", "metric"])
+    assert gained.loc[("own-controls", "DE_recall"), "gain"] > 0  # it does something
 
 
 def test_some_metrics_rise_and_so_does_their_chance(tried):

@@ -2,6 +2,8 @@
 
 import errno
 import hashlib
+import ssl
+import urllib.error
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -136,10 +138,19 @@ def test_a_page_instead_of_a_file_is_found_without_a_sum(server, fetch, tmp_path
 
 
 def test_a_node_without_network_is_told_of_the_login_node(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "PAUSES", ())
+    monkeypatch.setattr(module.time, "sleep", None)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with pytest.raises(UserError, match=r"nowhere.invalid: cannot be reached from .* \(job 77\).*login node"):
         module.download("http://nowhere.invalid/file.h5ad", tmp_path / "file.h5ad", lambda _: None)
+
+
+def test_a_certificate_that_is_not_trusted_is_no_matter_of_the_network(monkeypatch, tmp_path):
+    def refused(*_, **__):
+        raise urllib.error.URLError(ssl.SSLCertVerificationError(1, "self-signed certificate"))
+
+    monkeypatch.setattr(module.urllib.request, "urlopen", refused)
+    with pytest.raises(UserError, match="certificate is not trusted here .*SSL_CERT_FILE"):
+        module.download("https://somewhere/file.h5ad", tmp_path / "file.h5ad", lambda _: None)
 
 
 def test_a_disk_that_is_too_small_is_told_before(server, fetch, monkeypatch, tmp_path):

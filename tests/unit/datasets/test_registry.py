@@ -4,9 +4,14 @@ import hashlib
 import json
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import anndata as ad
+import numpy as np
+import pandas as pd
 import pytest
 from file_server import serving
 
@@ -173,6 +178,35 @@ def test_a_query_of_the_census_says_which_package_it_needs(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "cellxgene_census", None)
     with pytest.raises(UserError, match="pip install cellxgene-census"):
         datasets.get("cellxgene-blood", tmp_path, yes=True)
+
+
+def test_files_of_the_census_are_written_once_and_whole(monkeypatch, tmp_path):
+    """A stand-in for the Census's package: as much of it as is used."""
+    asked = []
+
+    def get_anndata(census, organism, *, obs_column_names, obs_value_filter):
+        asked.append(obs_value_filter)
+        if len(asked) == 2:
+            raise OSError("the network is gone")
+        obs = pd.DataFrame({"soma_joinid": [7, 8], "cell_type": ["T", "B"]}, index=["0", "1"])
+        return ad.AnnData(
+            np.ones((2, 3), np.float32), obs, pd.DataFrame({"feature_id": list("xyz")}, index=list("012"))
+        )
+
+    table = pd.DataFrame({"dataset_id": ["a", "b", "c"], "dataset_total_cell_count": [5, 9, 3]})
+    reader = SimpleNamespace(read=lambda: reader, concat=lambda: reader, to_pandas=lambda: table)
+    census = {"census_info": {"datasets": reader}}
+    stand_in = SimpleNamespace(open_soma=lambda census_version: nullcontext(census), get_anndata=get_anndata)
+    monkeypatch.setitem(sys.modules, "cellxgene_census", stand_in)
+    blood = replace(datasets.lookup("cellxgene-blood"), name="mine", parts=(1, 2))
+    register(monkeypatch, blood)
+    with pytest.raises(UserError, match="the Census cannot be read .*the network is gone.*keeps the files"):
+        datasets.get("mine", tmp_path, yes=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["cellxgene-blood-01.h5ad"]
+    first, second = datasets.get("mine", tmp_path, yes=True)
+    assert asked[2] == asked[1] == f"{blood.census.filter} and dataset_id in ['a', 'c']"
+    assert list(ad.read_h5ad(second, backed="r").obs_names) == ["census7", "census8"]
+    assert sums.record_of(first).is_file()
 
 
 def test_data_sets_of_the_census_are_spread_over_the_files_by_size():

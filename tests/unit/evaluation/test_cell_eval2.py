@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from pathlib import Path
 
 import anndata as ad
@@ -16,6 +17,7 @@ from counted_pair import CONTROL, GENES, PERTURBATIONS, counted_side, write_pair
 from refusals import nothing_left, refused
 
 from perturbdiff.config.settings import DataConfig, EvaluateConfig
+from perturbdiff.evaluation.cell_eval2 import count_stage
 from perturbdiff.evaluation.cell_eval2.jackknife import sampling_noise
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM, PROFILES, SCORED
 from perturbdiff.evaluation.cell_eval2.rules import PARAMETERS, RULES, Rules
@@ -23,6 +25,7 @@ from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE, drawn_levels,
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.reporting.figures import svg
+from perturbdiff.runtime.errors import UserError
 
 FROZEN = json.loads((Path(__file__).parents[2] / "data/metrics/cell_eval2_values.json").read_text())
 FIXTURE = Path(os.environ.get("PERTURBDIFF_DATA", "data")) / "../fixtures/cell_eval2/a"
@@ -210,6 +213,46 @@ def test_contexts_are_scored_apart(scored, tmp_path):
         np.testing.assert_allclose(rows["scaled"], expected["scaled"].reindex(rows.index), rtol=1e-9)
 
 
+def test_ends_of_an_earlier_evaluation_are_read(pair, scored, tmp_path, monkeypatch):
+    """They stand for both ends of any method on the same truth, to the last bit, and nothing is made again."""
+    for name in ("baseline", "replicates"):
+        monkeypatch.setattr(count_stage, name, lambda *_, **__: pytest.fail("made again"))
+    out = evaluate(*pair, tmp_path / "out", TARGET, ends=scored["vcc2026"])
+    for name in ("metrics.csv", "aggregate.csv", "replicates.csv", "ends.parquet"):
+        assert (out / name).read_bytes() == (scored["vcc2026"] / name).read_bytes(), name
+
+
+def test_ends_of_other_rules_targets_or_cells_are_refused(pair, scored, tmp_path):
+    (tmp_path / "targets.csv").write_text("perturbation,gene\ndrug,G50\n")
+    real = counted_side(0)
+    real.X.data[0] += 1
+    real.write_h5ad(tmp_path / "other.h5ad")
+    others = {"targets": str(tmp_path / "targets.csv")}
+    wrong = [
+        (pair[1], TARGET, scored["v2"]),
+        (pair[1], TARGET.model_copy(update=others), scored["vcc2026"]),
+        (tmp_path / "other.h5ad", TARGET, scored["vcc2026"]),
+    ]
+    for truth, config, ends in wrong:
+        with pytest.raises(UserError, match="its ends are of other real cells, rules or target genes"):
+            evaluate(pair[0], truth, tmp_path / "out", config, ends=ends)
+    shutil.copytree(scored["vcc2026"], tmp_path / "changed")
+    with (tmp_path / "changed" / "ends.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match=r"ends\.parquet: was changed"):
+        evaluate(*pair, tmp_path / "out", TARGET, ends=tmp_path / "changed")
+    with pytest.raises(UserError, match=r"has no ends\.parquet"):
+        evaluate(*pair, tmp_path / "out", TARGET, ends=pair[0].parent)
+    with pytest.raises(UserError, match="only cell-eval2 has two ends"):
+        evaluate(
+            *pair,
+            tmp_path / "out",
+            TARGET.model_copy(update={"definition": "perturbdiff"}),
+            ends=pair[0].parent,
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_target_table_counts_and_what_does_not_match_is_told(pair, scored, tmp_path):
     table = tmp_path / "targets.csv"
     table.write_text("perturbation,gene\ndrug,G50\ndrug,G51\nG10,\nG17,MISSING\nelse,G01\n")
@@ -273,6 +316,7 @@ def test_bad_predictions_are_named_and_leave_nothing(run_cli, pair, tmp_path, ch
     [
         (("--metrics", "de"), ("leave no choice", "--metrics")),
         (("--shard", "0/2"), ("leave no choice", "--shard")),
+        (("--predicted-controls",), ("leave no choice", "--predicted-controls")),
         (("--scale", "log1p"), ("values are log1p", "sample --values counts")),
     ],
 )

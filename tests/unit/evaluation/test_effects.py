@@ -144,6 +144,16 @@ def test_directions_of_a_ranking_worked_out_by_hand(study):
     assert direction_reach(long, side([-1, -1] + [1] * 8, np.arange(1, 11) / 1000), genes) == 0.0
 
 
+def test_direction_reach_leaves_out_the_targets_that_a_table_tells(study):
+    real, predicted, found, table = study
+    genes = [f"g{i}" for i in range(30)]
+    of_a = [gene for gene, de in zip(genes, found.real.significant[0], strict=True) if de]
+    _, other = scored(real, predicted, genes=genes, targets={"A": of_a, "B": ["g29"]})
+    assert of_a
+    assert np.isnan(other.loc["A", "DirReach"])
+    assert other.loc["C", "DirReach"] == table.loc["C", "DirReach"]
+
+
 def test_the_truth_is_the_best_prediction(study):
     real, _, _, worse = study
     _, best = scored(real, real)

@@ -20,4 +20,4 @@ def test_the_index_names_every_script_and_page():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_import(name):
     module = importlib.import_module(name)
-    assert name == "set_variation" or callable(module.main)
+    assert callable(module.main)

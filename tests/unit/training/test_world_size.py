@@ -33,19 +33,24 @@ LAUNCH = [
 TOLERANCE = 1e-5
 
 
-def learn(arguments, out, *changes, two=False, code=0, **env):
-    """Run a training command for real and return its bundle."""
-    given = [word for change in (*SMALL, *changes) for word in ("--set", change)]
-    command = [*(LAUNCH if two else ["perturbdiff"]), *arguments, "--device", "cpu", "--out", out, *given]
-    ran = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **env},
-    )
-    assert ran.returncode == code, ran.stderr
-    return out
+@pytest.fixture(scope="module")
+def learn(quick_program):
+    """Return a function that runs a training command in processes of its own and returns its bundle."""
+
+    def run(arguments, out, *changes, two=False, code=0, **env):
+        given = [word for change in (*SMALL, *changes) for word in ("--set", change)]
+        command = [*(LAUNCH if two else ["perturbdiff"]), *arguments, "--device", "cpu", "--out", out, *given]
+        ran = subprocess.run(
+            [str(word) for word in command],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PATH": f"{quick_program}:{os.environ['PATH']}", **env},
+        )
+        assert ran.returncode == code, ran.stderr
+        return out
+
+    return run
 
 
 def assert_close(one, two):
@@ -58,9 +63,8 @@ def assert_close(one, two):
         np.testing.assert_allclose(weights[1][name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["paper", "released", "recommended"])
-def test_the_curve_of_two_processes_is_that_of_one(trained, tmp_path, recipe):
+def test_the_curve_of_two_processes_is_that_of_one(trained, learn, tmp_path, recipe):
     # `recommended` compares twin sets, and the other two average in passes: all couplings within a step
     extra = [] if recipe == "paper" else ["train.accumulate=2"]
     train = ["train", trained / "store", "--split", trained / "split.parquet", "--config", recipe]
@@ -74,8 +78,7 @@ def test_the_curve_of_two_processes_is_that_of_one(trained, tmp_path, recipe):
             assert (again / name).read_bytes() == (two / name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_a_data_set_may_be_on_one_process_only(trained, tmp_path):
+def test_a_data_set_may_be_on_one_process_only(trained, learn, tmp_path):
     """Each data set has its own input layers, which then have no gradient on the other process."""
     other = tmp_path / "other"
     other.symlink_to(trained / "store")
@@ -86,7 +89,7 @@ def test_a_data_set_may_be_on_one_process_only(trained, tmp_path):
     assert_close(one, learn(pretrain, tmp_path / "two", *changes, two=True))
 
 
-def test_sets_that_processes_cannot_share_are_refused(trained, tmp_path):
+def test_sets_that_processes_cannot_share_are_refused(trained, quick_program, tmp_path):
     train = ["train", trained / "store", "--split", trained / "split.parquet", "--config", "recommended"]
     command = [
         *LAUNCH,
@@ -98,7 +101,8 @@ def test_sets_that_processes_cannot_share_are_refused(trained, tmp_path):
         "--set",
         "train.sets_per_step=6",
     ]
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}  # what Slurm says of GPUs that PyTorch does not see
+    env = {**os.environ, "PATH": f"{quick_program}:{os.environ['PATH']}"}
+    env["CUDA_VISIBLE_DEVICES"] = "0,1"  # what Slurm says of GPUs that PyTorch does not see
     ran = subprocess.run([str(w) for w in command], capture_output=True, text=True, check=False, env=env)
     assert ran.returncode == 2
     assert [line for line in ran.stderr.splitlines() if "error" in line] == [

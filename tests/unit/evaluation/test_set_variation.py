@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import set_variation as sv
 
+from perturbdiff.evaluation.metrics import set_variation as sv
 from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance
 
 

@@ -3,7 +3,7 @@
 The method takes a condition for a family of distributions: sets of its cells (wells, plates) differ by more than the
 draw of their cells. A method that predicts one distribution makes sets that differ by that draw alone. Nothing here
 looks at whether the mean is right except where said. Values are log1p; a collection is an array [S, m, G] of S sets
-of m cells, all of one condition.
+of m cells, all of one condition. `perturbdiff.evaluation.metrics.set_metrics` makes scores of it.
 """
 
 from __future__ import annotations
@@ -56,23 +56,36 @@ def between_covariance(sets: NDArray[np.floating]) -> Floats:
 def leading_axis(sets: NDArray[np.floating]) -> Floats:
     """Return the direction in which sets differ most beyond the draw of their cells, a unit vector float64 [G].
 
-    Chosen to be large on these sets: measure other sets along it.
+    Of the directions that the means of the sets span, so that it is found in S dimensions whatever the number of
+    genes. Chosen to be large on these sets: measure other sets along it.
     """
-    _, vectors = np.linalg.eigh(between_covariance(sets))
-    return vectors[:, -1]
+    _check(sets)
+    means = np.asarray(sets, np.float64).mean(axis=1)
+    _, _, span = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)
+    _, vectors = np.linalg.eigh(between_covariance(np.asarray(sets) @ span.T))
+    return vectors[:, -1] @ span
 
 
-def within_range(values: NDArray[np.floating], others: NDArray[np.floating]) -> float:
-    """Return the share of ``values`` [n] strictly between the least and the largest of ``others`` [S].
+def within_range(values: NDArray[np.floating], others: NDArray[np.floating], *, level: float = 0.9) -> float:
+    """Return the share of ``values`` [n] strictly between the k-th least and the k-th largest of ``others`` [S].
 
-    Expected (S − 1) / (S + 1) if all come from one continuous distribution (`alike_range`).
+    k is the largest number for which at least the share ``level`` is expected of values like the others, at least 1:
+    of up to 38 others, the range is that of the least and the largest.
     """
-    return float(np.mean((values > others.min()) & (values < others.max())))
+    if 2 * (cut := _cut(len(others), level)) > len(others):
+        return 0.0
+    ordered = np.sort(others)
+    return float(np.mean((values > ordered[cut - 1]) & (values < ordered[-cut])))
 
 
-def alike_range(num_others: int) -> float:
-    """Return what `within_range` expects of values that are distributed like the S others."""
-    return (num_others - 1) / (num_others + 1)
+def alike_range(num_others: int, *, level: float = 0.9) -> float:
+    """Return what `within_range` expects if all come from one continuous distribution, (S + 1 − 2k) / (S + 1)."""
+    return max(0.0, (num_others + 1 - 2 * _cut(num_others, level)) / (num_others + 1))
+
+
+def _cut(num_others: int, level: float) -> int:
+    """Return the place, from either end, of the others that bound the range."""
+    return max(1, int((1.0 - level) * (num_others + 1) / 2 + 1e-9))
 
 
 def distances(sets: NDArray[np.floating], others: NDArray[np.floating]) -> Floats:
