@@ -10,7 +10,7 @@ from pathlib import Path
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.datasets import Dataset, lookup, registered
-from perturbdiff.datasets.registry import here
+from perturbdiff.datasets.registry import folders, here
 from perturbdiff.runtime.errors import UserError, nearest
 
 SHEETS = Path(__file__).parents[2] / "assets" / "experiments"
@@ -170,7 +170,8 @@ def _overrides(text: str, dataset: str) -> list[str]:
 def _located(text: str, folder: Path) -> tuple[Path, ...]:
     """Return the files that a cell of a sheet names, as the workflow finds them."""
     if text.startswith("dataset:"):
-        return files_of(text.removeprefix("dataset:"))[0]
+        parts = lookup(text.removeprefix("dataset:")).files
+        return tuple(here(part) or next(folders()) / part.file for part in parts)
     return (folder / text if (folder / text).exists() else Path(text),)
 
 
