@@ -40,6 +40,7 @@ from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.mean_changes import expect_changes
 from perturbdiff.training.training_cells import measure
 from perturbdiff.training.transfer import (
     Inheritance,
@@ -264,6 +265,7 @@ def from_scratch(
     hold([source], config)
     validation = source.store.conditions[source.valid]
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
+<<<<<<< HEAD
     names = list(source.store.genes) if genes is None else list(genes)
     if missing := sorted(set(names) - set(source.store.genes)):
         raise UserError(
@@ -272,6 +274,13 @@ def from_scratch(
         )
     model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
     setup = TrainingSetup([source], names, vocabulary, model, config, facts, tables)
+=======
+    genes = list(source.store.genes)
+    vectors = semantics(config.model, genes, vocabulary, tables)
+    model = new_model(config, genes, vocabulary, vectors)
+    expect_changes(model, source, genes, vocabulary, vectors)
+    setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
+>>>>>>> main
     set_units(setup)
     return setup
 
@@ -298,6 +307,7 @@ def for_finetuning(
     report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, vectors.doses))
     for line in report:
         logger.info("transfer: %s", line)
+    expect_changes(model, source, genes, vocabulary, vectors)
     setup = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
     set_units(setup)
     if mode == "keep":

@@ -99,7 +99,6 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         rows[condition] = cells
         if column is not None and labels is not None:
             contexts[condition] = single_context(labels[i], condition, column, path)
-    reader = StoreReader(store)
     return Cells(
         reader,
         rows,
