@@ -265,22 +265,16 @@ def from_scratch(
     hold([source], config)
     validation = source.store.conditions[source.valid]
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
-<<<<<<< HEAD
     names = list(source.store.genes) if genes is None else list(genes)
     if missing := sorted(set(names) - set(source.store.genes)):
         raise UserError(
             f"{store}: lacks {len(missing)} of the {len(names)} genes of --genes: {listing(missing)}; train on genes "
             "that it has"
         )
-    model = new_model(config, names, vocabulary, semantics(config.model, names, vocabulary, tables))
+    vectors = semantics(config.model, names, vocabulary, tables)
+    model = new_model(config, names, vocabulary, vectors)
+    expect_changes(model, source, names, vocabulary, vectors)
     setup = TrainingSetup([source], names, vocabulary, model, config, facts, tables)
-=======
-    genes = list(source.store.genes)
-    vectors = semantics(config.model, genes, vocabulary, tables)
-    model = new_model(config, genes, vocabulary, vectors)
-    expect_changes(model, source, genes, vocabulary, vectors)
-    setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
->>>>>>> main
     set_units(setup)
     return setup
 
