@@ -75,7 +75,11 @@ def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Itera
         found.problem(str(error))
         return
     if lost := [path for path in study.files if not files.is_there(path)]:
-        found.problem(f"{len(lost)} of {len(study.files)} files are not there: {listing(map(str, lost), 3)}")
+        known = study.dataset
+        remedy = f"; fetch them: perturbdiff data get {known.name} --out {lost[0].parent}" if known else ""
+        found.problem(
+            f"{len(lost)} of {len(study.files)} files are not there: {listing(map(str, lost), 3)}{remedy}"
+        )
     for path, table in zip(study.files, tables, strict=True):
         if path in lost:
             continue
