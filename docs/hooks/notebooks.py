@@ -111,6 +111,8 @@ def faults(notebook: NotebookNode) -> Iterator[str]:
             picture = output.get("data", {}).get("image/png", "")
             if (size := len(base64.b64decode(picture))) > LARGEST_FIGURE:
                 yield f"a figure of {size} bytes"
+            if picture and "# alt: " not in cell.source:
+                yield "a figure whose cell has no comment '# alt: …' that says what it shows"
             shown = str(output.get("data", {}).get("text/plain", ""))
             if shown.startswith("<Figure") and not picture:
                 yield "a figure that is not shown"

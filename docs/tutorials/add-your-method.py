@@ -123,6 +123,8 @@ pd.DataFrame({name: means(name) for name in names}).T.round(2)
 # the real cells than `nearest-context` is.
 
 # %%
+# alt: Scatter plot: energy distance of each condition, shrunken method against
+# alt: nearest-context, with the diagonal.
 import matplotlib.pyplot as plt
 
 pairs = pd.concat(

@@ -122,6 +122,9 @@ sc.pp.pca(both, n_comps=2, svd_solver="arpack")
 # (grey).
 
 # %%
+# alt: Three scatter plots of cells on two principal components, one for each
+# alt: perturbation: control cells in grey, real ones in green, predicted ones in
+# alt: purple.
 COLOURS = {"control": "lightgrey", "real": "tab:green", "predicted": "tab:purple"}
 fig, axes = plt.subplots(1, 3, figsize=(8, 2.8), sharex=True, sharey=True)
 for axis, name in zip(axes, wanted, strict=True):

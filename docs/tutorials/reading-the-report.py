@@ -150,6 +150,8 @@ table.round(2)
 # *See in the figure:* a fair method is good on both axes. The liar is at the top and far to the right.
 
 # %%
+# alt: Scatter plot: energy distance against PDCorr, one point for each method and
+# alt: for the ceiling.
 fig, axis = plt.subplots(figsize=(5, 3))
 for name, colour in zip(
     tables, ["tab:blue", "tab:orange", "tab:red", "black"], strict=True
@@ -208,6 +210,8 @@ alike.droplevel(1)[["real", "predicted", "verdict"]].round(2)
 # predictions come near the real cells and are as widely spread. The liar's cells are a single point in their middle.
 
 # %%
+# alt: Three scatter plots of cells in the report's embedding: control cells in
+# alt: grey, real ones in green, predicted ones in purple.
 fig, axes = plt.subplots(1, 3, figsize=(8.5, 2.8), sharex=True, sharey=True)
 for axis, name in zip(axes, METHODS, strict=True):
     points = pd.read_parquet(f"scores/{name}/embedding.parquet")

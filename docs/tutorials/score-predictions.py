@@ -175,6 +175,8 @@ table.round(2)
 # its dot is near the black mark. Where grey and black are close together, the metric cannot judge anybody here.
 
 # %%
+# alt: For each metric, a line from chance to the ceiling, with a dot for the decent
+# alt: prediction and a cross for no change.
 fig, axis = plt.subplots(figsize=(6, 2.6))
 place = np.arange(len(METRICS))[::-1]
 axis.hlines(place, table["chance"], table["ceiling"], color="0.85", lw=6)

@@ -80,6 +80,8 @@ scores[KEY].round(2)
 # and useful if it is better than the baselines. With several perturbations a dashed line would show chance.
 
 # %%
+# alt: Three charts of points: energy distance, PDCorr and AUPRC of the model and
+# alt: four baselines, with a line at the ceiling.
 scores.plot(["energy_distance", "PDCorr", "AUPRC"])
 
 # %% [markdown]
@@ -111,6 +113,8 @@ sc.pp.pca(both, n_comps=2, svd_solver="arpack")
 # (grey), and should be as widely spread.
 
 # %%
+# alt: Scatter plot of B cells on two principal components: control cells in grey,
+# alt: real ones in green, predicted ones in purple.
 COLOURS = {"control": "lightgrey", "real": "tab:green", "predicted": "tab:purple"}
 sc.pl.pca(both, color="kind", palette=COLOURS, size=40, alpha=0.7, title="B cells")
 
@@ -121,6 +125,8 @@ sc.pl.pca(both, color="kind", palette=COLOURS, size=40, alpha=0.7, title="B cell
 # mean that nothing was learnt.
 
 # %%
+# alt: Scatter plot of genes: measured against predicted change, with the diagonal
+# alt: and the names of the six largest changes.
 import matplotlib.pyplot as plt
 
 means = {kind: np.ravel(both[both.obs["kind"] == kind].X.mean(axis=0)) for kind in COLOURS}

@@ -8,6 +8,7 @@ from typing import Any
 
 from perturbdiff.datasets.fetching import cost
 from perturbdiff.datasets.registry import Dataset, here, registered
+from perturbdiff.runtime.progress import byte_size
 
 _UNKNOWN = "not known"
 _WIDTH = 110
@@ -27,7 +28,7 @@ def _size(dataset: Dataset) -> str:
     size = dataset.size
     if size is None:
         return _UNKNOWN
-    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+    return byte_size(size)
 
 
 def _here(dataset: Dataset) -> str:

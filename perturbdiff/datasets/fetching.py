@@ -10,7 +10,7 @@ from perturbdiff.datasets.addresses import host
 from perturbdiff.datasets.download import check_room, download
 from perturbdiff.datasets.registry import FOLDER_VARIABLE, Dataset, Part, folders, here, lookup
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.runtime.progress import span
+from perturbdiff.runtime.progress import byte_size, span
 
 logger = logging.getLogger(__name__)
 
@@ -118,13 +118,9 @@ def cost(dataset: Dataset, share: float = 1.0) -> str:
     else:
         needed = dataset.size * share
         about = "" if dataset.bytes is not None else "about "
-        amount = f"{what}, {about}{_size(needed)}, {span(needed / SPEED)} at {SPEED / 1e6:.0f} MB/s"
+        amount = f"{what}, {about}{byte_size(needed)}, {span(needed / SPEED)} at {SPEED / 1e6:.0f} MB/s"
     place = (
         f" from {host(dataset.url)}" if dataset.url else " by a query of the Census" if dataset.census else ""
     )
     bill = ", and the bucket bills the reader" * dataset.requester_pays
     return f"{amount}{place}{bill} (licence: {dataset.licence})"
-
-
-def _size(number: float) -> str:
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"

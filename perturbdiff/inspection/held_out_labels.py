@@ -10,8 +10,10 @@ from perturbdiff.inspection.findings import Findings
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.splits.split_rules import Specification, by_rule, by_toml
 
-_MOST = 60
+_MOST = 1000
 """Labels that one line names."""
+_COMPARED = 10
+"""Labels for which the most similar one is looked for, which takes time; the others are only stripped of blanks."""
 
 
 def check_split(
@@ -109,15 +111,26 @@ def _tell_absent(where: str, wanted: list[str], known: list[str], found: Finding
     present = set(known)
     absent = [label for label in dict.fromkeys(wanted) if label not in present]
     if absent:
-        names = [f"'{label}'{_meant(label, known)}" for label in absent]
+        stripped = {_plain(label): label for label in known}
+        meant = [stripped.get(_plain(label)) for label in absent]
+        names = [
+            f"'{label}' (did you mean '{other}')"
+            if other
+            else f"'{label}'{_alike(label, known) if k < _COMPARED else ''}"
+            for k, (label, other) in enumerate(zip(absent, meant, strict=True))
+        ]
         found.problem(
             f"{where}: {len(absent)} of {len(set(wanted))} held-out perturbations have no cells: "
             f"{listing(names, _MOST)}; correct them in a copy of the list, or take them out"
         )
 
 
-def _meant(label: str, known: list[str]) -> str:
-    """Return which label was meant, in brackets; those that differ in blanks alone come first."""
-    stripped = next((one for one in known if one.strip() == label.strip()), None)
-    hint = f", did you mean '{stripped}'?" if stripped else nearest(label, known)
+def _plain(label: str) -> str:
+    """Return a label without blanks, in lower case."""
+    return "".join(label.split()).lower()
+
+
+def _alike(label: str, known: list[str]) -> str:
+    """Return the most similar label in brackets, or an empty text."""
+    hint = nearest(label, known)
     return f" ({hint.removeprefix(', ').removesuffix('?')})" if hint else ""

@@ -22,7 +22,7 @@ from perturbdiff.io.counts import join_genes
 from perturbdiff.io.label_tables import tables_for
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.runtime.progress import span
+from perturbdiff.runtime.progress import byte_size, span
 from perturbdiff.screen.values import kind_of
 from perturbdiff.splits.split_rules import Specification, read_toml
 from perturbdiff.store.store import Store
@@ -75,7 +75,11 @@ def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Itera
         found.problem(str(error))
         return
     if lost := [path for path in study.files if not files.is_there(path)]:
-        found.problem(f"{len(lost)} of {len(study.files)} files are not there: {listing(map(str, lost), 3)}")
+        known = study.dataset
+        remedy = f"; fetch them: perturbdiff data get {known.name} --out {lost[0].parent}" if known else ""
+        found.problem(
+            f"{len(lost)} of {len(study.files)} files are not there: {listing(map(str, lost), 3)}{remedy}"
+        )
     for path, table in zip(study.files, tables, strict=True):
         if path in lost:
             continue
@@ -196,15 +200,15 @@ def _tell_costs(
     weight = sum(files.signature(file.path)[0] for file in opened)
     size = costs.preprocessing(weight, cells, stored / cells, genes[0], count)
     found.fact(
-        f"preprocess: input {_bytes(weight)} ({stored / cells:,.0f} non-zeros a cell), store of {count:,} genes up to "
-        f"{_bytes(size.store)}, {_bytes(size.scratch)} beside it meanwhile, {_bytes(size.worker)} of memory a process "
-        f"and {_bytes(size.labels)} for labels, {span(size.reading)} of reading at 1 GB/s"
+        f"preprocess: input {byte_size(weight)} ({stored / cells:,.0f} non-zeros a cell), store of {count:,} genes up "
+        f"to {byte_size(size.store)}, {byte_size(size.scratch)} beside it meanwhile, {byte_size(size.worker)} of "
+        f"memory a process and {byte_size(size.labels)} for labels, {span(size.reading)} of reading at 1 GB/s"
     )
     free = shutil.disk_usage(Path.cwd()).free
     if free < size.store + size.scratch:
         found.warning(
-            f"the disk of the working folder has {_bytes(free)} free, and preprocess may need "
-            f"{_bytes(size.store + size.scratch)}"
+            f"the disk of the working folder has {byte_size(free)} free, and preprocess may need "
+            f"{byte_size(size.store + size.scratch)}"
         )
     if numbers.get("train"):
         _tell_hours(table, study, numbers, count, found)
@@ -220,10 +224,6 @@ def _tell_hours(
         f"one A100 ({study.config.train.precision}): training {hours.steps:,} steps {span(hours.training * 3600)}, "
         f"predicting {tested:,} cells {span(hours.sampling * 3600)} (estimates, of the network's products alone)"
     )
-
-
-def _bytes(number: float) -> str:
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
 
 
 def _look_at_store(study: Study, toml: Specification | None, found: Findings) -> None:

@@ -18,12 +18,14 @@ from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import Machine, preprocess
+from perturbdiff.reporting.figures.store_figures import write_figures
 from perturbdiff.reporting.loading.results import Run, read_runs
 from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.runtime.errors import NeedsForce, UserError
 from perturbdiff.sampling.sampling_stage import sample
 from perturbdiff.screen.plan import MODEL, Plan
 from perturbdiff.splits.splits import make_split
+from perturbdiff.statistics import write_statistics
 from perturbdiff.training.training_stages import train
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,7 @@ class Finished:
 def run_plan(
     plan: Plan, out: Path, *, recipe: Path | None = None, device: str = "auto", force: bool = False
 ) -> Finished:
-    """Carry a plan out: store, split, model, predictions, baselines, ceiling, calibration, scores and report.
+    """Carry a plan out: store, split, statistics, model, predictions, baselines, ceiling, calibration, scores, report.
 
     What is finished is recognised and left. An interrupted run continues when it is started again.
 
@@ -74,6 +76,7 @@ def run_plan(
     stages: list[tuple[str, Callable[[Stages], None]]] = [
         ("preprocess: counts become a store", Stages.make_store),
         ("split: what is held out", Stages.make_split),
+        ("stats: what the store holds", Stages.describe),
         ("train: the model", Stages.train),
         ("sample: predict the held-out conditions", Stages.sample),
         (f"baseline: {len(NAMES)} simple methods predict the same", Stages.predict_baselines),
@@ -178,6 +181,18 @@ class Stages:
         if not self.has_split and self.config.data.hvg_cells != "train":
             make_split(self.store, self.split, self.config, seed=self.config.seed, force=self.force)
 
+    @property
+    def statistics(self) -> Path:
+        """Place of the tables and figures that describe the store."""
+        return self.out / "statistics"
+
+    def describe(self) -> None:
+        """Describe the store."""
+        write_statistics(
+            self.store, self.statistics,
+            split=self.split, draw=write_figures, seed=self.config.seed, force=self.force,
+        )  # fmt: skip
+
     def train(self) -> None:
         """Train the model."""
         train(
@@ -231,7 +246,7 @@ class Stages:
         """Write the page."""
         write_report(
             self.scored(), self.page, title=self.name, bundles=[self.bundle], splits=[self.split],
-            records=[self.out / "predictions"], force=self.force,
+            statistics=[self.statistics], records=[self.out / "predictions"], force=self.force,
         )  # fmt: skip
 
     @property

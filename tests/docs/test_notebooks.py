@@ -58,7 +58,7 @@ def test_faults_are_found(text, why):
     assert [why in fault for fault in notebooks.faults(nbformat.v4.new_notebook(cells=[cell]))] == [True]
 
 
-def test_large_and_missing_figures_and_words_on_stderr_are_faults():
+def test_large_missing_and_undescribed_figures_and_words_on_stderr_are_faults():
     picture = base64.b64encode(bytes(notebooks.LARGEST_FIGURE + 1)).decode()
     outputs = [
         nbformat.v4.new_output("execute_result", data={"text/plain": "<Figure size 640x480>"}),
@@ -66,7 +66,7 @@ def test_large_and_missing_figures_and_words_on_stderr_are_faults():
         nbformat.v4.new_output("stream", name="stderr", text="hm"),
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=outputs)])
-    assert len(list(notebooks.faults(notebook))) == 3
+    assert len(list(notebooks.faults(notebook))) == 4
 
 
 def _shown(notebook: nbformat.NotebookNode) -> list[list[str]]:

@@ -82,7 +82,7 @@ def test_the_site_shows_what_the_notebook_drew(site, source):
         any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
         for cell in kept.cells
     )
-    assert len(re.findall(r'<img[^>]* src="data:image/png', page)) == drawn
+    assert len(re.findall(r'<img[^>]* alt="[^"]{30,}"[^>]* src="data:image/png', page)) == drawn
     assert '.ipynb"' not in page.partition("<article")[2].partition("</article>")[0]
 
 

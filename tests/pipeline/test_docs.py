@@ -19,6 +19,7 @@ BLOCKS = {
         "training.md",
         "vocabulary.md",
         "store.md",
+        "export.md",
     )
 }
 MADE = {
@@ -29,6 +30,7 @@ MADE = {
     "sampling.md": ("two.h5ad", "all.h5ad", "random.h5ad"),
     "vocabulary.md": ("aligned.h5ad",),
     "store.md": ("all.h5ad",),
+    "export.md": ("counts.h5ad", "for_scorer.h5ad", "metrics/counts/metrics.csv"),
 }
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 STAGES = ("simulate", "preprocess", "split", "stats", "train", "pretrain", "finetune", "sample")

@@ -28,12 +28,11 @@ def sheet(folder, name: str, more: str = "") -> str:
 
 @pytest.fixture(scope="module")
 def first(nextflow_in, tmp_path_factory, quick_program):
-    """A run with the program as it is installed, and the Nextflow that ran it, whose further tasks start at once."""
+    """A run, and the Nextflow that ran it. Tasks start at once; the program as it is installed: test_single_file.py."""
     folder = tmp_path_factory.mktemp("run")
     nextflow = nextflow_in(folder)
-    ran = nextflow.run(*FEW, sheet(folder, "tiny"))
     nextflow.path.insert(0, quick_program)
-    return nextflow, ran
+    return nextflow, nextflow.run(*FEW, sheet(folder, "tiny"))
 
 
 @pytest.mark.slow

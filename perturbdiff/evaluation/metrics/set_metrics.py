@@ -201,7 +201,7 @@ def set_metrics(
         `SET_METRICS` and, with ``other``, `SET_CHANCE`; NaN where undefined.
     """
     names: tuple[str, ...] = SET_METRICS if other is None else (*SET_METRICS, *SET_CHANCE)
-    found = dict.fromkeys(names, float("nan"))
+    found: dict[str, float] = {name: float("nan") for name in names}
     if min(len(predicted), len(real)) < 1 or predicted.shape[1] < 2:
         return found
     between = SetDistances.of(predicted, real)

@@ -32,7 +32,7 @@ def places(name: str, title: str, table: pd.DataFrame, method: str, look: Look) 
     lines = -(-len(shown) // across)
     with panels(len(shown), across, WIDTH, 0.7 + _PANEL * lines) as (figure, grid):
         for axes, label in zip(grid, shown, strict=True):
-            rows = table[condition == label]
+            rows = pd.DataFrame(table[condition == label])
             end = 1.1 * float(np.abs(rows[["x", "y"]].to_numpy(np.float64)).max()) or 1.0
             for source, color, marker, owner in (
                 ("real", INK, "o", ""),
@@ -54,4 +54,4 @@ def places(name: str, title: str, table: pd.DataFrame, method: str, look: Look) 
         ]
         words = ["true sets", legend_text(f"sampled by {method}")]
         figure.legend(handles, words, loc="outside upper right", ncols=2)
-        return draw(figure, name, title, table[np.isin(condition, shown)])
+        return draw(figure, name, title, pd.DataFrame(table[np.isin(condition, shown)]))

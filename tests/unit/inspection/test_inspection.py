@@ -1,5 +1,7 @@
 """Data against a recipe before hours are spent: each mistake that stops a later stage has its early message."""
 
+from pathlib import Path
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -11,7 +13,9 @@ from perturbdiff.config import recipes
 from perturbdiff.inspection import costs, inspect_study, studies_of_sheet, study_of
 from perturbdiff.inspection.costs import Hours
 from perturbdiff.inspection.counted_cells import LookedAt
+from perturbdiff.splits.split_rules import read_toml
 
+SPLITS = Path(__file__).parents[3] / "assets" / "splits"
 GENES = [f"GENE{k}" for k in range(12)]
 LINES = ("hepg2", "jurkat")
 BLANK = "[('Erdafitinib ', 0.05, 'uM')]"
@@ -75,7 +79,7 @@ def test_a_sound_screen_has_no_problem_and_tells_its_costs(write, tmp_path):
 
 def test_every_held_out_condition_without_cells_is_named_at_once(write, tmp_path):
     path = write(labels=("A", "B", BLANK))
-    wanted = toml(tmp_path / "s.toml", test=["A", "BB", "lost", BLANK.replace(" '", "'")], valid=["gone"])
+    wanted = toml(tmp_path / "s.toml", test=["A", "BB", "lost", BLANK.replace(" ',", "',")], valid=["gone"])
     (problem,) = look(path, toml=wanted).problems
     assert "4 of 5 held-out perturbations have no cells" in problem
     for name in ("'BB' (did you mean 'B')", "'lost'", "'gone'", f"(did you mean '{BLANK}')"):
@@ -215,8 +219,10 @@ def test_a_sheet_is_checked_row_by_row_and_each_data_set_once(write, tmp_path):
         "b,screen,screen.h5ad,paper-replogle,finetune,prior,keep,,,,0,\n"
         "c,screen,screen.h5ad,paper-replogle,finetune,prior,new-genes,train.max_steps=3,,,0,\n"
         "d,made,simulate:,demo,train,,,,,,0,\n"
+        "e,screen,screen.h5ad,paper-replogle,finetune,bundle,keep,,,words,0,\n"
+        "words,screen,lost.h5ad,,vocabulary,,,,,,0,\n"
     )
-    cx, screen, plain, finetuned = studies_of_sheet(str(sheet))
+    cx, screen, plain, finetuned, continued = studies_of_sheet(str(sheet))
     assert (cx.name, cx.config.data.batch_key, cx.config.data.perturbation_key) == (
         "cx",
         None,
@@ -226,6 +232,57 @@ def test_a_sheet_is_checked_row_by_row_and_each_data_set_once(write, tmp_path):
     assert plain.files == (path,)
     assert plain.prior is None
     assert finetuned.prior == tmp_path / "list.txt"
+    assert (str(continued.prior), continued.genes) == ("bundle", None), (
+        "a list that a row makes is not there yet"
+    )
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Write a tiny file with the columns of a published one and all labels that its split names; returns the path."""
+
+    def make(name, columns, control, contexts, blanks=True):
+        spec = read_toml(SPLITS / f"{name}.toml", [name])
+        rows = []
+        for context in [*spec.contexts(), *contexts]:
+            held = [label for labels in spec.fewshot.get(context, {}).values() for label in labels]
+            rows += [(label, context) for label in [control, "other", *held]]
+        labels = [(label if blanks else label.replace(" ',", "',"), context) for label, context in rows]
+        obs = pd.DataFrame(labels, columns=columns[:2]).assign(**{columns[2]: "b1"})
+        obs.index = [f"cell{k}" for k in range(len(obs))]
+        values = np.ones((len(obs), 5), np.float32)
+        values = (
+            np.log1p(values / 3) if name == "replogle" else sparse.csr_matrix(values)
+        )  # that file is dense
+        path = tmp_path_factory.mktemp(name) / f"{name}.h5ad"
+        ad.AnnData(values, obs.astype("category"), pd.DataFrame(index=GENES[:5])).write_h5ad(path)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "control", "contexts"),
+    [
+        ("pbmc", ["cytokine", "donor", "cell_type"], "PBS", ["Donor2"]),
+        ("tahoe100m", ["drugname_drugconc", "cell_line", "plate"], "[('DMSO_TF', 0.0, 'uM')]", ["CVCL_0023"]),
+        ("replogle", ["gene", "cell_line", "gem_group"], "non-targeting", ["k562"]),
+    ],
+)
+def test_the_papers_lists_fit_files_of_the_published_form(published, name, columns, control, contexts):
+    path = published(name, columns, control, contexts)
+    found = look(path, preset=f"paper-{name}", overrides=(), toml=SPLITS / f"{name}.toml")
+    assert not found.problems
+    assert "the paper's table counts otherwise" in texts(found, "warning")
+
+
+def test_labels_without_their_blanks_are_found_in_every_line(published):
+    columns, control = ["drugname_drugconc", "cell_line", "plate"], "[('DMSO_TF', 0.0, 'uM')]"
+    path = published("tahoe100m", columns, control, [], blanks=False)
+    problems = look(path, preset="paper-tahoe100m", overrides=(), toml=SPLITS / "tahoe100m.toml").problems
+    assert len(problems) == 5, "one for each held-out line"
+    said = "'[('Erdafitinib ', 0.05, 'uM')]' (did you mean '[('Erdafitinib', 0.05, 'uM')]')"
+    assert all(said in text for text in problems)
 
 
 @pytest.mark.parametrize("name", ["main", "zeroshot", "fewshot", "variants", "guidance"])
@@ -244,6 +301,10 @@ def test_the_command_names_all_problems_with_exit_code_2(write, run_cli):
                     *("--set", "data.cell_type_key=line"), *("--set", "data.batch_key=none"))  # fmt: skip
     assert sound.code == 0
     assert run_cli("data", "check").code == 2
+    refused = run_cli("data", "get", "pbmc", "--out", path.parent / "new")
+    assert refused.code == 2
+    assert "add --yes to fetch it to" in refused.err
+    assert not (path.parent / "new").exists()
     assert "did you mean 'main'?" in run_cli("data", "check", "--experiment", "maiin").err
 
 
