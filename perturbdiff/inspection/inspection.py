@@ -39,7 +39,7 @@ def inspect_study(study: Study) -> Findings:
         if len(study.files) == 1 and (study.files[0] / "conditions.parquet").is_file():
             _look_at_store(study, toml, found)
             return found
-        opened = [file for file in _opened(study, found, stack) if file]
+        opened = list(_opened(study, found, stack))
         if not opened:
             return found
         for file in opened:
@@ -67,7 +67,7 @@ def _read_toml(study: Study, found: Findings) -> Specification | None:
         return None
 
 
-def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Iterator[LookedAt | None]:
+def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Iterator[LookedAt]:
     """Yield the files that can be opened, and tell what is wrong with the others."""
     try:
         tables = tables_for(len(study.files), study.obs)
