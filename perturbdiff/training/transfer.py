@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -124,7 +124,6 @@ def with_architecture(config: Config, old: Bundle, given: Tables) -> Config:
 
 
 Transfer = Literal["keep", "reinit", "new-genes"]
-STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)
 
 _KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
 _TABLES: dict[str, Kind] = {f"covariate_encoder.tables.{kind}.weight": kind for kind in _KINDS}
