@@ -10,25 +10,9 @@ import numpy as np
 
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
 from perturbdiff.conditions.condition_table import Agent, agents
-from perturbdiff.store.pseudobulk import condition_means, group_means
+from perturbdiff.store.condition_changes import condition_changes
 
 logger = logging.getLogger(__name__)
-
-
-def control_means(task: Task, conditions: np.ndarray) -> dict[int, np.ndarray]:
-    """Return the mean profile of the matched controls (float64 [G], log1p) of each of ``conditions``."""
-    groups = np.where(task.is_control, np.cumsum(task.is_control) - 1, -1)
-    means, cells = group_means(task.store, groups, int(task.is_control.sum()), label="control means")
-    known: dict[tuple[int, ...], np.ndarray] = {}
-    means_of = {}
-    for condition in map(int, conditions):
-        pool = task.controls.pool(condition)
-        key = tuple(map(int, pool))
-        if key not in known:
-            weight = cells[groups[pool]]
-            known[key] = weight @ means[groups[pool]] / weight.sum()
-        means_of[condition] = known[key]
-    return means_of
 
 
 class Mean:
@@ -100,13 +84,11 @@ def training_changes(task: Task, wanted: Set[tuple[str, str]] | None = None) -> 
     ``wanted`` are the (cell type, perturbation) to keep, and the perturbations to keep over all contexts. Default: all.
     """
     perturbation, cell_type = task.labels("perturbation"), task.labels("cell_type")
-    base = control_means(task, task.perturbed)
     labels = None if wanted is None else {label for _, label in wanted}
     found = TrainingChanges({}, {}, Mean(task.store.n_genes))
-    for condition, mean in condition_means(task.store, task.perturbed, label="training changes"):
+    for condition, change in condition_changes(task.store, task.perturbed, task.controls):
         label = str(perturbation[condition])
         kind = (str(cell_type[condition]), label)
-        change = mean - base[condition]
         found.overall.add(change)
         if labels is None or label in labels:
             found.by_perturbation.setdefault(label, Mean(len(change))).add(change)

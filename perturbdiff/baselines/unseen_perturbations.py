@@ -49,32 +49,21 @@ def fit_changes(changes: TrainingChanges, vectors: dict[str, np.ndarray]) -> Cha
     type's own fit is the one with the smallest squared error when each perturbation is predicted without itself.
     """
     labels = sorted(vectors)
-    known, place = np.unique(np.array([vectors[label] for label in labels]), axis=0, return_inverse=True)
-    number = dict(zip(labels, place.reshape(-1).tolist(), strict=True))
-    overall = fit(known, _means(number, {label: changes.by_perturbation[label].value for label in labels})[1])
+    known = np.array([vectors[label] for label in labels])
+    overall = fit(known, np.array([changes.by_perturbation[label].value for label in labels]))
     types = sorted({kind for kind, label in changes.by_type if label in vectors})
     own: dict[str, tuple[KernelRidge, float]] = {}
     for kind in types if len(types) > 1 else []:
-        of_type = {
-            label: changes.by_type[kind, label].value for label in labels if (kind, label) in changes.by_type
-        }
-        rows, values = _means(number, of_type)
-        if len(rows) < LEAST:
-            continue
+        rows = [i for i, label in enumerate(labels) if (kind, label) in changes.by_type]
+        values = np.array([changes.by_type[kind, labels[i]].value for i in rows])
         regression = fit(known[rows], values)
+        if len(regression.vectors) < LEAST:
+            continue
         step = regression.left_out - overall.left_out[rows]
         gain = float(np.sum(step * (values - overall.left_out[rows]))) / max(float(np.sum(step**2)), 1e-30)
         own[kind] = (regression, min(max(gain, 0.0), 1.0))
         logger.info("kernel-ridge: share of the cell type's own fit in %s: %.2f", kind, own[kind][1])
     return ChangesByVector(overall, own)
-
-
-def _means(number: dict[str, int], changes: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the vectors that have changes, int64 [n], ascending, and their mean changes [n, G]."""
-    rows, place = np.unique([number[label] for label in changes], return_inverse=True)
-    sums = np.zeros((len(rows), len(next(iter(changes.values())))))
-    np.add.at(sums, place, np.array(list(changes.values())))
-    return rows, sums / np.bincount(place)[:, None]
 
 
 def kernel_ridge(task: Task) -> Predictor:

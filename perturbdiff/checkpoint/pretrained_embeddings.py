@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.checkpoint.change_regression import extend
 from perturbdiff.conditions.condition_table import agents, dose_values, dose_weights
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import ModelConfig
@@ -80,14 +81,14 @@ def read_tables(paths: Mapping[SemanticKind, Path]) -> dict[SemanticKind, Embedd
 
 
 def check_tables(settings: ModelConfig, tables: Tables) -> None:
-    """Check that the model uses every table, and that there is a table of genes if it needs one.
+    """Check that the model uses every table, and has the tables of genes and perturbations that it needs.
 
     ``settings.dose`` needs no check. Without a table of perturbations, the dose is always part of the label.
 
     Raises
     ------
     UserError
-        If a table is not used or the table of genes is missing.
+        If a table is not used or is missing.
     """
     for kind in tables:
         if kind == "gene" and settings.gene_embedding != "table":
@@ -101,6 +102,10 @@ def check_tables(settings: ModelConfig, tables: Tables) -> None:
                 f"--embedding {kind}: the model is not told the {kind}; "
                 f"say --set 'model.covariates=[{covariates}]', or leave the table out"
             )
+    if settings.anchor == "predicted" and "perturbation" not in tables:
+        raise UserError(
+            "model.anchor is 'predicted': give vectors of the perturbations with --embedding perturbation=FILE"
+        )
     if settings.gene_embedding == "table" and "gene" not in tables:
         raise UserError("model.gene_embedding is 'table': give one with --embedding gene=FILE")
 
@@ -313,7 +318,10 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
         dose.weights = _grown(dose.weights, weights)
     else:
         _warn_of_doses(settings, [label for label, (_, how) in matches.items() if how == "agent"])
-    frozen.vectors = _grown(frozen.vectors, np.array([vector for vector, _ in matches.values()]))
+    vectors = np.array([vector for vector, _ in matches.values()])
+    if parts and model.expected is not None:
+        extend(model.expected, frozen.vectors.cpu().numpy(), vectors)
+    frozen.vectors = _grown(frozen.vectors, vectors)
     bundle.vocabulary = bundle.vocabulary.with_labels(kind, labels)
     logger.info("%s not trained on, predicted through semantic vectors: %s", kind, listing(labels))
 

@@ -40,7 +40,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "vocabulary": ("perturbdiff vocabulary build study1.h5ad study2.h5ad --out vocab",),
     "vocabulary build": ("perturbdiff vocabulary build study1.h5ad study2.h5ad --out vocab --top 2000",),
     "vocabulary align": ("perturbdiff vocabulary align screen.h5ad --genes vocab --out alignment",),
-    "embed": ("perturbdiff embed proteins.fasta --out proteins.parquet --model esm2-650m",),
+    "embed": (
+        "perturbdiff embed proteins.fasta --out proteins.parquet --model esm2-650m",
+        "perturbdiff embed store --out genes.parquet --model co-expression",
+    ),
     "import-checkpoint": ("perturbdiff import-checkpoint model.ckpt --genes genes.pkl --out bundle",),
     "pretrain": ("perturbdiff pretrain store --downstream store:split.parquet --out prior",),
     "train": (

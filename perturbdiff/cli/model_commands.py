@@ -260,7 +260,8 @@ def embed(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="INPUT", help="FASTA file, or CSV/TSV with columns name and sequence, smiles or text."
+            metavar="INPUT",
+            help="FASTA file, or CSV/TSV with columns name and sequence, smiles or text; a store for co-expression.",
         ),
     ],
     out: Out,
@@ -269,7 +270,8 @@ def embed(
         typer.Option(
             "--model",
             "-m",
-            help="Encoder: a folder, a name on the Hugging Face hub, or a short name such as esm2-650m, chemberta.",
+            help="Encoder: a folder, a name on the Hugging Face hub, or a short name such as esm2-650m, chemberta. "
+            "co-expression: vectors of genes from the control cells of a store.",
         ),
     ],
     kind: Annotated[
@@ -304,9 +306,14 @@ def embed(
     """Compute a table of semantic vectors.
 
     A pretrained encoder turns protein sequences, SMILES or texts into vectors, for the option --embedding of train.
+    With the model co-expression, the vectors of genes come from the control cells of a store.
     """
     from perturbdiff.embeddings import embed as run
+    from perturbdiff.genes.co_expression import CO_EXPRESSION, embed_genes
 
     settings: dict[str, Any] = {"kind": kind, "pool": pool, "layer": layer, "max_length": max_length}
+    if model == CO_EXPRESSION:
+        typer.echo(str(embed_genes(source, out, force=force)))
+        return
     settings |= {"batch_size": batch_size, "revision": revision, "local_only": local_only}
     typer.echo(str(run(source, out, model=model, device=device, force=force, **settings)))

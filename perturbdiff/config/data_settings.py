@@ -265,3 +265,10 @@ class SimulateConfig(Section):
     context_depth_spread: float = Field(
         default=0.15, ge=0, description="SD of the log median depth between contexts"
     )
+    vector_quality: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="also write vectors of the perturbations, whose numbers correlate this much with the true effects "
+        "(1: perfect, 0: useless); none: no vectors",
+    )

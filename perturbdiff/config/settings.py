@@ -78,10 +78,11 @@ class ModelConfig(Section):
     leak: float = Field(
         default=0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero"
     )
-    anchor: Literal["none", "control"] = Field(
+    anchor: Literal["none", "control", "predicted"] = Field(
         default="none",
-        description="what cells are made from: noise (none, paper), or the control cell at the same position of its "
-        "set (control)",
+        description="what cells are made from: noise (none, paper), the control cell at the same position of its set "
+        "(control), or this cell with the change that kernel ridge regression on the perturbations' vectors predicts "
+        "(predicted)",
     )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,11 @@ def check(path: Path, part: Part, *, place: Path | None = None) -> None:
 def keep(path: Path, part: Part, version: str = "") -> None:
     """Record the sum of a checked file, unless that is done. ``version`` is what the server called it.
 
-    Without a published sum, this is the first look, which all later ones trust.
+    Without a published sum, this is the first look, which all later ones trust. In a folder that others keep, nothing
+    is recorded.
     """
+    if not os.access(path.parent, os.W_OK):
+        return
     signature = [path.stat().st_size, path.stat().st_mtime_ns]
     known = _read(path)
     if known and known["signature"] == signature:

@@ -106,6 +106,25 @@ class NoiseSchedule:
         signal, spread = self._roots[key][:, t, None, None]
         return torch.addcmul(signal * x0, spread, noise)
 
+    def twin_noise(self, own: Tensor, common: Tensor, t: Tensor) -> Tensor:
+        """Return the noise of two sets that are generated for one true set, from one cleaner view of it.
+
+        Both are the true set seen at the level where α is √α_t (which ``common`` makes), noised further on their own.
+        So the score of the two is one of the law of the true set given that view (see docs/family.md). Their noises
+        have the correlation √α / (1 + √α): none at the highest level. Each is standard normal as before.
+
+        Parameters
+        ----------
+        own, common
+            Noise of each generated set [2B, S, G], and of each true set [B, S, G].
+        t
+            Level of each true set, int64 [B].
+        """
+        signal = np.sqrt(self.alpha_bar)
+        share = torch.as_tensor(signal / (1 + signal), dtype=own.dtype, device=own.device)[t][:, None, None]
+        both = (share.sqrt() * common).repeat_interleave(2, 0)
+        return torch.addcmul(both, (1 - share).sqrt().repeat_interleave(2, 0), own)
+
     def levels(self, num_levels: int, start: int | None = None) -> np.ndarray:
         """Return the decreasing levels that sampling visits, int64 [K], evenly spaced over start-1 .. 0.
 

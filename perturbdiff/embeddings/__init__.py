@@ -1,4 +1,4 @@
-"""Pretrained embeddings: frozen vectors of perturbations, cell types or genes, from a file or an encoder."""
+"""Pretrained embeddings: frozen vectors of perturbations, cell types or genes, and where they come from."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable, write_as
 from perturbdiff.embeddings.encoder import DEFAULT_POOL, Encoder, Pool, Tokens
 from perturbdiff.embeddings.model_folder import locate
 from perturbdiff.embeddings.named_texts import NamedTexts, TextKind, read_named_texts
@@ -98,9 +98,7 @@ def embed(
         limit = encoder.limit(max_length)
         tokens = _tokens(encoder, entries, limit)
         vectors = _vectors(encoder, tokens, pool, entries.kind, layer=layer, batch_size=batch_size)
-        with_suffix = run.path.with_name(run.path.name + out.suffix)  # the suffix says the format
-        EmbeddingTable(entries.names, vectors).write(with_suffix)
-        with_suffix.replace(run.path)
+        write_as(EmbeddingTable(entries.names, vectors), run.path, out.suffix)
         run.results |= {"names": len(entries.names), "width": vectors.shape[1], "max_length": limit}
         run.results |= {"cut": sum(t.cut for t in tokens), "unknown": sum(map(encoder.unknown, tokens))}
         run.notes |= {"device": device, "batch_size": batch_size}

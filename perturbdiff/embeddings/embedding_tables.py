@@ -86,6 +86,22 @@ class EmbeddingTable:
         names = (*self.names, *(other.names[row] for row in new))
         return EmbeddingTable(names, np.concatenate([self.vectors, other.vectors[new]]))
 
+    def beside(self, other: EmbeddingTable) -> EmbeddingTable:
+        """Return vectors of all names of both tables: those of this one, those of ``other``, and what is known.
+
+        Each table is centred and scaled to mean square 1, so that both count alike. A name that a table lacks has zeros
+        there, which is the table's mean. Two last numbers say which table has the name, 1 or 0.
+        """
+        names = (*self.names, *(name for name in other.names if name not in self))
+        parts, known = [], []
+        for table in (self, other):
+            centred = table.vectors - table.vectors.mean(axis=0, dtype=np.float64)
+            scaled = centred / max(float(np.sqrt(np.mean(centred**2))), 1e-12)
+            rows = [table.row(name) for name in names]
+            parts.append(np.array([np.zeros(table.width) if row is None else scaled[row] for row in rows]))
+            known.append([[float(row is not None)] for row in rows])
+        return EmbeddingTable(names, np.concatenate([*parts, *map(np.array, known)], axis=1))
+
     @classmethod
     def read(cls, path: Path) -> EmbeddingTable:
         """Read a parquet or npz file; see docs/embeddings.md.
@@ -128,6 +144,13 @@ class EmbeddingTable:
         buffer = io.BytesIO()
         np.savez(buffer, names=np.array(self.names, dtype=np.str_), vectors=self.vectors)
         return buffer.getvalue()
+
+
+def write_as(table: EmbeddingTable, path: Path, suffix: str) -> None:
+    """Write a table in the format of a suffix (see `EmbeddingTable.write`) to a path without one."""
+    with_suffix = path.with_name(path.name + suffix)
+    table.write(with_suffix)
+    with_suffix.replace(path)
 
 
 @dataclass(frozen=True)

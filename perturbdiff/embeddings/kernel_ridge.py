@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class KernelRidge:
     Attributes
     ----------
     vectors
-        float64 [n, e]: vectors that it was fitted to.
+        float64 [n, e]: different vectors that it was fitted to.
     weights
         float64 [n, G]: weight of each vector's kernel in the prediction.
     intercept
@@ -29,7 +29,7 @@ class KernelRidge:
     distance
         Width of the kernel, in the units of the vectors.
     left_out
-        float64 [n, G]: prediction for each vector by the regression without it.
+        float64 [rows, G]: prediction for each row that was given, by the regression without its vector.
     """
 
     vectors: np.ndarray
@@ -48,41 +48,50 @@ def fit(vectors: np.ndarray, changes: np.ndarray) -> KernelRidge:
     """Fit changes to vectors.
 
     Width and penalty are those with the smallest squared error over vectors and genes when each vector is predicted
-    without itself. With fewer than `LEAST` vectors, every prediction is the mean change.
+    without itself. With fewer than `LEAST` different vectors, every prediction is the mean change.
 
     Parameters
     ----------
     vectors
-        [n, e], one row for each perturbation.
+        [rows, e], one row for each perturbation. Equal vectors (doses of a drug) count once, with their mean change.
     changes
-        [n, G].
+        [rows, G].
     """
-    vectors, changes = np.asarray(vectors, np.float64), np.asarray(changes, np.float64)
+    known, row = np.unique(np.asarray(vectors, np.float64), axis=0, return_inverse=True)
+    row = row.reshape(-1)
+    sums = np.zeros((len(known), changes.shape[1]))
+    np.add.at(sums, row, changes)
+    found = _fit(known, sums / np.bincount(row)[:, None])
+    return replace(found, left_out=found.left_out[row])
+
+
+def _fit(vectors: np.ndarray, changes: np.ndarray) -> KernelRidge:
+    """Fit the changes of different vectors."""
     number, mean = len(vectors), changes.mean(axis=0)
-    squares = squared_distances(vectors, vectors)
-    between = squares[~np.eye(number, dtype=bool)]
-    scale = float(np.sqrt(np.median(between))) if number >= LEAST else 0.0
-    if scale == 0:  # nothing tells most of the vectors apart
-        others = (changes.sum(axis=0) - changes) / max(number - 1, 1)
-        return KernelRidge(vectors, np.zeros_like(changes), mean, 1.0, others)
     centred = changes - mean
-    gram = centred @ centred.T
+    if number < LEAST:
+        others = mean - centred / max(number - 1, 1)
+        return KernelRidge(vectors, np.zeros_like(changes), mean, 1.0, others)
+    squares = squared_distances(vectors, vectors)
+    scale = float(np.sqrt(np.median(squares[~np.eye(number, dtype=bool)])))
+    distance, ridge = _best(squares, scale, centred @ centred.T)
+    values, axes = _decompose(squares, distance)
+    weights = axes @ ((axes.T @ centred) / (values + ridge)[:, None])
+    intercept = mean - _kernel(squares, distance).mean(axis=0) @ weights
+    residual = centred - axes @ (values[:, None] * (axes.T @ weights))
+    left_out = changes - residual / (1 - _leverage(values, axes, ridge))[:, None]
+    return KernelRidge(vectors, weights, intercept, distance, left_out)
+
+
+def _best(squares: np.ndarray, scale: float, gram: np.ndarray) -> tuple[float, float]:
+    """Return the width and the penalty with the smallest error, in the units of the vectors and of the kernel."""
     best = (np.inf, scale, 0.0)
     for width in WIDTHS:
         values, axes = _decompose(squares, width * scale)
         for penalty in PENALTIES:
             ridge = penalty * values.mean()
             best = min(best, (_error(gram, values, axes, ridge), width * scale, ridge))
-    _, distance, ridge = best
-    values, axes = _decompose(squares, distance)
-    weights = axes @ ((axes.T @ centred) / (values + ridge)[:, None])
-    intercept = mean - _kernel(squares, distance).mean(axis=0) @ weights
-    residual, leverage = (
-        centred - axes @ (values[:, None] * (axes.T @ weights)),
-        _leverage(values, axes, ridge),
-    )
-    left_out = changes - residual / (1 - leverage)[:, None]
-    return KernelRidge(vectors, weights, intercept, distance, left_out)
+    return best[1:]
 
 
 def squared_distances(one: np.ndarray, other: np.ndarray) -> np.ndarray:

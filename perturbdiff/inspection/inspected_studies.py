@@ -16,7 +16,8 @@ from perturbdiff.runtime.errors import UserError, nearest
 SHEETS = Path(__file__).parents[2] / "assets" / "experiments"
 """The sheets that come with a checkout. An installed package has none."""
 
-_ABSENT = ("null", "none", "")
+_MADE = ("vocabulary", "embed", "import")
+"""Modes of rows that make something for other rows, and read no cells with a recipe."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def studies_of_sheet(sheet: str) -> list[Study]:
         )
     with path.open(newline="") as handle:
         rows = list(csv.DictReader(handle))
-    priors = {row["id"]: row for row in rows if row.get("mode") == "pretrain"}
+    by_id = {row["id"]: row for row in rows}
     found: dict[tuple[object, ...], Study] = {}
     for row in rows:
-        for study in _studies_of_row(row, priors, path.parent):
+        for study in _studies_of_row(row, by_id, path.parent):
             key = (
                 study.name,
                 study.files,
@@ -133,11 +134,22 @@ def studies_of_sheet(sheet: str) -> list[Study]:
     return list(found.values())
 
 
-def _studies_of_row(row: dict[str, str], priors: dict[str, dict[str, str]], folder: Path) -> Iterator[Study]:
-    """Yield the study of each data set of a row that reads files."""
-    names, groups = row["dataset"].split("|"), row["input"].split("|")
-    prior = priors.get(row.get("init") or "")
-    keeps = prior is not None and row.get("transfer") != "new-genes"
+def _studies_of_row(row: dict[str, str], by_id: dict[str, dict[str, str]], folder: Path) -> Iterator[Study]:
+    """Yield the study of each data set of a row that reads files. What another row makes is not there yet."""
+    if row.get("mode") in _MADE:
+        return
+    names, groups = row["dataset"].split("|"), (row.get("input") or "").split("|")
+
+    def given(name: str, source: dict[str, str] = row) -> Path | None:
+        text = (source.get(name) or "").strip()
+        if not text or text in by_id:
+            return None
+        return folder / text if (folder / text).exists() else Path(text)
+
+    prior = None
+    if row["mode"] == "finetune" and row.get("transfer") != "new-genes":
+        made = by_id.get(row.get("init") or "")
+        prior = given("genes", made) if made else given("init")
     for name, group in zip(names, groups, strict=False):
         files = [part.strip() for part in group.split(";") if part.strip()]
         if not files or any(part.startswith("simulate:") for part in files):
@@ -148,10 +160,10 @@ def _studies_of_row(row: dict[str, str], priors: dict[str, dict[str, str]], fold
             name,
             located,
             recipes.load(preset, _overrides(row.get("overrides") or "", name)),
-            _beside(row.get("split"), folder),
-            tuple(one for one in [_beside(row.get("obs"), folder)] if one),
-            _beside(row.get("genes"), folder),
-            _beside(prior.get("genes"), folder) if prior and keeps else None,
+            given("split"),
+            tuple(one for one in [given("obs")] if one),
+            given("genes"),
+            prior,
             registered().get(name),
         )
 
@@ -173,9 +185,3 @@ def _located(text: str, folder: Path) -> tuple[Path, ...]:
         parts = lookup(text.removeprefix("dataset:")).files
         return tuple(here(part) or next(folders()) / part.file for part in parts)
     return (folder / text if (folder / text).exists() else Path(text),)
-
-
-def _beside(text: str | None, folder: Path) -> Path | None:
-    if not text or text.strip() in _ABSENT:
-        return None
-    return folder / text if (folder / text).exists() else Path(text)

@@ -39,20 +39,20 @@ def inspect_study(study: Study) -> Findings:
         if len(study.files) == 1 and (study.files[0] / "conditions.parquet").is_file():
             _look_at_store(study, toml, found)
             return found
-        opened = [file for file in _opened(study, found, stack) if file]
+        opened = list(_opened(study, found, stack))
         if not opened:
             return found
         for file in opened:
             _check_values(file, study, found)
         genes = _genes(opened, study.config, found)
-        kept = _check_lists(study, genes, found)
+        kept, model = _check_lists(study, genes, found)
         context = _further_column(study.config, toml)
         table = count_cells(opened, study.config.data, context, found)
         if table is None or len(opened) < len(study.files):
             return found
         numbers = _check_conditions(table, study, toml, found)
         if table["n_cells"].sum():
-            _tell_costs(opened, table, study, numbers, (len(genes), kept), found)
+            _tell_costs(opened, table, study, numbers, (len(genes), kept, model), found)
     return found
 
 
@@ -67,7 +67,7 @@ def _read_toml(study: Study, found: Findings) -> Specification | None:
         return None
 
 
-def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Iterator[LookedAt | None]:
+def _opened(study: Study, found: Findings, stack: contextlib.ExitStack) -> Iterator[LookedAt]:
     """Yield the files that can be opened, and tell what is wrong with the others."""
     try:
         tables = tables_for(len(study.files), study.obs)
@@ -127,8 +127,8 @@ def _genes(opened: Sequence[LookedAt], config: Config, found: Findings) -> list[
         return named[0][1]
 
 
-def _check_lists(study: Study, genes: Sequence[str], found: Findings) -> int | None:
-    """Compare the genes with the list to keep and the prior's; return the length of the list to keep."""
+def _check_lists(study: Study, genes: Sequence[str], found: Findings) -> tuple[int | None, int | None]:
+    """Compare the genes with the list to keep and the prior's; return the lengths of both lists."""
     kept = prior = None
     for path, what in ((study.genes, "kept"), (study.prior, "prior")):
         if path is None:
@@ -140,7 +140,7 @@ def _check_lists(study: Study, genes: Sequence[str], found: Findings) -> int | N
             continue
         kept, prior = ((path, names), prior) if what == "kept" else (kept, (path, names))
     check_genes(genes, kept, prior, found)
-    return len(kept[1]) if kept else None
+    return len(kept[1]) if kept else None, len(prior[1]) if prior else None
 
 
 def _further_column(config: Config, toml: Specification | None) -> str | None:
@@ -190,10 +190,10 @@ def _tell_costs(
     table: pd.DataFrame,
     study: Study,
     numbers: dict[str, int],
-    genes: tuple[int, int | None],
+    genes: tuple[int, int | None, int | None],
     found: Findings,
 ) -> None:
-    """Tell what preprocessing, training and sampling will need; ``genes`` are those of the data and of the list."""
+    """Tell what preprocessing, training and sampling will need; ``genes`` are those of data, list and prior."""
     cells = int(table["n_cells"].sum())
     stored = sum(file.matrix.num_values * float(np.mean(file.some_values() != 0)) for file in opened)
     count = genes[1] or min(study.config.data.num_hvgs or genes[0], genes[0])
@@ -211,7 +211,7 @@ def _tell_costs(
             f"{byte_size(size.store + size.scratch)}"
         )
     if numbers.get("train"):
-        _tell_hours(table, study, numbers, count, found)
+        _tell_hours(table, study, numbers, genes[2] or count, found)
 
 
 def _tell_hours(

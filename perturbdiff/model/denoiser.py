@@ -8,7 +8,8 @@ Properties of the network
 - AdaLN-Zero modulates the blocks by s = MLP([time, covariates]), which is [B, 1, D] if the cells of a set share their
   covariates.
 - The previous estimate of the clean cells (self-conditioning) is an input next to x_t.
-- With ``anchor: control``, output cell j is control cell j with a gain and a shift for each gene.
+- With ``anchor: control``, output cell j is control cell j with a gain and a shift for each gene. With
+  ``anchor: predicted``, the control cells are first moved by a change that was predicted for the perturbation.
 - The output is not negative. An optional hard gate turns values below the detection limit of the data into exact
   zeros.
 - Model values are log1p / `unit`. `encode` and `decode` convert them, and the unit is saved with the weights.
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
+from perturbdiff.model.expected_changes import ExpectedChanges
 from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
 from perturbdiff.model.mmdit import MMDiTBlock
 
@@ -154,6 +156,8 @@ class Denoiser(nn.Module):
         [G], largest log1p value of each gene in training cells. It bounds `decode` if ``config.clip``.
     zero_level
         [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
+    expected
+        With ``anchor: predicted``, the expected change of each perturbation; else None.
     recompute
         Whether the backward pass computes the blocks' activations again, which saves memory.
     """
@@ -210,7 +214,7 @@ class Denoiser(nn.Module):
         )
         self.final_modulation = AdaptiveNorm(width, 2)
         self.output_layer = linear(width, num_genes)
-        self.gain_layer = linear(width, num_genes) if config.anchor == "control" else None
+        self.gain_layer = None if config.anchor == "none" else linear(width, num_genes)
         if self.gain_layer is not None:  # the first estimate is the control cell itself
             for layer in (self.output_layer, self.gain_layer):
                 nn.init.normal_(layer.weight, std=ANCHORED_STD)
@@ -221,6 +225,9 @@ class Denoiser(nn.Module):
         self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
         self.register_buffer("zero_level", torch.zeros(num_genes))
+        self.expected = (
+            ExpectedChanges(num_perturbations, num_genes) if config.anchor == "predicted" else None
+        )
 
     @torch.no_grad()
     def _start_as_released(self) -> None:
@@ -274,12 +281,19 @@ class Denoiser(nn.Module):
         Non-negative estimate [B, S, G], model units.
         """
         conditioning = self.conditioning(t, covariates, drop)
+        control = self.start(control, covariates, in_training=True)
         x = self.embed(x_t, self_condition, dataset)
         times = len(x_t) // len(control)
         stream = self.embed_control(control, None if dataset is None else dataset[::times])
         if times > 1:
             stream, control = (cells.repeat_interleave(times, 0) for cells in (stream, control))
         return self.estimate(x, stream, conditioning, control)
+
+    def start(self, control: Tensor, covariates: Covariates | None, *, in_training: bool = False) -> Tensor:
+        """Return the cells [B, S, G] that an estimate starts from: control cells, moved if a change is expected."""
+        if self.expected is None or covariates is None:
+            return control
+        return self.expected(control, covariates.perturbation, self.unit, in_training=in_training)
 
     def embed(self, x_t: Tensor, self_condition: Tensor | None, dataset: Tensor | None) -> Tensor:
         """Return the perturbed stream [B, S, D] before the first block."""

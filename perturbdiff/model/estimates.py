@@ -50,10 +50,11 @@ class Estimates:
         *,
         guided: bool = False,
     ) -> None:
-        self.model, self.control, self.covariates, self.dataset = model, control, covariates, dataset
+        self.model, self.covariates, self.dataset = model, covariates, dataset
         self.guided = guided and covariates is not None
         with torch.no_grad():
-            self._control_stream = model.embed_control(control, dataset)
+            self.control = model.start(control, covariates)
+            self._control_stream = model.embed_control(self.control, dataset)
         self._pair: _Pair | None = None
 
     @torch.no_grad()

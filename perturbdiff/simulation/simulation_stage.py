@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.simulation.perturbation_vectors import perturbation_vectors
 from perturbdiff.simulation.simulated_counts import Counts, draw_counts, draw_escapes, write_counts
 from perturbdiff.simulation.true_effects import (
     MIN_CONTROLS,
@@ -54,7 +55,8 @@ def simulate(
     Path
         ``out``, with ``counts.h5ad`` (X: CSR int32 counts; obs: perturbation, agent, kind, dose, cell_type,
         batch, and the hidden set and latent), ``effects.parquet`` (perturbation, cell_type, gene,
-        log_fold_change: natural log, of the expected share of counts, against control) and ``conditions.csv``.
+        log_fold_change: natural log, of the expected share of counts, against control), ``conditions.csv`` and, if
+        the configuration asks for it, ``vectors.parquet`` (a semantic table of the perturbations).
 
     Raises
     ------
@@ -75,6 +77,9 @@ def simulate(
         mean = truth.expected_counts(config.counts_per_gene * config.genes)
         values = write_counts(run.path / "counts.h5ad", blocks, truth, plan, mean=mean, seed=seed)
         _write_effects(run.path / "effects.parquet", config, truth)
+        if config.vector_quality is not None:
+            vectors = perturbation_vectors(config, truth, config.vector_quality, seed)
+            vectors.to_parquet(run.path / "vectors.parquet", index=False)
         table = condition_table(truth, plan)
         tabular.write_csv(table, run.path / "conditions.csv")
         sizes = table["n_cells"]

@@ -14,7 +14,12 @@ ROWS_PER_READ = 4096
 
 
 def group_means(
-    store: Store, groups: np.ndarray, n_groups: int, *, label: str = "pseudobulk"
+    store: Store,
+    groups: np.ndarray,
+    n_groups: int,
+    *,
+    label: str = "pseudobulk",
+    exclude: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean log1p profile of each group of conditions, and its number of cells.
 
@@ -30,6 +35,8 @@ def group_means(
         Number of groups.
     label
         Name of this work in the progress line.
+    exclude
+        bool [n_cells]: store rows to leave out, or None.
 
     Returns
     -------
@@ -42,7 +49,7 @@ def group_means(
     cells = np.zeros(n_groups, dtype=np.int64)
     used = groups >= 0
     with track(label, int(store.conditions["n_cells"].to_numpy(np.int64)[used].sum())) as progress:
-        for condition, block in _blocks(store, used):
+        for condition, block in _blocks(store, used, exclude):
             present, local = np.unique(groups[condition], return_inverse=True)
             cell = np.arange(len(condition))
             member = sparse.csr_array((np.ones(len(cell)), (local, cell)), shape=(len(present), len(cell)))
@@ -53,39 +60,45 @@ def group_means(
 
 
 def condition_means(
-    store: Store, conditions: np.ndarray, *, label: str = "pseudobulk"
+    store: Store, conditions: np.ndarray, *, label: str = "pseudobulk", exclude: np.ndarray | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield each of ``conditions`` (ids in ascending order) with its mean log1p profile, float64 [G].
 
-    Memory is one block of cells, however many conditions there are.
+    Memory is one block of cells, however many conditions there are. Store rows where ``exclude`` (bool [n_cells]) is
+    true do not count. A condition that has no others is left out.
     """
     used = np.zeros(len(store.conditions), dtype=bool)
     used[conditions] = True
     size = store.conditions["n_cells"].to_numpy(np.int64)
-    current, total = -1, np.zeros(store.n_genes)
+    current, total, cells = -1, np.zeros(store.n_genes), 0
     with track(label, int(size[used].sum())) as progress:
-        for condition, block in _blocks(store, used):
+        for condition, block in _blocks(store, used, exclude):
             edges = np.flatnonzero(np.diff(condition, prepend=-1))
             for first, last in zip(edges, [*edges[1:], len(condition)], strict=True):
                 if condition[first] != current:
                     if current >= 0:
-                        yield current, total / size[current]
-                    current, total = int(condition[first]), np.zeros(store.n_genes)
+                        yield current, total / cells
+                    current, total, cells = int(condition[first]), np.zeros(store.n_genes), 0
+                cells += int(last - first)
                 total += np.asarray(block[first:last].astype(np.float64).sum(axis=0)).reshape(-1)
             progress.advance(len(condition))
     if current >= 0:
-        yield current, total / size[current]
+        yield current, total / cells
 
 
-def _blocks(store: Store, used: np.ndarray) -> Iterator[tuple[np.ndarray, sparse.csr_matrix]]:
+def _blocks(
+    store: Store, used: np.ndarray, exclude: np.ndarray | None
+) -> Iterator[tuple[np.ndarray, sparse.csr_matrix]]:
     """Yield the condition of each row and the rows' values, for the used conditions in store order."""
     start = store.conditions["start"].to_numpy(np.int64)
     stop = store.conditions["stop"].to_numpy(np.int64)
     for first, last in row_ranges(start, stop, used):
-        yield (
-            np.searchsorted(start, np.arange(first, last), side="right") - 1,
-            store.expression(slice(first, last)),
-        )
+        condition = np.searchsorted(start, np.arange(first, last), side="right") - 1
+        block = store.expression(slice(first, last))
+        if exclude is not None and exclude[first:last].any():
+            kept = ~exclude[first:last]
+            condition, block = condition[kept], block[kept]
+        yield condition, block
 
 
 def r2(truth: np.ndarray, prediction: np.ndarray) -> float:

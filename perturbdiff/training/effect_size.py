@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from perturbdiff.conditions.control_matching import ControlPools, Rows
+from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.evaluation.metrics.slope import AGREE, mean_of, sums_of
 from perturbdiff.loading.cell_sets import CellSet
 from perturbdiff.runtime import seeds
@@ -90,7 +91,7 @@ class _Conditions:
         shape = len(controls), self.size, len(self.loader.genes)
 
         def draw() -> torch.Tensor:
-            return torch.randn(shape, generator=noise).to(device)
+            return set_noise(shape, noise, self.module.config.train.set_noise).to(device)
 
         cells = self.module.generate(batch.to(device), self.module.config.sample, draw)
         return cells.flatten(0, 1).double().mean(0).cpu().numpy()

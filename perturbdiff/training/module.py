@@ -21,7 +21,7 @@ from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
-_COINS, _NOISE, VALIDATION, ZEROS, SLOPE = 1, 2, 3, 4, 5
+_COINS, _NOISE, VALIDATION, ZEROS, SLOPE, _VIEW = 1, 2, 3, 4, 5, 6
 
 
 class Draws(NamedTuple):
@@ -94,7 +94,8 @@ class TrainingModule(nn.Module):
 
         Set b of the rank is set rank + b · world of the step (with twins: pair b of the rank); part p of the rank
         are its sets p · B to (p + 1) · B - 1. So draws do not depend on the number of ranks or parts. Twins share
-        the noise level and the coin, not the noise, and so do the two sets that are generated for one true set.
+        the noise level and the coin, not the noise. So do the two sets that are generated for one true set, but for a
+        view of it that they have in common (`NoiseSchedule.twin_noise`).
         """
         settings, seed = self.config.train, self.config.seed
         statistic = self.config.loss.mmd_statistic
@@ -116,6 +117,10 @@ class TrainingModule(nn.Module):
         for b in range(len(noise)):
             noise_of_set = generator(self.device, _NOISE, seed, step, twins * pairs[b // twins] + b % twins)
             noise[b] = set_noise(shape[1:], noise_of_set, settings.set_noise)
+        if statistic == "set":
+            views = [generator(self.device, _VIEW, seed, step, pair) for pair in pairs]
+            common = [set_noise(shape[1:], view, settings.set_noise) for view in views]
+            noise = self.schedule.twin_noise(noise, torch.stack(common), t.to(self.device))
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
 

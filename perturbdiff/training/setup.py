@@ -40,6 +40,7 @@ from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.mean_changes import expect_changes
 from perturbdiff.training.training_cells import measure
 from perturbdiff.training.transfer import (
     Inheritance,
@@ -255,7 +256,9 @@ def from_scratch(store: Path, split: Path, config: Config, tables: Tables | None
     validation = source.store.conditions[source.valid]
     vocabulary = validation_labels(config.model, _vocabulary([source]), [validation], tables)
     genes = list(source.store.genes)
-    model = new_model(config, genes, vocabulary, semantics(config.model, genes, vocabulary, tables))
+    vectors = semantics(config.model, genes, vocabulary, tables)
+    model = new_model(config, genes, vocabulary, vectors)
+    expect_changes(model, source, genes, vocabulary, vectors)
     setup = TrainingSetup([source], genes, vocabulary, model, config, facts, tables)
     set_units(setup)
     return setup
@@ -283,6 +286,7 @@ def for_finetuning(
     report = transfer_weights(old, model, vocabulary, mode, doses=(inherited.doses, vectors.doses))
     for line in report:
         logger.info("transfer: %s", line)
+    expect_changes(model, source, genes, vocabulary, vectors)
     setup = TrainingSetup([source], genes, vocabulary, model, config, tables=inherited.kept)
     set_units(setup)
     if mode == "keep":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -124,7 +124,6 @@ def with_architecture(config: Config, old: Bundle, given: Tables) -> Config:
 
 
 Transfer = Literal["keep", "reinit", "new-genes"]
-STRATEGIES: tuple[Transfer, ...] = get_args(Transfer)
 
 _KINDS: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
 _TABLES: dict[str, Kind] = {f"covariate_encoder.tables.{kind}.weight": kind for kind in _KINDS}
@@ -132,7 +131,9 @@ _FROZEN = (
     *(f"covariate_encoder.tables.{kind}.vectors" for kind in _KINDS),
     "covariate_encoder.dose.weights",
     "gene_table.vectors",
-)  # these are made from their tables
+    "expected.changes",
+    "expected.measured",
+)  # these are made from their tables and the training cells
 
 
 class _Tally:
@@ -187,7 +188,7 @@ def transfer_weights(
     source, target, tally = old.model.state_dict(), new.state_dict(), _Tally()
     learned = {name for model in (old.model, new) for name, _ in model.named_parameters()}
     # Pretrained without controls, the output layer makes whole cells; an anchored one makes changes to controls.
-    from_nothing = new.config.anchor == "control" and old.config.train.zero_control
+    from_nothing = new.config.anchor != "none" and old.config.train.zero_control
     _input_layers(old, new, vocabulary, mode, tally)
     for name, tensor in target.items():
         if name in _UNITS or name in _FROZEN or name.split(".")[0] in _INPUTS:

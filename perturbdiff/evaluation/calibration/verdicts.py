@@ -72,8 +72,7 @@ def judge(found: Evidence) -> tuple[Level, str]:
     if found.units == 0:
         return "useless", "no perturbation has a value for both references"
     if found.units < FEWEST:
-        count = f"{found.units} perturbation{'s' * (found.units != 1)}"
-        return "weak", f"only {count} with a value of {FEWEST} that are needed"
+        return "weak", f"only {found.units} of {FEWEST} needed perturbations have a value"
     if metric.direction == "one":
         return "useless", "asks whether cells look real, which cells of any perturbation do"
     if not found.gain > 0:

@@ -33,7 +33,7 @@ from perturbdiff.training.run_folder import CheckpointFolder
 
 logger = logging.getLogger(__name__)
 
-_SECOND = 1  # last word of the seed of the second generated set
+_SECOND, _VIEW = 1, 2  # last word of the seeds of the second generated set, and of what both have in common
 
 HIGHER_IS_BETTER = ("r2", "pdcorr")
 """Criteria for which higher is better."""
@@ -197,8 +197,9 @@ class Validation:
         )
         noise, shape = self._noise(module, positions, batch.target.shape[1:], 0), batch.target.shape
         if module.config.loss.mmd_statistic == "set":
-            second = self._noise(module, positions, shape[1:], 0, _SECOND)
-            noise, levels = torch.stack([noise, second], 1).flatten(0, 1), levels.repeat_interleave(2)
+            second, view = (self._noise(module, positions, shape[1:], 0, word) for word in (_SECOND, _VIEW))
+            noise = module.schedule.twin_noise(torch.stack([noise, second], 1).flatten(0, 1), view, levels)
+            levels = levels.repeat_interleave(2)
         return Draws(levels, noise, torch.zeros(len(levels), dtype=torch.bool, device=module.device), False)
 
     def _noise(self, module: TrainingModule, positions: list[int], shape: torch.Size, *call: int) -> Tensor:

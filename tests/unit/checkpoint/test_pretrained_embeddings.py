@@ -310,3 +310,28 @@ def test_command_line(made, run_cli, tmp_path):
     done = run_cli("train", *common, "--embedding", f"perturbation={tmp_path}/none.npz")
     assert (done.code, "none.npz" in done.err) == (2, True), done.err
     assert not (tmp_path / "b").exists()
+
+
+def test_a_network_that_expects_changes_goes_through_all_stages(made, tmp_path):
+    known = table("p1@0.1", "p1@10", "p2", "p3", "other")
+    known.write(tmp_path / "drugs.parquet")
+    changed = recipe("model.anchor=predicted", "model.dose=label")
+    bundle = train(
+        made / "store", made / "split.parquet", tmp_path / "bundle", changed,
+        embeddings={"perturbation": tmp_path / "drugs.parquet"}, device="cpu",
+    )  # fmt: skip
+    loaded = Bundle.load(bundle)
+    assert loaded.model.expected is not None
+    assert loaded.model.expected.measured.sum() == 3
+    size = len(loaded.model.expected.changes)
+    teach(loaded, {"perturbation": ["p3@1", "other"]})
+    assert loaded.model.expected.changes.shape == (size + 2, 24)
+    assert loaded.model.expected.changes[-2:].any(dim=1).all()
+    (tmp_path / "drawn").mkdir()
+    cells = drawn(made, tmp_path / "drawn", ["p2@1", "other"], bundle=bundle)
+    assert not np.allclose(cells["p2@1"].mean(0), cells["other"].mean(0), atol=1e-3)
+    again = for_finetuning(bundle, made / "store", made / "split.parquet", changed, "keep")
+    torch.testing.assert_close(
+        again.model.expected.changes[:size], Bundle.load(bundle).model.expected.changes
+    )
+    assert again.model.expected.left_out.any()

@@ -35,6 +35,7 @@ def until_it_speaks(*arguments) -> float:
     ("limit", "arguments"),
     [
         (0.3, ("--help",)),
+        (0.6, ("data", "list")),
         (1.0, ("store", "info", "{}/store")),
         (1.0, ("bundle", "info", "{}/bundle")),
         (1.0, ("train", "{}/store", "--split", "{}/split.parquet", "--out", "{}/other")),

@@ -160,14 +160,22 @@ def test_a_disk_that_is_too_small_is_told_before(server, fetch, monkeypatch, tmp
     assert not (tmp_path / "data" / "file.h5ad").exists()
 
 
-def test_a_disk_that_fills_up_keeps_what_came(server, fetch, monkeypatch):
-    def full(answer, data, start, work):
+@pytest.mark.parametrize(
+    ("stop", "raised", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), UserError, "disk full .*goes on where it stopped"),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
+    ],
+    ids=["a full disk", "Ctrl-C"],
+)
+def test_what_stops_it_keeps_what_came(server, fetch, stop, raised, said):
+    def stopped(answer, data, start, work):
         data.write_bytes(answer.read(1000))
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise stop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_write", full)
-        with pytest.raises(UserError, match="disk full .*goes on where it stopped"):
+        patch.setattr(module, "_write", stopped)
+        with pytest.raises(raised, match=said):
             fetch()
     assert fetch().read_bytes() == CONTENT
     assert server.asked == ["", "bytes=1000-"]

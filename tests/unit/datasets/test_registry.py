@@ -131,6 +131,14 @@ def test_the_first_sum_is_recorded_where_none_is_published(known, monkeypatch, s
     assert not path.exists()
 
 
+def test_a_folder_that_others_keep_is_only_read(known, monkeypatch, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / known.file).write_bytes(CONTENT)
+    monkeypatch.setattr(sums.os, "access", lambda *_: False)
+    assert datasets.get("mine") == [tmp_path / "data" / known.file]
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [known.file]
+
+
 def test_a_large_file_that_did_not_change_is_not_read_again(known, monkeypatch, served):
     register(monkeypatch, replace(known, url=served.address))
     datasets.get("mine")

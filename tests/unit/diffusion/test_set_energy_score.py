@@ -17,6 +17,7 @@ from perturbdiff.diffusion.losses import (
     set_energy_score,
 )
 from perturbdiff.diffusion.samplers import set_noise
+from perturbdiff.diffusion.schedule import NoiseSchedule
 
 
 def cells(*shape, seed=0):
@@ -119,6 +120,25 @@ def test_the_objective_has_two_predicted_sets_for_each_true_one():
     torch.testing.assert_close(terms["mmd"], set_energy_score(x, y, power=1.5).mean())
     torch.testing.assert_close(terms["mse"], (x - y.repeat_interleave(2, 0)).square().mean())
     torch.testing.assert_close(terms["total"], terms["mmd"] + 0.5 * terms["mse"])
+
+
+def test_two_generated_sets_have_one_cleaner_view_of_the_true_set():
+    schedule, levels = NoiseSchedule(), torch.tensor([10, 300, 600, 999])
+    rng = torch.Generator().manual_seed(0)
+    own, common = torch.randn(8, 400, 50, generator=rng), torch.randn(4, 400, 50, generator=rng)
+    noise = schedule.twin_noise(own, common, levels)
+    assert noise.var((1, 2)).sub(1).abs().max() < 0.05, "each is standard normal"
+    found = (noise[::2] * noise[1::2]).mean((1, 2))
+    signal = schedule.alpha_bar[levels.numpy()]
+    view = np.sqrt(signal)  # α of the cleaner level; the correlation is the ratio of signal to noise ratios
+    expected = (signal / (1 - signal)) / (view / (1 - view))
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert expected[-1] < 0.01, "nothing is shared where sampling starts"
+    # a family of one number, standard normal, and the estimate k · x_t: the score is least at k = 1, the true spread
+    k = np.linspace(0.5, 1.5, 1001)[:, None]
+    a, b = np.sqrt(signal), np.sqrt(1 - signal)
+    score = np.sqrt(k**2 - 2 * k * a + 1) - k * b * np.sqrt((1 - expected) / 2)
+    np.testing.assert_allclose(k[score.argmin(0)][:, 0], 1, atol=2e-3)
 
 
 def test_the_noise_of_a_cell_is_the_same_and_cells_of_a_set_share_a_part():

@@ -171,3 +171,12 @@ def test_dose_weights():
     np.testing.assert_array_equal(added, [[0, 1, 1], [0, 0, 2]])
     with pytest.raises(UserError, match="A@3: the model knows no dose 3 of A; .*: 0.1, 1, 10"):
         dose_weights(["A@3"], doses)
+
+
+def test_tables_beside_each_other_say_what_each_lacks():
+    one = EmbeddingTable(("a", "b"), np.array([[1.0], [3.0]]))
+    other = EmbeddingTable(("b", "c"), np.array([[0.0, 10.0], [20.0, 10.0]]))
+    both = one.beside(other)
+    assert both.names == ("a", "b", "c")
+    s = np.sqrt(2)
+    np.testing.assert_allclose(both.vectors, [[-1, 0, 0, 1, 0], [1, -s, 0, 1, 1], [0, s, 0, 0, 1]], atol=1e-6)

@@ -26,6 +26,8 @@ def screen(noise, perturbations=40, seed=0):
 
 def test_fit_and_predictions_without_one_are_those_of_the_linear_system():
     vectors, changes, new, _ = screen(None, perturbations=12)
+    order = np.argsort(vectors[:, 0])  # that of the weights
+    vectors, changes = vectors[order], changes[order]
     found = fit(vectors, changes)
 
     def kernel(one, other):
@@ -52,8 +54,21 @@ def test_vectors_that_say_all_are_used_and_useless_ones_are_not():
 
 
 @pytest.mark.parametrize("vectors", [np.zeros((6, 2)), np.eye(2)])
-def test_vectors_that_tell_nothing_apart_give_the_mean_change(vectors):
+def test_too_few_different_vectors_give_the_mean_change(vectors):
     changes = np.random.default_rng(0).normal(size=(len(vectors), 3))
-    found = fit(vectors, changes)
-    np.testing.assert_allclose(found(vectors[:1])[0], changes.mean(0))
-    np.testing.assert_allclose(found.left_out[0], changes[1:].mean(0))
+    np.testing.assert_allclose(fit(vectors, changes)(vectors[:1])[0], changes.mean(0))
+
+
+def test_without_its_own_change_the_mean_is_that_of_the_others():
+    found = fit(np.eye(2), np.array([[1.0], [4.0]]))
+    np.testing.assert_allclose(found.left_out, [[4.0], [1.0]])
+
+
+def test_equal_vectors_count_once_and_are_left_out_together():
+    vectors, changes, new, _ = screen(None, perturbations=12)
+    twice, copies = np.repeat(vectors, 2, axis=0), np.repeat(changes, 2, axis=0)
+    copies[::2] += 1
+    copies[1::2] -= 1
+    one, two = fit(vectors, changes), fit(twice, copies)
+    np.testing.assert_allclose(two(new), one(new), atol=1e-8)
+    np.testing.assert_allclose(two.left_out, np.repeat(one.left_out, 2, axis=0), atol=1e-8)

@@ -89,7 +89,7 @@ def found(metric="PDCorr", units=20, share=0.5, order=0.9, gain=0.3, low=0.1):
         (found(share=0.09), "weak", "only 9 % of the way"),
         (found(low=0.0), "useless", "only within the noise"),
         (found(gain=-0.1, low=-0.2), "useless", "no better than"),
-        (found(units=4), "weak", "only 4 perturbations"),
+        (found(units=4), "weak", "only 4 of 5"),
         (found(units=0, gain=NAN, low=NAN), "useless", "no perturbation"),
         (found("ES", units=0), "weak", "one number"),
         (found("nonzero_ratio"), "useless", "look real"),

@@ -219,8 +219,10 @@ def test_a_sheet_is_checked_row_by_row_and_each_data_set_once(write, tmp_path):
         "b,screen,screen.h5ad,paper-replogle,finetune,prior,keep,,,,0,\n"
         "c,screen,screen.h5ad,paper-replogle,finetune,prior,new-genes,train.max_steps=3,,,0,\n"
         "d,made,simulate:,demo,train,,,,,,0,\n"
+        "e,screen,screen.h5ad,paper-replogle,finetune,bundle,keep,,,words,0,\n"
+        "words,screen,lost.h5ad,,vocabulary,,,,,,0,\n"
     )
-    cx, screen, plain, finetuned = studies_of_sheet(str(sheet))
+    cx, screen, plain, finetuned, continued = studies_of_sheet(str(sheet))
     assert (cx.name, cx.config.data.batch_key, cx.config.data.perturbation_key) == (
         "cx",
         None,
@@ -230,6 +232,9 @@ def test_a_sheet_is_checked_row_by_row_and_each_data_set_once(write, tmp_path):
     assert plain.files == (path,)
     assert plain.prior is None
     assert finetuned.prior == tmp_path / "list.txt"
+    assert (str(continued.prior), continued.genes) == ("bundle", None), (
+        "a list that a row makes is not there yet"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +301,10 @@ def test_the_command_names_all_problems_with_exit_code_2(write, run_cli):
                     *("--set", "data.cell_type_key=line"), *("--set", "data.batch_key=none"))  # fmt: skip
     assert sound.code == 0
     assert run_cli("data", "check").code == 2
+    refused = run_cli("data", "get", "pbmc", "--out", path.parent / "new")
+    assert refused.code == 2
+    assert "add --yes to fetch it to" in refused.err
+    assert not (path.parent / "new").exists()
     assert "did you mean 'main'?" in run_cli("data", "check", "--experiment", "maiin").err
 
 

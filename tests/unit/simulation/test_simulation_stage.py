@@ -9,9 +9,11 @@ import pytest
 from scipy import sparse, stats
 
 from perturbdiff.config.settings import SimulateConfig
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.simulation import simulated_counts
+from perturbdiff.simulation.perturbation_vectors import perturbation_vectors
 from perturbdiff.simulation.simulated_counts import draw_counts
 from perturbdiff.simulation.simulation_stage import draw_blocks, simulate
 from perturbdiff.simulation.true_effects import TINY, draw_plan, draw_truth
@@ -277,3 +279,21 @@ def test_manifest_tells_what_came_out(small):
     assert manifest["results"]["cells"] == 900
     assert manifest["results"]["conditions"] == 36
     assert 0 < manifest["results"]["density"] < 1
+
+
+@pytest.mark.parametrize("quality", [1.0, 0.5, 0.0])
+def test_vectors_know_the_effects_as_well_as_asked(quality):
+    config = SMALL.model_copy(update={"knockdowns": 100, "cells": 10_000})
+    truth = draw_truth(config, 1)
+    found, best = (
+        perturbation_vectors(config, truth, q, 1).set_index("name").to_numpy().ravel() for q in (quality, 1.0)
+    )
+    assert len(found) == 104 * 32
+    assert abs(np.corrcoef(found, best)[0, 1] - quality) < 0.05
+
+
+def test_vectors_are_written_as_a_semantic_table_if_asked_for(small, tmp_path):
+    assert not (small / "vectors.parquet").exists()
+    out = simulate(tmp_path / "out", SMALL.model_copy(update={"vector_quality": 1.0}), seed=3)
+    names = EmbeddingTable.read(out / "vectors.parquet").names
+    assert set(names) == set(pd.read_csv(out / "conditions.csv")["perturbation"]) - {"control"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
+from typing import get_args
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from perturbdiff.store.store import Store
 from perturbdiff.training.setup import dataset_names
 from perturbdiff.training.training_cells import HeldOut
 from perturbdiff.training.training_stages import finetune, pretrain
-from perturbdiff.training.transfer import STRATEGIES
+from perturbdiff.training.transfer import Transfer
 
 SHORT = (
     "train.max_steps=4",
@@ -118,7 +119,7 @@ def counted(report):
     return sum(int(found[2].replace(",", "")) for found in totals if found)
 
 
-@pytest.mark.parametrize("mode", STRATEGIES)
+@pytest.mark.parametrize("mode", get_args(Transfer))
 def test_transfer(pretrained, trained, tmp_path, mode):
     # a learning rate of almost nothing: what is kept stays what it was
     changes = ("train.learning_rate=1e-12", "train.weight_decay=0")
