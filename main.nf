@@ -23,10 +23,11 @@ workflow {
     plan = readPlan(params, workflow)
     prepare(plan, params, workflow)
 
-    DATA(plan)                                             // raw counts → stores and splits
-    FIT(plan, DATA.out.stores, DATA.out.pairs)             // → bundles
-    PREDICT(plan, DATA.out.units, FIT.out.bundles)         // → predictions
-    SCORE(plan, DATA.out.units, PREDICT.out.predictions)   // → metrics
+    DATA(plan)                                                     // raw counts → stores and splits, lists, vectors
+    FIT(plan, DATA.out.stores, DATA.out.pairs, DATA.out.things, DATA.out.scales, DATA.out.bundles)
+    bundles = FIT.out.bundles.map { meta, bundle -> tuple(meta.id, bundle) }.mix(DATA.out.bundles)
+    PREDICT(plan, DATA.out.stores, DATA.out.units, DATA.out.things, bundles)               // → predictions
+    SCORE(plan, DATA.out.units, DATA.out.scales, PREDICT.out.predictions)                  // → metrics
 
     // no metrics, no report
     REPORT(

@@ -4,7 +4,7 @@ process BASELINE {
     label 'cpu'
 
     input:
-    tuple val(meta), path(store), path(split)
+    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*')
 
     output:
     tuple val(meta), path("${meta.id}.h5ad"), emit: predictions
@@ -12,8 +12,10 @@ process BASELINE {
     path 'versions.yml',                      emit: versions
 
     script:
+    def vectors = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
     """
-    perturbdiff baseline ${meta.name} ${store} \\
+    perturbdiff baseline ${meta.name} ${store} ${vectors} \\
         --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --seed ${meta.seed}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """

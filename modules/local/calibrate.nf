@@ -4,20 +4,24 @@ process CALIBRATE {
     label 'cpu'
 
     input:
-    tuple val(meta), path(store), path(split), val(recipe)
+    tuple val(meta), path(store), path(split), val(recipe),
+        path(genes, stageAs: 'genes/*'), path(targets, stageAs: 'targets/*')
 
     output:
     tuple val(meta), path("${meta.id}"), emit: calibration
     path 'versions.yml',                 emit: versions
 
     script:
+    def chosen = genes ? "--genes ${genes}" : ''
+    def table = targets ? "--targets ${targets}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     perturbdiff calibrate ${store} \\
         --split ${split} --part ${meta.part} --out ${meta.id} --config recipe.yaml \\
-        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus}
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} \\
+        ${chosen} ${table}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -6,13 +6,16 @@ process CEILING {
     array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
-    tuple val(meta), path(store), path(split), val(recipe)
+    tuple val(meta), path(store), path(split), val(recipe),
+        path(genes, stageAs: 'genes/*'), path(targets, stageAs: 'targets/*')
 
     output:
     tuple val(meta), path("${meta.id}"), emit: metrics
     path 'versions.yml',                 emit: versions
 
     script:
+    def chosen = genes ? "--genes ${genes}" : ''
+    def table = targets ? "--targets ${targets}" : ''
     def piece = meta.shard ? "--shard ${meta.shard}" : ''
     """
     cat > recipe.yaml <<'END'
@@ -20,7 +23,8 @@ process CEILING {
     END
     perturbdiff ceiling ${store} \\
         --split ${split} --part ${meta.part} --out ${meta.id} --config recipe.yaml \\
-        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece}
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} \\
+        ${chosen} ${table}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -8,13 +8,16 @@ process EVALUATE {
     array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
-    tuple val(meta), path(predictions), path(store), val(recipe), path(calibration)
+    tuple val(meta), path(predictions), path(store), val(recipe), path(calibration),
+        path(genes, stageAs: 'genes/*'), path(targets, stageAs: 'targets/*')
 
     output:
     tuple val(meta), path("${meta.id}"), emit: metrics
     path 'versions.yml',                 emit: versions
 
     script:
+    def chosen = genes ? "--genes ${genes}" : ''
+    def table = targets ? "--targets ${targets}" : ''
     def piece = meta.shard ? "--shard ${meta.shard}" : ''
     def known = calibration ? "--calibration ${calibration}" : ''
     """
@@ -23,7 +26,8 @@ process EVALUATE {
     END
     perturbdiff evaluate ${predictions} ${store} \\
         --out ${meta.id} --config recipe.yaml --method ${meta.method} \\
-        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} ${known}
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} ${known} \\
+        ${chosen} ${table}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

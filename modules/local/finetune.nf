@@ -13,6 +13,7 @@ process FINETUNE {
         path(split),
         path(init, stageAs: 'pretrained/*'),
         path(tables, stageAs: 'tables?/*'),
+        path(scored, stageAs: 'scored/*'),
         val(recipe)
 
     output:
@@ -23,6 +24,7 @@ process FINETUNE {
     def args     = task.ext.args ?: ''
     def semantic = [meta.kinds, [tables].flatten()].transpose()
         .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
+    def wanted   = scored ? "--scored-on ${scored}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
@@ -30,6 +32,7 @@ process FINETUNE {
     key=\$(pd-digest ${init} ${store} ${split} ${tables})
     pd-launch finetune ${init} ${store} \\
         --split ${split} --out ${meta.id} --transfer ${meta.transfer} --config recipe.yaml ${semantic} \\
+        ${wanted} \\
         --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """

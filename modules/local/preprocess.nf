@@ -1,10 +1,10 @@
 process PREPROCESS {
     tag   "${meta.id}"
-    label 'process_medium'
+    label 'process_preprocess'
     label 'cpu'
 
     input:
-    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs/*'), path(split),
+    tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs?/*'), path(split),
         path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
@@ -12,15 +12,16 @@ process PREPROCESS {
     path 'versions.yml',                 emit: versions
 
     script:
+    def args     = task.ext.args ?: ''
     def training = split ? "--split ${split}" : ''
-    def labels   = obs ? "--obs ${obs}" : ''
+    def labels   = [obs].flatten().collect { table -> "--obs ${table}" }.join(' ')
     def chosen   = genes ? "--genes ${genes}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     perturbdiff preprocess ${inputs} --out ${meta.id} --config recipe.yaml ${labels} ${training} ${chosen} \\
-        --seed ${meta.seed}
+        --seed ${meta.seed} --jobs "\${OMP_NUM_THREADS:-1}" \${PD_MEMORY:+--memory-limit "\$PD_MEMORY"} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

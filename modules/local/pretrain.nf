@@ -13,6 +13,8 @@ process PRETRAIN {
         path(heldStores, stageAs: 'held?/*'),
         path(heldSplits, stageAs: 'held?/*'),
         path(tables, stageAs: 'tables?/*'),
+        path(genes, stageAs: 'genes/*'),
+        path(scored, stageAs: 'scored/*'),
         val(recipe)
 
     output:
@@ -25,13 +27,15 @@ process PRETRAIN {
         .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
     def held     = [[heldStores].flatten(), [heldSplits].flatten()].transpose()
         .collect { store, split -> "--downstream ${store}:${split}" }.join(' ')
+    def chosen   = genes ? "--genes ${genes}" : ''
+    def wanted   = scored ? "--scored-on ${scored}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    key=\$(pd-digest ${stores} ${heldStores} ${heldSplits} ${tables})
+    key=\$(pd-digest ${stores} ${heldStores} ${heldSplits} ${tables} ${genes})
     pd-launch pretrain ${stores} \\
-        --out ${meta.id} --config recipe.yaml ${semantic} ${held} \\
+        --out ${meta.id} --config recipe.yaml ${semantic} ${chosen} ${wanted} ${held} \\
         --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """

@@ -1,3 +1,5 @@
+include { quoted; told } from '../plan/characters'
+
 process SAMPLE {
     tag   "${meta.id}"
     label 'process_sample'
@@ -7,7 +9,9 @@ process SAMPLE {
     array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
 
     input:
-    tuple val(meta), path(bundle, stageAs: 'bundle/*'), path(store), path(split), val(recipe)
+    // meta.changes: values of a bundle's own recipe that are changed, where there is no recipe here
+    tuple val(meta), path(bundle, stageAs: 'bundle/*'), path(store), path(split),
+        path(conditions, stageAs: 'conditions/*'), path(tables, stageAs: 'tables?/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.h5ad"),        emit: predictions
@@ -18,13 +22,18 @@ process SAMPLE {
     def args   = task.ext.args ?: ''
     def piece  = meta.shard ? "--shard ${meta.shard}" : ''
     def kept   = meta.step ? "${bundle}/steps/${"${meta.step}".padLeft(7, '0')}" : "${bundle}"
+    def wanted = conditions ? "--conditions ${conditions}" : "--split ${split} --part ${meta.part}"
+    def known  = [meta.kinds, [tables].flatten()].transpose()
+        .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
+    def method = recipe ? '--config recipe.yaml' :
+        meta.changes.collect { change -> "--set ${quoted(change)}" }.join(' ')
     def random = meta.step == 0 ? '--random-init' : ''   // before any training
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     perturbdiff sample ${kept} ${store} \\
-        --split ${split} --part ${meta.part} --out ${meta.id}.h5ad --config recipe.yaml \\
+        ${wanted} --out ${meta.id}.h5ad ${method} ${known} ${told(meta, [])} \\
         --seed ${meta.seed} ${random} ${piece} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """

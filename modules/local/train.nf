@@ -8,7 +8,8 @@ process TRAIN {
 
     input:
     // meta.checkpoints: a folder; as a path every checkpoint written would spoil -resume
-    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*'), val(recipe)
+    tuple val(meta), path(store), path(split), path(tables, stageAs: 'tables?/*'),
+        path(genes, stageAs: 'genes/*'), path(scored, stageAs: 'scored/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: bundle
@@ -18,13 +19,15 @@ process TRAIN {
     def args     = task.ext.args ?: ''
     def semantic = [meta.kinds, [tables].flatten()].transpose()
         .collect { kind, table -> "--embedding ${kind}=${table}" }.join(' ')
+    def chosen   = genes ? "--genes ${genes}" : ''
+    def wanted   = scored ? "--scored-on ${scored}" : ''
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
-    key=\$(pd-digest ${store} ${split} ${tables})
+    key=\$(pd-digest ${store} ${split} ${tables} ${genes})
     pd-launch train ${store} \\
-        --split ${split} --out ${meta.id} --config recipe.yaml ${semantic} \\
+        --split ${split} --out ${meta.id} --config recipe.yaml ${semantic} ${chosen} ${wanted} \\
         --seed ${meta.seed} --checkpoints ${quoted(meta.checkpoints)}-\$key ${args}
     echo "${task.process.tokenize(':').last()}: \$(pd-launch --version)" > versions.yml
     """

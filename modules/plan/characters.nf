@@ -8,6 +8,13 @@ def quoted(value) {
     return "'" + "${value}".toString().replace("'", "'\\''") + "'"
 }
 
+// options of a command: meta.options, name → value, and those of meta.named, whose values are files; true: a switch
+def told(meta, files) {
+    def plain = meta.options.collect { name, value -> value == true ? "--${name}" : "--${name} ${quoted(value)}" }
+    def named = [meta.named ?: [], [files].flatten()].transpose().collect { name, path -> "--${name} ${path}" }
+    return (plain + named).join(' ')
+}
+
 // a message without line breaks, colours and marks that turn the writing direction
 def shown(text) {
     return "${text}".toString()

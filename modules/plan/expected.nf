@@ -7,7 +7,7 @@ include { logName           } from './record'
 def stagesOf(unit) {
     def drawn  = unit.store.simulation ? [['SIMULATE', unit.store.simulation.id]] : []
     def stages = unit.split.store ?
-        [['PREPROCESS', unit.store.id], ['SPLIT', unit.split.id]] :
+        (unit.store.ready ? [] : [['PREPROCESS', unit.store.id]]) + [['SPLIT', unit.split.id]] :
         [['SPLIT_FIRST', unit.split.id], ['PREPROCESS', unit.store.id]]
     return drawn + stages
 }
@@ -37,7 +37,8 @@ def baselineLine(one, label) {
 }
 
 // CSV of dataset, method, kind and names of logs: no folders, or another outdir would make the report again
-def expectedOf(runs, baselines, labels) {
-    def models = runs.findAll { run -> isModel(run.mode) }.collect { run -> modelLine(run, labels[run.unit.id], runs) }
+def expectedOf(scored, runs, baselines, labels) {
+    def models = scored.findAll { run -> isModel(run.mode) }
+        .collect { run -> modelLine(run, labels[run.unit.id], runs) }
     return ['dataset,method,kind,log'] + models + baselines.collect { one -> baselineLine(one, labels[one.unit.id]) }
 }

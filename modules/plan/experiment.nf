@@ -3,8 +3,10 @@
 
 include { collectionOf; designOf                                                } from './comparison'
 include { expectedOf                                                            } from './expected'
-include { isSimulated; locate; tablesOf                                         } from './inputs'
-include { inherit; isBound; isModel; sourceOf; stepFolder                        } from './models'
+include { fetchOf; filesIn; isSimulated; isStore; locate; locateAll             } from './inputs'
+include { fetchFolder; markOf; optionsOf; tablesOf                              } from './inputs'
+include { inherit; isBound; isMaker; isModel; sourceOf; stepFolder               } from './models'
+include { makersOf                                                              } from './makers'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
 include { kindOf                                                                } from './tools'
 
@@ -18,37 +20,51 @@ def simulationOf(source, settings, folder, seed) {
     return [id: "simulated-${digest([text, seed])}".toString(), recipe: text, seed: seed]
 }
 
+// `data` of a recipe; where the genes are given, how they would be chosen does not matter: rows that differ in that
+// alone share their store and their split
+def dataOf(settings, row) {
+    def choice = ['num_hvgs', 'hvg_flavor', 'hvg_by_batch']
+    return [data: (settings.data ?: [:]).findAll { key, _value -> !row.genes || !(key in choice) }]
+}
+
 // what PREPROCESS does for data set number i of a row, before it is known whether a split takes part
-def storeOf(row, i, folder, seed) {
+def storeOf(row, i, rows, folder, seed) {
     def dataset  = row.dataset.split(/\|/)[i]
     def settings = settingsOf(row, dataset, folder)
-    def sources  = row.input.split(/\|/)[i].split(';').collect { name -> name.trim() }.findAll()
+    def sources  = filesIn(row.input.split(/\|/)[i])
     def drawn    = isSimulated(sources[0]) ? simulationOf(sources[0], settings, folder, seed) : null
-    def inputs   = drawn ? [] : sources.collect { name -> locate(name, folder) }
-    def text     = recipe(settings, ['data'])
-    def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, row.genes ?: '', seed] +
-        [row.obs].findAll())
+    def inputs   = drawn ? [] : sources.collectMany { name -> locateAll(name, folder) }
+    def ready    = inputs && isStore(inputs[0]) ? inputs[0] : null
+    def text     = ready ? '{}' : recipe(dataOf(settings, row), ['data'])
+    def genes    = markOf(ready ? '' : row.genes, rows, ['vocabulary'], folder)
+    def tables   = (row.obs ?: '').split(/\|/, -1)[row.obs ? i : 0]
+    def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, genes.mark, ready ? 0 : seed] +
+        [tables].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
-            obs: row.obs ? locate(row.obs, folder) : [],
-            genes: row.genes ? locate(row.genes, folder) : [], recipe: text, split: null, seed: seed]
+            fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready,
+            obs: filesIn(tables).collect { name -> locate(name, folder) },
+            genes: genes, recipe: text, split: null, seed: seed]
 }
 
 // a store with its split and the part that is predicted: what runs share that may be compared
-def unitOf(row, folder, seed) {
+def unitOf(row, rows, folder, seed) {
     def settings   = settingsOf(row, row.dataset, folder)
-    def store      = storeOf(row, 0, folder, seed)
+    def store      = storeOf(row, 0, rows, folder, seed)
     def toml       = row.split ? locate(row.split, folder) : []
     // a TOML of several data sets is read by this name
-    def text       = recipe(settings + [name: row.dataset], ['name', 'data', 'split'])
-    def splitFirst = settings.data?.hvg_cells == 'train'
+    def text       = recipe(settings + dataOf(settings, row) + [name: row.dataset], ['name', 'data', 'split'])
+    def splitFirst = settings.data?.hvg_cells == 'train' && !store.ready
     def key        = digest([store.key, text, toml ? "toml ${toml.text}" : '', splitFirst])
     def split      = [id: "${row.dataset}-${key}".toString(), recipe: text, toml: toml, seed: seed,
                       store: splitFirst ? null : store.id, simulation: store.simulation, inputs: store.inputs,
-                      obs: store.obs]
+                      obs: store.obs, fetch: store.fetch]
     if (splitFirst) { store = store + [id: "${row.dataset}-${digest([store.key, key])}".toString(), split: split.id] }
-    def part = row.part ?: 'test'
-    def id   = part == 'test' ? split.id : "${split.id}.${part}".toString()
-    return [id: id, dataset: row.dataset, store: store, split: split, part: part]
+    def part    = row.part ?: 'test'
+    def scored  = markOf(row.score_genes, rows, ['vocabulary'], folder)
+    def targets = markOf(row.targets, [], [], folder)
+    def marks   = [scored.mark, targets.mark].findAll()
+    def id      = [split.id, part == 'test' ? '' : part, marks ? digest(marks) : ''].findAll().join('.')
+    return [id: id, dataset: row.dataset, store: store, split: split, part: part, scored: scored, targets: targets]
 }
 
 def fitOf(row, unit, stores, folder, checkpoints) {
@@ -62,7 +78,7 @@ def fitOf(row, unit, stores, folder, checkpoints) {
     def parts    = [
         row.id, unit ? unit.split.id : '', stores.collect { store -> store.id }.join(';'), text, row.seed ?: 0,
         row.init ?: '', row.transfer ?: '', row.embeddings ?: '',
-    ]
+    ] + [row.model_genes].findAll()
     // TRAIN adds a digest of its inputs to the name
     return [recipe: text, checkpoints: "${checkpoints}/${row.id}-${digest(parts)}".toString()]
 }
@@ -85,12 +101,15 @@ def runOf(given, rows, folder, options) {
     def row      = inherit(given, rows)
     def seed     = options.seed
     def pretrain = row.mode == 'pretrain'
-    def unit     = pretrain ? null : unitOf(row, folder, seed)
+    def unit     = pretrain ? null : unitOf(row, rows, folder, seed)
     def count    = row.dataset.split(/\|/).size()
-    def stores   = pretrain ? (0..<count).collect { i -> storeOf(row, i, folder, seed) } : [unit.store]
+    def stores   = pretrain ? (0..<count).collect { i -> storeOf(row, i, rows, folder, seed) } : [unit.store]
     def settings = settingsOf(row, row.dataset, folder)
     def folderOf = row.init ? locate(row.init, folder) : null
-    def borrows  = row.mode == 'sample' && !isBound(row, rows)
+    def imported = row.mode == 'sample' && rows.any { other -> other.id == row.init && other.mode == 'import' }
+    def borrows  = row.mode == 'sample' && !imported && !isBound(row, rows)
+    // an imported bundle's own sampling is known when it is there
+    def changes  = imported ? parseOverrides(row.overrides, row.dataset).sample ?: [:] : [:]
     def sampling = borrows ? [sample: borrowedSampling(row, rows, folder)] : settings
     def scoring  = [evaluate: (settings.evaluate ?: [:]) + options.evaluation]
     def isFolder = folderOf && folderOf.exists() && !rows.any { other -> other.id == row.init }
@@ -98,13 +117,17 @@ def runOf(given, rows, folder, options) {
         id: row.id, mode: row.mode, seed: (row.seed ?: '0') as Long, unit: unit, stores: stores,
         init: row.init ?: null, bundle: isFolder ? folderOf : null, transfer: row.transfer ?: 'keep',
         step: row.step ? row.step as Integer : null,
+        conditions: row.conditions ? locate(row.conditions, folder) : [],
+        options: row.mode == 'sample' ? optionsOf(row) : [:],
+        changes: changes.collect { name, value -> "sample.${name}=${groovy.json.JsonOutput.toJson(value)}".toString() },
         arm: row.arm ?: '', level: row.level ?: '', collection: row.collection ?: '',
         kinds: tablesOf(row).keySet() as List,
-        tables: tablesOf(row).values().collect { name -> locate(name, folder) },
+        tables: tablesOf(row).values().collect { name -> markOf(name, rows, ['embed'], folder) },
+        genes: markOf(row.model_genes, rows, ['vocabulary'], folder),
         script: row.mode == 'script' ? locate(row.script, folder) : [], python: row.python ?: '',
         baseline: recipe(settings, ['baseline']),
         usual: recipe(readPreset(presetOf(row), folder), ['baseline']),
-        sample: recipe(sampling, ['sample']), evaluate: recipe(scoring, ['evaluate']),
+        sample: imported ? '' : recipe(sampling, ['sample']), evaluate: recipe(scoring, ['evaluate']),
     ]
     return run + fitOf(row, unit, stores, folder, options.checkpoints)
 }
@@ -114,14 +137,14 @@ def runOf(given, rows, folder, options) {
 def baselinesOf(runs, names, seed) {
     def asked = runs.findAll { run -> run.unit && !isModel(run.mode) }
         .collect { run ->
-            run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level']) +
+            run.subMap(['unit', 'seed', 'script', 'python', 'evaluate', 'arm', 'level', 'kinds', 'tables']) +
                 [name: run.mode, method: run.id, recipe: run.baseline]
         }
     def taken = asked.collect { one -> [one.unit.id, one.name] }
     def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
         names.findAll { name -> !([run.unit.id, name] in taken) }.collect { name ->
             run.subMap(['unit', 'evaluate']) +
-                [seed: seed, script: [], python: '', name: name, method: name, recipe: run.usual]
+                [seed: seed, script: [], python: '', kinds: [], tables: [], name: name, method: name, recipe: run.usual]
         }
     }
     return (asked + unasked).collect { one ->
@@ -135,9 +158,12 @@ def nameOf(unit, units) {
     return splits.size() > 1 ? unit.split.id : unit.dataset
 }
 
-// nor what was chosen by with what was not
+// nor what was chosen by with what was not, nor scores on some genes with those on others
 def labelOf(unit, units) {
-    return unit.part == 'test' ? nameOf(unit, units) : "${nameOf(unit, units)}.${unit.part}".toString()
+    def others = units.findAll { other -> other.split.id == unit.split.id && other.part == unit.part }
+    def place  = others.findIndexOf { other -> other.id == unit.id }
+    return [nameOf(unit, units), unit.part == 'test' ? '' : unit.part, place ? "genes${place + 1}" : '']
+        .findAll().join('.')
 }
 
 // a finetuning run starts anew when its pretraining changes
@@ -146,19 +172,33 @@ def afterInit(run, runs) {
     return init ? run + [checkpoints: "${run.checkpoints}-${digest([init.checkpoints])}".toString()] : run
 }
 
+// the files that gene lists and semantic tables are, each once
+def filesOf(runs, units, stores, makers) {
+    def marks = runs.collectMany { run -> run.tables + [run.genes] } + stores.collect { store -> store.genes } +
+        units.collectMany { unit -> [unit.scored, unit.targets] } +
+        makers.vocabularies.collectMany { one -> one.added } + makers.imports.collectMany { one -> one.tables }
+    return marks.findAll { mark -> mark.file }.unique { mark -> mark.key }
+}
+
+// rows that sample a table of conditions are not scored, so that they need no split
 def planOf(rows, folder, options) {
-    def drafts = rows.collect { row -> runOf(row, rows, folder, options) }
+    def makers = makersOf(rows.findAll { row -> isMaker(row.mode) }, options.rules, folder)
+    def drafts = rows.findAll { row -> !isMaker(row.mode) }.collect { row -> runOf(row, rows, folder, options) }
     def runs   = drafts.collect { run -> afterInit(run, drafts) }
-    def units  = runs.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
+    def scored = runs.findAll { run -> !run.conditions }
+    def units  = scored.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
-    def first  = units.collectEntries { unit -> [(unit.id): runs.find { run -> run.unit && run.unit.id == unit.id }] }
+    def first  = units.collectEntries { unit -> [(unit.id): scored.find { run -> run.unit?.id == unit.id }] }
     def labels = units.collectEntries { unit -> [(unit.id): labelOf(unit, units)] }
-    def groups = units.collectEntries { unit -> [(unit.id): collectionOf(unit, runs, nameOf(unit, units))] }
+    def groups = units.collectEntries { unit -> [(unit.id): collectionOf(unit, scored, nameOf(unit, units))] }
     def models = runs.findAll { run -> isModel(run.mode) }
-    def others = baselinesOf(runs, options.baselines, options.seed)
+    def others = baselinesOf(scored, options.baselines, options.seed)
     def pairs  = units.unique(false) { unit -> unit.split.id }
         .collect { unit -> [id: unit.split.id, store: unit.store.id] }
-    return [
+    def fetched = (stores + makers.vocabularies).collectMany { one -> one.fetch }.unique()
+    return makers + [
+        fetches: fetched.collect { name -> [id: name, folder: "${fetchFolder()}".toString()] },
+        files: filesOf(runs, units, stores, makers),
         runs: runs, stores: stores, pairs: pairs, models: models,
         splits: units.collect { unit -> unit.split }.unique { split -> split.id },
         bare: stores.collect { store -> store.id } - pairs.collect { pair -> pair.store },   // stores without a split
@@ -166,10 +206,11 @@ def planOf(rows, folder, options) {
             .unique { drawn -> drawn.id },
         units: units.collect { unit ->
             [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id],
-                evaluate: first[unit.id].evaluate]
+                evaluate: first[unit.id].evaluate, scored: unit.scored.key, targets: unit.targets.key]
         },
         baselines: others.findAll { one -> one.kind == 'built-in' },
         externals: others.findAll { one -> one.kind != 'built-in' },
-        expected: expectedOf(runs, others, labels), design: designOf(models, others, labels, groups),
+        expected: expectedOf(scored, runs, others, labels),
+        design: designOf(models.findAll { run -> !run.conditions }, others, labels, groups),
     ]
 }

@@ -27,12 +27,12 @@ def labelsOf(path) {
     ]
 }
 
-// container: absolute path of an image file, or a name in a registry, or null → Map or null.
+// container: absolute path of an image file, or a name that docker or a registry knows (named), or null → Map or null.
 // id is the file's digest, kept beside the image; null for an image in a registry, whose name may have one.
-def imageRecord(container) {
+def imageRecord(container, named = false) {
     if (!container) { return null }
     def name = "${container}".toString()
-    if (name.contains('://')) {
+    if (named || name.contains('://')) {
         return [path: name, id: name.contains('@sha256:') ? name.substring(name.indexOf('@') + 1) : null]
     }
     def image = new java.io.File(name)

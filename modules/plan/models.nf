@@ -6,6 +6,11 @@ def isFitted(mode) {
     return mode in ['pretrain', 'train', 'finetune']
 }
 
+// what makes something that other rows use, and no prediction
+def isMaker(mode) {
+    return mode in ['vocabulary', 'embed', 'import']
+}
+
 // what predicts with a bundle
 def isModel(mode) {
     return mode in ['train', 'finetune', 'sample']
@@ -26,7 +31,7 @@ def isBound(row, rows) {
 def inherit(row, rows) {
     if (!isBound(row, rows)) { return row }
     def source = sourceOf(row, rows)
-    return row + source.subMap(['preset', 'split', 'genes', 'obs']) +
+    return row + source.subMap(['preset', 'split', 'genes', 'obs', 'score_genes', 'targets']) +
         [overrides: [source.overrides, row.overrides].findAll().join(';')]
 }
 

@@ -70,7 +70,9 @@ def checkParameters(given, schemaFile, metadata) {
     def known  = groups.inject([:]) { all, group -> all + group.properties }
     // --foo-bar also appears as fooBar: reported once, under the name that was given
     def twins  = given.keySet().findAll { name -> name.contains('-') }.collect { name -> camelCase(name) }
-    def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) }
+    // institutional profiles set parameters of their own, which nobody gave
+    def ours   = { name -> !given.custom_config_base || "${metadata.commandLine}".contains("--${name}") }
+    def errors = given.keySet().findAll { name -> !(name in known) && !(name in twins) && ours.call(name) }
         .collect { name -> unknownName(name, known.keySet()) }
     errors += sourceProblems(given) + groups.collectMany { group -> group.required ?: [] }
         .findAll { name ->

@@ -5,6 +5,7 @@ include { checkPublishing                       } from './publishing'
 include { checkTools; imageOf; toolImages       } from './installed'
 include { compares                              } from './comparison'
 include { costOf; settle; studyOf               } from './studies'
+include { engineOf; takesName                   } from './site'
 include { imageRecord                           } from './image'
 include { calibrationsOf; ceilingsOf; scoringOf } from './scoring'
 include { planOf                                } from './experiment'
@@ -28,16 +29,19 @@ def toolsOf(plan) {
 def readPlan(given, metadata) {
     def checkpoints = file(given.ckpt_dir, glob: false).toAbsolutePath()
     def study   = studyOf(given.experiment)
-    def sheet   = study ? study.sheet : sheetOf(given)
+    def sheet   = study ? study.sheet : sheetOf(given, metadata.profile.split(',') as List)
     def schema  = new groovy.json.JsonSlurper().parseText(file("${projectDir}/nextflow_schema.json").text)
     def choices = schema['$defs'].runs.properties.baselines['x-choices']
     def chosen  = settle(given, study, choices)
     def names   = namesOf(chosen.baselines, choices)
-    def rows    = readRows(sheet, file("${projectDir}/assets/schema_input.json"), given.container != null)
+    def columns = file("${projectDir}/assets/schema_input.json")
+    def rows    = readRows(sheet, columns, given.container != null)
+    def rules   = new groovy.json.JsonSlurper().parseText(columns.text).items.properties.options['x-options']
     // given to tasks as inputs: the strict parser leaves parameters and ext.args out of what -resume compares
     def evaluation = [alpha: given.alpha, context_column: given.context_column].findAll { _key, value -> value != null }
     if (study) { log.info "perturbdiff: experiment ${study.name}: ${study.title}; ${costOf(study)}" }
-    def options = [seed: given.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation]
+    def options = [seed: given.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation,
+        rules: rules]
     def plan    = planOf(rows, sheet.parent, options)
     if (!metadata.stubRun) { checkTools(toolsOf(plan), given) }   // a task that only says that it would run needs none
     return plan + [
@@ -58,9 +62,11 @@ def prepare(plan, given, metadata) {
     if (config.process.executor == 'slurm' && given.check_slurm) { askSlurm(given, config.process, config.executor) }
     checkPublishing(given, metadata, plan.sheet, plan)
     // a container can only bind what exists
-    [plan.checkpoints, file("${given.outdir}/logs", glob: false)].each { folder -> folder.mkdirs() }
+    def folders = [given.fetch_dir, "${given.outdir}/logs"].findAll().collect { name -> file(name, glob: false) }
+    ([plan.checkpoints] + folders).each { folder -> folder.mkdirs() }
     def name   = given.container ? "${given.container}".toString() : null
-    def image  = imageRecord(!name || name.contains('://') ? name : new java.io.File(name).absolutePath)
+    def named  = !name || name.contains('://') || takesName(engineOf(metadata.profile.split(',') as List))
+    def image  = imageRecord(named ? name : new java.io.File(name).absolutePath, named)
     def images = name && !metadata.stubRun ? toolImages(toolsOf(plan), given) : [:]
     def known  = images.collectEntries { tool, path -> [(tool): imageRecord(path)] }
     // for beforeScript in conf/base.config

@@ -7,14 +7,19 @@ include { shown    } from './characters'
 // what this run publishes, below outdir
 def targetsOf(plan) {
     def bundles = plan.runs.findAll { run -> isFitted(run.mode) }.collect { run -> run.id }
-    def scored  = (plan.models + plan.baselines + plan.externals).collect { one -> one.id }
+    def made    = (plan.models + plan.baselines + plan.externals).collect { one -> one.id }
+    def scored  = (plan.models.findAll { run -> !run.conditions } + plan.baselines + plan.externals)
+        .collect { one -> one.id }
     def stats   = plan.pairs.collect { one -> one.id } + plan.bare
     return plan.simulations.collect { one -> "simulated/${one.id}" } +
-        plan.stores.collect { one -> "stores/${one.id}" } +
+        plan.stores.findAll { one -> !one.ready }.collect { one -> "stores/${one.id}" } +
+        plan.vocabularies.collect { one -> "vocabularies/${one.id}" } +
+        plan.embeddings.collect { one -> "embeddings/${one.id}.parquet" } +
+        plan.imports.collect { one -> "models/${one.id}" } +
         plan.splits.collect { one -> "splits/${one.id}.parquet" } +
         stats.collect { id -> "statistics/${id}.stats" } +
         bundles.collect { id -> "models/${id}" } +
-        scored.collect { id -> "predictions/${id}.h5ad" } +
+        made.collect { id -> "predictions/${id}.h5ad" } +
         scored.collect { id -> "metrics/${id}.metrics" } +
         plan.calibrations.collect { one -> "calibration/${one.id}" } +
         plan.ceilings.collect { one -> "metrics/${one.id}" } + ['report.html']
@@ -25,9 +30,10 @@ def nameProblems(plan) {
     def same     = targetsOf(plan).groupBy { path -> path.toString().toLowerCase() }.values()
     def results  = same.findAll { paths -> paths.size() > 1 }
         .collect { paths -> "${paths.unique(false).join(' and ')} would be one result: change an id" }
-    def reserved = ['recipe.yaml', 'versions.yml', 'pretrained'] + plan.stores.collect { one -> one.id.toLowerCase() } +
+    def reserved = ['recipe.yaml', 'versions.yml', 'pretrained'] +
+        plan.stores.collect { one -> (one.ready?.name ?: one.id).toLowerCase() } +
         plan.splits.collect { one -> "${one.id}.parquet".toLowerCase() }
-    def ids      = plan.runs.collect { run -> run.id }
+    def ids      = (plan.runs + plan.vocabularies + plan.embeddings + plan.imports).collect { run -> run.id }
     def isTaken  = { id ->
         id.toLowerCase() in reserved || id ==~ /(?i)(tables|held)\d*/ || id =~ /(?i)\.part-\d+-of-\d+$/
     }
@@ -46,9 +52,11 @@ def isIn(path, folder) {
 
 // files that tasks read
 def inputsOf(plan) {
-    return (plan.stores.collectMany { one -> one.inputs + [one.genes, one.obs] } +
+    return (plan.stores.collectMany { one -> one.inputs + one.obs } + plan.files.collect { one -> one.file } +
         plan.splits.collect { one -> one.toml } +
-        plan.runs.collectMany { run -> run.tables + [run.bundle, run.script] })
+        plan.vocabularies.collectMany { one -> one.studies + one.given } +
+        plan.embeddings.collect { one -> one.names } + plan.imports.collectMany { one -> [one.checkpoint, one.genes] } +
+        plan.runs.collectMany { run -> [run.bundle, run.script, run.conditions] })
         .flatten().findAll { file -> file && !"${file}".contains('://') }.unique()
 }
 
@@ -59,7 +67,7 @@ def placeProblems(outdir, folders, sheet, plan) {
         .collect { _folder, what -> "--outdir ${outdir} is or holds ${what}" }
     if (shared) { return ["${shared[0]}: name a new folder for the results"] }
     // the results of an earlier run may be read, if this one does not write them
-    def earlier = ['models', 'plan', 'predictions', 'simulated', 'splits', 'stores']
+    def earlier = ['embeddings', 'models', 'plan', 'predictions', 'simulated', 'splits', 'stores', 'vocabularies']
         .collect { name -> "${outdir}/${name}" }
     def own     = targetsOf(plan).collect { path -> "${outdir}/${path}" }
     def inputs  = inputsOf(plan)
@@ -154,7 +162,7 @@ def strangers(outdir, plan) {
     return strangersOfRecords(folder) + strangersOfReport(folder) + named.collectMany { path ->
         def place = folder.resolve("${path}".toString())
         if (path ==~ /.*\.(h5ad|parquet)/) {
-            return strangersAt(place, path.endsWith('.parquet') ? ['.counts.csv'] : [])
+            return strangersAt(place, path.startsWith('splits/') ? ['.counts.csv'] : [])
         }
         return isThere(place) ? strangersIn(place) : []
     }

@@ -3,10 +3,18 @@
 include { comparisonProblems                                        } from './comparison'
 include { datasetProblems; isDataset; isSimulated; locate; tablesOf } from './inputs'
 include { expand; overlay; parseOverrides; readPreset               } from './recipes'
-include { isFitted                                                  } from './models'
+include { filesIn; isStore; optionsOf                               } from './inputs'
+include { isFitted; isMaker                                         } from './models'
+include { lackProblems; listedIn                                    } from './genes'
+include { makerProblems                                             } from './maker_problems'
 include { optionProblems                                            } from './tools'
 include { pathProblems; shown                                       } from './characters'
 include { sampleProblems                                            } from './sampling'
+
+// columns with a gene list: a file, or the id of a vocabulary row
+def geneColumns() {
+    return ['genes', 'model_genes', 'score_genes']
+}
 
 def missingFile(text, folder, what) {
     if (what == 'input' && isDataset(text)) { return datasetProblems(text) }
@@ -27,15 +35,35 @@ def formProblems(row, schema) {
             problems << "${name} ${row[name]} is too large; at most ${rule['x-maximum']}"
         }
     }
-    return problems
+    if (!row.dataset && row.mode && !isMaker(row.mode)) { problems << "'dataset' is empty" }
+    return problems + rowOptionProblems(row, rules.properties.options['x-options'])
+}
+
+// options: mode → name → what a value looks like; `file`, or `switch`, which has none
+def rowOptionProblems(row, options) {
+    def known = options[row.mode] ?: [:]
+    return optionsOf(row).collectMany { name, value ->
+        def rule = known[name]
+        if (!rule) {
+            def names = known ? "options: ${known.keySet().join(', ')}" : 'they have none'
+            return ["rows of mode ${row.mode} have no option '${name}'; ${names}"]
+        }
+        if (rule == 'switch') { return value == true ? [] : ["option '${name}' takes no value"] }
+        return value != true && (rule == 'file' || value ==~ rule) ? [] :
+            ["option '${name}${value == true ? '' : "=${value}"}' does not fit ${rule}"]
+    }
 }
 
 // names that a task would not be given as they are; every cell that becomes one
 def nameProblems(row, contained) {
     def inputs = (row.input ?: '').split(/[|;]/).collect { name -> name.trim() }
         .findAll { name -> !isSimulated(name) && !isDataset(name) }
-    def cells  = row.findAll { name, value -> value && name in ['init', 'split', 'genes', 'obs', 'script'] }
-        .collect { name, value -> [name, value] } +
+    def single = ['init', 'split', 'script', 'conditions', 'targets'] + geneColumns()
+    def cells  = row.findAll { name, value -> value && name in single }.collect { name, value -> [name, value] } +
+        ['obs', 'add'].collectMany { name ->
+            (row[name] ?: '').split(/[|;]/).collect { one -> one.trim() }.findAll().collect { one -> [name, one] }
+        } + optionsOf(row).findAll { _name, value -> value != true }
+            .collect { name, value -> ["option ${name}", value] } +
         inputs.collect { name -> ['input', name] } + tablesOf(row).values().collect { name -> ['embeddings', name] }
     def broken = row.findAll { _name, value -> value && value =~ /\p{Cntrl}/ }.keySet()
     def marked = broken.collect { name ->
@@ -55,16 +83,72 @@ def scriptProblems(row, folder) {
     return problems + missingFile(row.script, folder, 'script')
 }
 
-def fileProblems(row, folder) {
-    def stores   = (row.input ?: '').split(/\|/)
-        .collect { part -> part.split(';').collect { name -> name.trim() }.findAll() }
-    def problems = stores.flatten().collectMany { name -> missingFile(name, folder, 'input') }
-    problems += missingFile(row.split, folder, 'split') + missingFile(row.genes, folder, 'gene list') +
-        missingFile(row.obs, folder, 'table of cell labels')
-    problems += tablesOf(row).values().collectMany { name -> missingFile(name, folder, 'semantic table') }
-    if (row.embeddings && !isFitted(row.mode)) {
-        problems << "'embeddings' is for train, pretrain and finetune rows"
+// a file is missing that is no row either
+def missingThing(text, rows, modes, folder, what) {
+    return rows.any { row -> row.id == text && row.mode in modes } ? [] : missingFile(text, folder, what)
+}
+
+// what all rows may name
+def namedProblems(row, rows, folder) {
+    def tables = tablesOf(row).values()
+    return filesIn((row.input ?: '').replace('|', ';')).collectMany { name -> missingFile(name, folder, 'input') } +
+        geneColumns().collectMany { name -> missingThing(row[name], rows, ['vocabulary'], folder, 'gene list') } +
+        filesIn(row.add).collectMany { name -> missingThing(name, rows, ['vocabulary'], folder, 'gene list') } +
+        tables.collectMany { name -> missingThing(name, rows, ['embed'], folder, 'semantic table') } +
+        filesIn((row.obs ?: '').replace('|', ';'))
+            .collectMany { name -> missingFile(name, folder, 'table of cell labels') } +
+        missingFile(row.split, folder, 'split') + missingFile(row.targets, folder, 'table of target genes') +
+        missingFile(row.conditions, folder, 'table of conditions')
+}
+
+// which columns go with which modes and inputs
+def columnProblems(row, stores, folder) {
+    def problems = []
+    if (row.add) { problems << "'add' is for vocabulary rows" }
+    if (row.embeddings && !isFitted(row.mode) && !(row.mode in ['sample', 'kernel-ridge'])) {
+        problems << "'embeddings' is for train, pretrain, finetune, sample, kernel-ridge and import rows"
     }
+    if (row.mode == 'kernel-ridge' && !tablesOf(row).perturbation) {
+        problems << "'embeddings' names no vectors of perturbations: perturbation=FILE"
+    }
+    if (row.model_genes && !(row.mode in ['train', 'pretrain'])) {
+        problems << "'model_genes' is for train and pretrain rows"
+    }
+    if (row.mode == 'pretrain') {
+        problems += ['score_genes', 'targets'].findAll { name -> row[name] }
+            .collect { name -> "'${name}' is for rows that are scored, which a pretrain row is not" }
+    }
+    def ready = stores.flatten().findAll { name -> !isSimulated(name) && !isDataset(name) }
+        .collect { name -> locate(name, folder) }.findAll { path -> isStore(path) }
+    if (ready) {
+        problems += ['genes', 'obs'].findAll { name -> row[name] && stores.size() == 1 }.collect { name ->
+            "'${name}' is for raw counts, and ${ready[0].name} is a store" +
+                (name == 'genes' ? ': name the genes of the model in model_genes' : '')
+        }
+        if (stores.any { names -> names.size() > 1 && names.any { name -> locate(name, folder) in ready } }) {
+            problems << 'a store cannot be joined with other inputs'
+        }
+        def same = ready.countBy { path -> path.name }.findAll { _name, count -> count > 1 }.keySet()
+        problems += same.collect { name -> "two of its stores are named '${name}': rename one" }
+    }
+    return problems
+}
+
+// what is scored and the model lacks, where both lists can be read here
+def scoredProblems(row, rows, folder) {
+    if (!row.score_genes || row.mode in ['control', 'pretrain']) { return [] }
+    def read  = { text -> text ? listedIn(locate(text, folder)) : null }
+    def prior = row.mode == 'finetune' && row.transfer != 'new-genes' || row.mode == 'sample'
+    def first = prior ? rows.find { other -> other.id == row.init } : null
+    def owner = first ?: row
+    def text  = prior && !first ? row.init : owner.model_genes ?: owner.genes
+    return lackProblems(read.call(row.score_genes), read.call(text), ["score_genes ${row.score_genes}", text]) +
+        lackProblems(read.call(row.score_genes), read.call(row.genes), ["score_genes ${row.score_genes}", row.genes])
+}
+
+def fileProblems(row, rows, folder) {
+    def stores   = (row.input ?: '').split(/\|/).collect { part -> filesIn(part) }
+    def problems = namedProblems(row, rows, folder) + columnProblems(row, stores, folder)
     if (stores.any { names -> names.size() > 1 && names.any { name -> isSimulated(name) } }) {
         problems << "'simulate:' cannot be joined with other inputs"
     }
@@ -72,7 +156,13 @@ def fileProblems(row, folder) {
         problems << "'dataset' and 'input' name different numbers of data sets"
     }
     if (stores.size() > 1 && row.mode != 'pretrain') { problems << "only a pretrain row can have several data sets" }
-    if (stores.size() > 1 && row.obs) { problems << "'obs' is for rows with one data set" }
+    def tables = (row.obs ?: '').split(/\|/, -1)
+    if (row.obs && tables.size() != stores.size()) {
+        problems << "'obs' and 'input' name different numbers of data sets"
+    } else if (row.obs && [tables, stores].transpose().any { text, names ->
+        filesIn(text).size() > 1 && filesIn(text).size() != names.size() }) {
+        problems << "'obs' names several tables, but not one for each input"
+    }
     return problems
 }
 
@@ -137,9 +227,9 @@ def initProblems(row, rows, folder) {
     if (row.mode == 'sample') { return [] }   // told by sampleProblems
     if (row.mode != 'finetune') { return row.init ? ["'init' is for finetune and sample rows"] : [] }
     if (!row.init) { return ["'init' is empty: name a pretrain row or a bundle folder"] }
-    def known = rows.findAll { other -> other.mode == 'pretrain' }.collect { other -> other.id }
+    def known = rows.findAll { other -> other.mode in ['pretrain', 'import'] }.collect { other -> other.id }
     if (row.init in known || locate("${row.init}/manifest.json", folder).exists()) { return [] }
-    return ["unknown init '${row.init}'; pretrain rows: ${known.join(', ') ?: 'none'}"]
+    return ["unknown init '${row.init}'; pretrain and import rows: ${known.join(', ') ?: 'none'}"]
 }
 
 // contained: whether tasks run in containers
@@ -155,9 +245,14 @@ def readRows(sheet, schemaFile, contained = false) {
     if (!errors) {
         rows.eachWithIndex { row, i ->
             def folder   = sheet.parent
-            def problems = formProblems(row, schema) + nameProblems(row, contained) + fileProblems(row, folder) +
-                scriptProblems(row, folder) + recipeProblems(row, folder) + initProblems(row, rows, folder) +
-                sampleProblems(row, rows, folder) + comparisonProblems(row)
+            def problems = formProblems(row, schema) + nameProblems(row, contained)
+            if (isMaker(row.mode)) {
+                problems += namedProblems(row, rows, folder) + makerProblems(row, rows) + recipeProblems(row, folder)
+            } else {
+                problems += fileProblems(row, rows, folder) + scriptProblems(row, folder) +
+                    recipeProblems(row, folder) + initProblems(row, rows, folder) +
+                    sampleProblems(row, rows, folder) + comparisonProblems(row) + scoredProblems(row, rows, folder)
+            }
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }
             def names    = schema.items.properties.mode['enum'] + ['ceiling', 'real']
             if (row.id in names && row.id != row.mode) { problems << "id '${row.id}' is the name of a method" }

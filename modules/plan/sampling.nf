@@ -29,7 +29,7 @@ def repeatProblems(row, source) {
     def other = { name -> (row[name] ?: '') != (source[name] ?: '') }
     def unlike = ['dataset', 'input'].findAll { name -> other.call(name) }
     return unlike.collect { name -> "${name} '${row[name]}' is not that of '${source.id}', '${source[name]}'" } +
-        ['preset', 'split', 'genes', 'obs'].findAll { name -> row[name] && other.call(name) }
+        ['preset', 'split', 'genes', 'obs', 'score_genes', 'targets'].findAll { name -> row[name] && other.call(name) }
             .collect { name -> "'${name}' is that of '${source.id}': leave it empty" }
 }
 
@@ -43,12 +43,15 @@ def bundleProblems(row, folder) {
 
 // columns that are fine by themselves but not in this row
 def sampleProblems(row, rows, folder) {
-    if (row.mode != 'sample') { return row.step ? ["'step' is for sample rows"] : [] }
+    if (row.mode != 'sample') {
+        return ['step', 'conditions'].findAll { name -> row[name] }.collect { name -> "'${name}' is for sample rows" }
+    }
     if (!row.init) { return ["'init' is empty: name a train, finetune or pretrain row, or a bundle folder"] }
     if (row.step && !(row.step ==~ /\d{1,7}/)) { return [] }   // told already
     def source = sourceOf(row, rows)
-    def known  = rows.findAll { other -> isFitted(other.mode) }.collect { other -> other.id }
-    if (!source && bundleProblems(row, folder)) {
+    def known  = rows.findAll { other -> isFitted(other.mode) || other.mode == 'import' }
+        .collect { other -> other.id }
+    if (!source && !(row.init in known) && bundleProblems(row, folder)) {
         return bundleProblems(row, folder)
             .collect { problem -> "unknown init: ${problem}; rows with a model: ${known.join(', ') ?: 'none'}" }
     }

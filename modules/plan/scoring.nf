@@ -5,7 +5,7 @@
 // id of a prediction → what EVALUATE is told
 def scoringOf(plan, seed) {
     def units  = plan.units.collectEntries { unit -> [(unit.id): unit] }
-    def models = plan.models.collect { run -> run + [method: run.id] }
+    def models = plan.models.findAll { run -> !run.conditions }.collect { run -> run + [method: run.id] }
     return (models + plan.baselines + plan.externals).collectEntries { one ->
         [(one.id): [id: "${one.id}.metrics".toString(), unit: one.unit.id, method: one.method,
             dataset: units[one.unit.id].label, seed: seed, recipe: one.evaluate,

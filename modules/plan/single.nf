@@ -1,27 +1,32 @@
 // An input that is no samplesheet is one run: `perturbdiff init` finds the counts and the columns in it, and writes the
 // recipe and the sheet of that run. It reads labels and a few values, so it runs here, before the plan is made.
 
-include { shown } from './characters'
+include { engineOf; takesName } from './site'
+include { shown               } from './characters'
 
 def isSingle(input) {
     return input.isDirectory() || input.name ==~ /(?i).*\.(h5ad|h5|zarr)/
 }
 
 // each argument is one word: no shell takes part
-def commandOf(given, input, folder) {
+def commandOf(given, engine, input, folder) {
     def table = given.obs ? file(given.obs, checkIfExists: true, glob: false).toAbsolutePath() : null
     def init  = ['perturbdiff', 'init', "${input.toAbsolutePath()}".toString(), '--out', "${folder}".toString()] +
         (table ? ['--obs', "${table}".toString()] : [])
     if (!given.container) { return init }
-    def name  = "${given.container}".toString()
-    def image = name.contains('://') ? name : new java.io.File(name).absolutePath
-    def binds = ([input.toAbsolutePath().parent, folder] + [table?.parent].findAll())
-        .collectMany { place -> ['--bind', "${place}".toString()] }
-    return ['apptainer', 'exec'] + binds + [image] + init
+    def name   = "${given.container}".toString()
+    def places = ([input.toAbsolutePath().parent, folder] + [table?.parent].findAll())
+        .collect { place -> "${place}".toString() }
+    if (takesName(engine)) {
+        return [engine, 'run', '--rm'] + places.collectMany { place -> ['-v', "${place}:${place}".toString()] } +
+            [name] + init
+    }
+    def image  = name.contains('://') ? name : new java.io.File(name).absolutePath
+    return [engine ?: 'apptainer', 'exec'] + places.collectMany { place -> ['--bind', place] } + [image] + init
 }
 
 // the samplesheet that was given, or that of the single run
-def sheetOf(given) {
+def sheetOf(given, profiles) {
     def input = file(given.input, checkIfExists: true, glob: false)
     if ("${given.input}".contains('://') || !isSingle(input)) {
         if (given.obs) { error('--obs: is for one file of counts (--input my.h5ad); a samplesheet has a column obs') }
@@ -29,7 +34,7 @@ def sheetOf(given) {
     }
     def folder = file("${given.outdir}/plan", glob: false).toAbsolutePath()
     folder.mkdirs()
-    def command = commandOf(given, input, folder)
+    def command = commandOf(given, engineOf(profiles), input, folder)
     def process
     try {
         process = new ProcessBuilder(command).redirectErrorStream(true).start()

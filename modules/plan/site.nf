@@ -1,5 +1,44 @@
 // Profiles, image and folders that do not go together, told before anything is submitted.
 
+// programs that run containers, each a profile; Slurm's profile has the first
+def engines() {
+    return ['apptainer', 'singularity', 'docker', 'podman']
+}
+
+// the one that tasks run in, or null
+def engineOf(names) {
+    def usual = 'slurm' in names ? 'apptainer' : null
+    return engines().find { name -> name in names } ?: usual
+}
+
+// these take the name of an image, not its file
+def takesName(engine) {
+    return engine in ['docker', 'podman']
+}
+
+def engineProblems(names, given) {
+    def asked    = engines().findAll { name -> name in names }
+    def problems = asked.size() > 1 ? ["-profile ${asked.join(' and ')} exclude each other"] : []
+    if (asked && !given.container) {
+        def how = takesName(asked[0]) ? "--container NAME (${asked[0]} build -f containers/Dockerfile makes one)" :
+            '--container FILE.sif (bin/build-image makes one)'
+        problems << "profile ${asked[0]} needs an image: ${how}"
+    }
+    if (asked && 'slurm' in names && names.indexOf(asked[0]) < names.indexOf('slurm')) {
+        problems << "the later profile decides: write -profile slurm,${asked[0]}"
+    }
+    if ('conda' in names && given.container) { problems << '-profile conda and --container exclude each other' }
+    if ('multinode' in names && asked.any { name -> name != 'apptainer' }) {
+        problems << "-profile multinode starts apptainer itself: leave ${asked.join(', ')} out"
+    }
+    if (given.container && !asked && !given.custom_config_base && !names.any { name -> name in ['slurm', 'site'] }) {
+        problems << "--container is used with -profile slurm or ${engines().join(', ')} " +
+            '(on this machine: -profile standard,apptainer)'
+    }
+    if (given.conda_env && !('conda' in names)) { problems << '--conda_env is read with -profile conda' }
+    return problems
+}
+
 def profileProblems(names, given) {
     def problems = []
     def against  = { name, others ->
@@ -10,13 +49,6 @@ def profileProblems(names, given) {
         problems << '-profile multinode needs slurm: -profile slurm,multinode'
     }
     against.call('slurm', ['standard', 'gpu'])
-    if ('apptainer' in names && !given.container) {
-        problems << 'profile apptainer needs an image: --container FILE.sif (bin/build-image makes one)'
-    }
-    if (given.container && !names.any { name -> name in ['apptainer', 'slurm', 'site'] }) {
-        problems << '--container is used with -profile slurm or apptainer ' +
-            '(on this machine: -profile standard,apptainer)'
-    }
     if ('multinode' in names && given.num_nodes < 2) {
         problems << '-profile multinode is for several nodes: give --num_nodes'
     }
@@ -27,9 +59,10 @@ def profileProblems(names, given) {
         problems << '--baseline_images goes with --container; ' +
             'without, external methods are installed by perturbdiff baseline install'
     }
+    problems += engineProblems(names, given)
     if (given.site_config && !('site' in names)) { problems << '--site_config is read with -profile …,site' }
     if ('site' in names && !given.site_config) { problems << '-profile site needs --site_config FILE' }
-    if (given.job_arrays && !names.any { name -> name in ['slurm', 'site'] }) {
+    if (given.job_arrays && !given.custom_config_base && !names.any { name -> name in ['slurm', 'site'] }) {
         problems << '--job_arrays needs -profile slurm'
     }
     return problems
@@ -47,15 +80,20 @@ def onPath(program) {
 }
 
 def imageProblems(names, container) {
+    def engine = engineOf(names)
+    if (container && takesName(engine)) {
+        return 'slurm' in names || onPath(engine) ? [] : ["profile ${engine}: there is no ${engine} on this machine"]
+    }
     if (!container || container.contains('://')) { return [] }
+    if (container.contains(':')) { return ["--container: '${container}' names an image: write docker://${container}"] }
     def path = new java.io.File("${container}").absoluteFile
     if (!path.exists()) {
         def hint = container.contains('/') ? '' : ' (an image in a registry is written docker://NAME)'
         return ["--container: there is no ${path}${hint}"]
     }
     if (!isImage(path)) { return ["--container: ${path} is no Apptainer image (bin/build-image makes one)"] }
-    return 'apptainer' in names && !('slurm' in names) && !onPath('apptainer') ?
-        ['profile apptainer: there is no apptainer on this machine'] : []
+    return engine in names && !('slurm' in names) && !onPath(engine) ?
+        ["profile ${engine}: there is no ${engine} on this machine"] : []
 }
 
 // what the container is to see is given as one text with commas between the folders
@@ -95,7 +133,7 @@ def siteWarnings(names, given, work) {
 // given: params; names: of the profiles; work: the work folder
 def checkSite(given, names, work) {
     def container = given.container ? "${given.container}".toString() : null
-    def contained = 'slurm' in names || 'apptainer' in names
+    def contained = engineOf(names) != null
     def problems  = profileProblems(names, given) + imageProblems(names, container) +
         (contained ? folderProblems(given) : [])
     if (problems) {

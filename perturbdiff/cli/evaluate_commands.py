@@ -57,6 +57,13 @@ TargetGenes = Annotated[
         help="CSV or TSV (perturbation, gene) of the genes that perturbations act on; default: those in their names.",
     ),
 ]
+ScoredGenes = Annotated[
+    Path | None,
+    typer.Option(
+        "--genes",
+        help="Text file, vocabulary or store with the genes to score, if the truth is a store; default: all of them.",
+    ),
+]
 SetColumn = Annotated[
     str | None,
     typer.Option(
@@ -95,6 +102,7 @@ def scoring_options(
     scale: Scale = None,
     metrics: Metrics = None,
     targets: TargetGenes = None,
+    genes: ScoredGenes = None,
     sets: SetColumn = None,
     threads: Threads = None,
     shard: Shard = "0/1",
@@ -116,6 +124,7 @@ def scoring_options(
         "scale": scale,
         "metrics": _names(metrics),
         "targets": None if targets is None else str(targets),
+        "genes": None if genes is None else str(genes),
         "set_column": sets,
     }
     settings: dict[str, Any] = {"dataset": dataset, "seed": config.seed, "force": force}

@@ -34,9 +34,26 @@ from perturbdiff.cli.options import (
     with_options,
 )
 
+ModelGenes = Annotated[
+    Path | None,
+    typer.Option(
+        "--genes",
+        help="Text file, vocabulary or store with the genes of the model; default: the genes of the data.",
+    ),
+]
+
 
 def training_options(
     embeddings: Embeddings = None,
+    scored_on: Annotated[
+        Path | None,
+        typer.Option(
+            "--scored-on",
+            metavar="GENES",
+            help="Text file, vocabulary or store. Stop at once if the model lacks one of its genes, because "
+            "predictions could then not be scored on it.",
+        ),
+    ] = None,
     recipe: Recipe = None,
     overrides: Overrides = None,
     keep_every: Annotated[
@@ -57,7 +74,7 @@ def training_options(
     """Collect the options that ``pretrain``, ``train`` and ``finetune`` share."""
     changes = [*(overrides or ()), *([] if keep_every is None else [f"train.keep_every={keep_every}"])]
     settings: dict[str, Any] = {"embeddings": embeddings_of(embeddings), "checkpoints": checkpoints}
-    settings |= {"resume": resume, "device": device, "force": force}
+    settings |= {"scored_on": scored_on, "resume": resume, "device": device, "force": force}
     return Shared(config_of(recipe, changes, seed), settings)
 
 
@@ -73,12 +90,7 @@ def pretrain(
             help="Store and split used for finetuning later. Their validation and test data are left out.",
         ),
     ] = None,
-    genes: Annotated[
-        Path | None,
-        typer.Option(
-            "--genes", help="Text file with the genes of the model; default: the genes of all stores."
-        ),
-    ] = None,
+    genes: ModelGenes = None,
     *,
     training: Shared,
 ) -> None:
@@ -91,11 +103,13 @@ def pretrain(
 
 
 @with_options(training_options)
-def train(store: StorePath, split: SplitFile, out: Out, training: Shared) -> None:
+def train(
+    store: StorePath, split: SplitFile, out: Out, genes: ModelGenes = None, *, training: Shared
+) -> None:
     """Train a model from scratch and write a bundle."""
     from perturbdiff.training.training_stages import train as run
 
-    typer.echo(str(run(store, split, out, training.config, **training.settings)))
+    typer.echo(str(run(store, split, out, training.config, genes=genes, **training.settings)))
 
 
 @with_options(training_options)

@@ -439,6 +439,10 @@ class EvaluateConfig(Section):
         default=None,
         description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
     )
+    genes: Label | None = Field(
+        default=None,
+        description="text file, vocabulary or store with the genes of a store to score; none: all of them",
+    )
     replicate_column: Column = Field(
         default=None,
         description="obs column of the truth with replicates (donors, guides) for DE of pseudobulks; none: no such DE",

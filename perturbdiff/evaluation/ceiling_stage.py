@@ -84,7 +84,7 @@ def ceiling(
         )
     method = CEILING if reference == DUPLICATE else reference
     settings = inputs.settings_of(config, shard, dataset=dataset, part=part, reference=reference)
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.files_of(config)}
     with provenance.stage(
         "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:

@@ -95,7 +95,7 @@ def evaluate(
             f"DE of pseudobulks (--replicate-col) does not go with {other}; leave one of them out"
         )
     settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
-    files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.targets_file(config)}
+    files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.files_of(config)}
     files |= {"calibration": Path(calibration)} if calibration else {}
     files |= {"ends": Path(ends)} if ends else {}
     known = provenance.determinants("evaluate", settings, files, seed)

@@ -12,8 +12,9 @@ from perturbdiff.checkpoint.bundle_record import CARD
 from perturbdiff.checkpoint.pretrained_embeddings import read_tables
 from perturbdiff.config.settings import Config
 from perturbdiff.embeddings.embedding_tables import SemanticKind
-from perturbdiff.genes.gene_lists import read_names
+from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.runtime import provenance
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.outputs import Output
 from perturbdiff.runtime.resources import resolve_device
 from perturbdiff.training.callbacks.time_limit import TimeLimit
@@ -38,6 +39,8 @@ def train(
     out: Path,
     config: Config,
     *,
+    genes: Path | None = None,
+    scored_on: Path | None = None,
     embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
@@ -54,6 +57,10 @@ def train(
         The bundle, a folder.
     config
         The recipe.
+    genes
+        Text file, vocabulary or store with the genes of the model, which the store must have; default: all its genes.
+    scored_on
+        Text file, vocabulary or store: predictions will be scored on its genes, so that the model must have them.
     embeddings
         Files of semantic tables, by ``perturbation``, ``cell_type`` or ``gene``; without one, vectors are learned.
     checkpoints
@@ -73,10 +80,11 @@ def train(
         With a checkpoint, if the allocation ends or a signal says so.
     """
     files = embeddings or {}
-    inputs = {"store": store, "split": split, **_roles(files)}
+    names = _names(genes)
+    inputs = {"store": store, "split": split, **({"genes": genes} if genes else {}), **_roles(files)}
 
     def build() -> TrainingSetup:
-        return from_scratch(store, split, config, read_tables(files))
+        return _scorable(from_scratch(store, split, config, read_tables(files), names), scored_on)
 
     return _stage(
         "train",
@@ -99,6 +107,7 @@ def finetune(
     config: Config,
     *,
     transfer: Transfer = "keep",
+    scored_on: Path | None = None,
     embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
@@ -114,7 +123,8 @@ def finetune(
     inputs = {"bundle": bundle, "store": store, "split": split, **_roles(files)}
 
     def build() -> TrainingSetup:
-        return for_finetuning(bundle, store, split, config, transfer, read_tables(files))
+        setup = for_finetuning(bundle, store, split, config, transfer, read_tables(files))
+        return _scorable(setup, scored_on)
 
     return _stage(
         "finetune", out, config, inputs, build,
@@ -129,6 +139,7 @@ def pretrain(
     *,
     downstream: Sequence[tuple[Path, Path]] = (),
     genes: Path | None = None,
+    scored_on: Path | None = None,
     embeddings: Mapping[SemanticKind, Path] | None = None,
     checkpoints: Path | None = None,
     resume: Resume = "auto",
@@ -145,13 +156,13 @@ def pretrain(
         Pairs (store, split) of later experiments: their validation and test conditions, and cells that bear a
         name of such a cell, are left out.
     genes
-        Text file of gene names to use instead of the union.
+        Text file, vocabulary or store with the genes to use instead of the union.
 
     Others as in `train`.
     """
     settings = config.train.model_copy(update={"zero_control": True})
     config = config.model_copy(update={"train": settings})
-    names = read_names(genes) if genes else None
+    names = _names(genes)
     inputs = {f"store.{i}": path for i, path in enumerate(stores)}
     inputs |= {f"downstream.{i}.store": pair[0] for i, pair in enumerate(downstream)}
     inputs |= {f"downstream.{i}.split": pair[1] for i, pair in enumerate(downstream)}
@@ -160,7 +171,7 @@ def pretrain(
     inputs |= _roles(files)
 
     def build() -> TrainingSetup:
-        return for_pretraining(stores, config, downstream, names, read_tables(files))
+        return _scorable(for_pretraining(stores, config, downstream, names, read_tables(files)), scored_on)
 
     return _stage(
         "pretrain",
@@ -173,6 +184,28 @@ def pretrain(
         device=device,
         force=force,
     )
+
+
+def _names(genes: Path | None) -> list[str] | None:
+    """Return the genes of a text file, a vocabulary or a store; None without one."""
+    return None if genes is None else read_gene_set(genes, genes.name, None, Path()).genes
+
+
+def _scorable(setup: TrainingSetup, scored_on: Path | None) -> TrainingSetup:
+    """Return the setup of a model that can predict all genes of ``scored_on``.
+
+    Raises
+    ------
+    UserError
+        If the model lacks some: `evaluate` would refuse its predictions after the whole training.
+    """
+    if missing := sorted(set(_names(scored_on) or ()) - set(setup.genes)):
+        raise UserError(
+            f"{scored_on}: {len(missing)} of its genes are not among the model's {len(setup.genes)}, so that "
+            f"predictions could not be scored on it: {listing(missing)}; train with these genes (--genes, or "
+            "--transfer new-genes), or score fewer"
+        )
+    return setup
 
 
 def _roles(embeddings: Mapping[SemanticKind, Path]) -> dict[str, Path]:

@@ -1,15 +1,74 @@
-// Raw counts → stores, splits and their statistics. Runs that have one in common share it.
+// Raw counts → stores, splits and their statistics. Runs that have one in common share it. Before that, what rows make
+// for others: gene lists, semantic tables and bundles from checkpoints.
 
+include { EMBED                       } from '../../modules/local/embed'
+include { FETCH                       } from '../../modules/local/fetch'
+include { IMPORT                      } from '../../modules/local/import'
 include { PREPROCESS                  } from '../../modules/local/preprocess'
 include { SIMULATE                    } from '../../modules/local/simulate'
 include { SPLIT; SPLIT as SPLIT_FIRST } from '../../modules/local/split'
 include { STATS                       } from '../../modules/local/stats'
+include { VOCABULARY                  } from '../../modules/local/vocabulary'
+include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
+include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST } from './gather'
+include { GATHER as GATHER_FOR_RAW; GATHER as GATHER_FOR_UNIT    } from './gather'
+
+// what tasks of rows that make something are told beside files
+def toldOf(one) {
+    return one.subMap(['id', 'options', 'named', 'kinds'])
+}
 
 workflow DATA {
     take:
     plan
 
     main:
+    files = channel.fromList(plan.files.collect { one -> tuple(one.key, one.file) } + [tuple('', [])])
+
+    EMBED(channel.fromList(plan.embeddings).map { one -> tuple(toldOf(one), one.names) })
+    vectors = EMBED.out.table.map { meta, table -> tuple("made ${meta.id}".toString(), table) }
+
+    imported = plan.imports.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }
+    GATHER_FOR_IMPORT(imported, files.mix(vectors))
+    IMPORT(
+        channel.fromList(plan.imports)
+            .map { one -> tuple(one.id, one) }
+            .combine(GATHER_FOR_IMPORT.out.gathered, by: 0)
+            .map { _id, one, found -> tuple(toldOf(one), one.checkpoint, one.genes, found) }
+    )
+
+    // what reads a published data set that is not here waits for it
+    FETCH(channel.fromList(plan.fetches))
+    waiting = plan.vocabularies.collect { one -> ["list ${one.id}".toString(), one.fetch] } +
+        (plan.stores + plan.splits.findAll { one -> !one.store }).collect { one -> [one.id, one.fetch] }
+    GATHER_FOR_RAW(waiting, FETCH.out.fetched.map { meta -> tuple(meta.id, meta.id) })
+    allowed = GATHER_FOR_RAW.out.gathered
+
+    // a list that lists of other rows are added to comes after these
+    plainLists = plan.vocabularies.findAll { one -> one.added.every { mark -> mark.file } }
+    laterLists = plan.vocabularies - plainLists
+    VOCABULARY(
+        channel.fromList(plainLists)
+            .map { one -> tuple("list ${one.id}".toString(), one) }
+            .combine(allowed, by: 0)
+            .map { _id, one, _fetched ->
+                tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.recipe)
+            }
+    )
+    lists = VOCABULARY.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
+    joined = laterLists.collect { one -> [one.id, one.added.collect { mark -> mark.key }] }
+    GATHER_FOR_LIST(joined, files.mix(lists))
+    VOCABULARY_OF_LISTS(
+        channel.fromList(laterLists)
+            .map { one -> tuple("list ${one.id}".toString(), one) }
+            .combine(allowed, by: 0)
+            .map { _id, one, _fetched -> tuple(one.id, one) }
+            .combine(GATHER_FOR_LIST.out.gathered, by: 0)
+            .map { _id, one, added -> tuple(toldOf(one), one.studies, added, one.given, one.recipe) }
+    )
+    laterOnes = VOCABULARY_OF_LISTS.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
+    things = files.mix(vectors, lists, laterOnes)
+
     // genes chosen from training cells: the split comes first and reads the input; otherwise it reads the store
     early = plan.splits.findAll { one -> !one.store }
     late  = plan.splits.findAll { one -> one.store }
@@ -17,13 +76,15 @@ workflow DATA {
     SIMULATE(channel.fromList(plan.simulations).map { one -> tuple([id: one.id, seed: one.seed], one.recipe) })
     simulated = SIMULATE.out.counts.map { meta, counts -> tuple(meta.id, counts) }
 
-    origins = plan.stores + early
+    origins = plan.stores.findAll { one -> !one.ready } + early
     drawn   = channel.fromList(origins.findAll { one -> one.simulation })
         .map { one -> tuple(one.simulation.id, one.id) }
         .combine(simulated, by: 0)
         .map { _simulation, id, counts -> tuple(id, counts) }
     raw = channel.fromList(origins.findAll { one -> !one.simulation })
         .map { one -> tuple(one.id, one.inputs) }
+        .combine(allowed, by: 0)
+        .map { id, inputs, _fetched -> tuple(id, inputs) }
         .mix(drawn)
 
     SPLIT_FIRST(
@@ -34,7 +95,11 @@ workflow DATA {
     )
     firstSplits = SPLIT_FIRST.out.split.map { meta, split -> tuple(meta.id, split) }
 
-    wanted = channel.fromList(plan.stores).map { one -> tuple(one.id, one) }.combine(raw, by: 0)
+    wanted = channel.fromList(plan.stores.findAll { one -> !one.ready })
+        .map { one -> tuple(one.genes.key, one) }
+        .combine(things, by: 0)
+        .map { _key, one, genes -> tuple(one.id, one + [genes: genes]) }
+        .combine(raw, by: 0)
     after  = wanted.filter { _id, one, _source -> one.split }
         .map { _id, one, source -> tuple(one.split, one, source) }
         .combine(firstSplits, by: 0)
@@ -48,6 +113,7 @@ workflow DATA {
             }
     )
     stores = PREPROCESS.out.store.map { meta, store -> tuple(meta.id, store) }
+        .mix(channel.fromList(plan.stores.findAll { one -> one.ready }).map { one -> tuple(one.id, one.ready) })
 
     SPLIT(
         channel.fromList(late)
@@ -66,6 +132,9 @@ workflow DATA {
         .map { unit -> tuple(unit.pair, unit.id) }
         .combine(pairs, by: 0)
         .map { _pair, unit, store, split -> tuple(unit, store, split) }
+    asked  = plan.units.collect { unit -> [unit.id, [unit.scored, unit.targets]] }
+    GATHER_FOR_UNIT(asked, things)
+    scales = GATHER_FOR_UNIT.out.gathered.map { unit, found -> tuple(unit, found[0], found[1]) }
 
     STATS(
         pairs.map { id, store, split -> tuple([id: id], store, split) }
@@ -73,7 +142,10 @@ workflow DATA {
     )
 
     statistics = STATS.out.tables.map { _meta, tables -> tables }
+    bundles    = IMPORT.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
     versions   = SIMULATE.out.versions
+        .mix(FETCH.out.versions, EMBED.out.versions, IMPORT.out.versions)
+        .mix(VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
         .mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
 
     emit:
@@ -81,6 +153,9 @@ workflow DATA {
     splits      // id, parquet
     pairs       // id, store folder, split parquet
     units       // id, store folder, split parquet: a pair for each part that is predicted
+    scales      // id of a pair, the genes that are scored and the table of target genes, or [] for each
+    things      // key, path: gene lists and semantic tables, as the plan names them
+    bundles     // id, folder: of imported checkpoints
     statistics  // folder
     versions
 }

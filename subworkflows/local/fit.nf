@@ -3,6 +3,7 @@
 include { FINETUNE } from '../../modules/local/finetune'
 include { PRETRAIN } from '../../modules/local/pretrain'
 include { TRAIN    } from '../../modules/local/train'
+include { GATHER as GATHER_FOR_FIT } from './gather'
 
 // what a task of these is told beside files
 def metaOf(run) {
@@ -14,8 +15,17 @@ workflow FIT {
     plan
     stores   // id, folder
     pairs    // id, store folder, split parquet
+    things   // key, path
+    scales   // id of a pair and part, the genes that are scored, table of target genes
+    imported // id, folder
 
     main:
+    // semantic tables and the gene list of a run
+    asked   = (plan.runs.findAll { run -> run.mode in ['pretrain', 'train', 'finetune'] })
+        .collect { run -> [run.id, run.tables.collect { mark -> mark.key } + [run.genes.key]] }
+    GATHER_FOR_FIT(asked, things)
+    belongs = GATHER_FOR_FIT.out.gathered.map { id, found -> tuple(id, found.dropRight(1), found.last()) }
+
     priors   = plan.runs.findAll { run -> run.mode == 'pretrain' }
     scratch  = plan.runs.findAll { run -> run.mode == 'train' }
     finetune = plan.runs.findAll { run -> run.mode == 'finetune' }
@@ -30,7 +40,7 @@ workflow FIT {
 
     // and for the splits of the runs that start from it
     later = priors.collectEntries { run ->
-        def started = plan.runs.findAll { other -> other.init == run.id }
+        def started = plan.runs.findAll { other -> other.init == run.id && !other.conditions }
         [(run.id): started.collect { other -> other.unit.split.id }.unique()]
     }
     awaited = later.collectMany { id, ids -> ids.collect { pair -> tuple(pair, groupKey(id, ids.size())) } }
@@ -48,30 +58,45 @@ workflow FIT {
             .map { run -> tuple(run.id, run) }
             .combine(own, by: 0)
             .combine(held, by: 0)
-            .map { _id, run, found, heldStores, heldSplits ->
-                tuple(metaOf(run), found, heldStores, heldSplits, run.tables, run.recipe)
+            .combine(belongs, by: 0)
+            .map { _id, run, found, heldStores, heldSplits, tables, genes ->
+                tuple(metaOf(run), found, heldStores, heldSplits, tables, genes, [], run.recipe)
             }
     )
     pretrained = PRETRAIN.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
 
     TRAIN(
         channel.fromList(scratch)
-            .map { run -> tuple(run.unit.split.id, run) }
+            .map { run -> tuple(run.id, run) }
+            .combine(belongs, by: 0)
+            .map { _id, run, tables, genes -> tuple(run.unit.id, run, tables, genes) }
+            .combine(scales, by: 0)
+            .map { _unit, run, tables, genes, scored, _targets -> tuple(run.unit.split.id, run, tables, genes, scored) }
             .combine(pairs, by: 0)
-            .map { _pair, run, store, split -> tuple(metaOf(run), store, split, run.tables, run.recipe) }
+            .map { _pair, run, tables, genes, scored, store, split ->
+                // all genes of the store are scored where no others are named
+                tuple(metaOf(run), store, split, tables, genes, genes ? scored ?: store : scored, run.recipe)
+            }
     )
 
     // from a bundle folder, or from what a row of the sheet made
     starts = channel.fromList(finetune.findAll { run -> !run.bundle })
         .map { run -> tuple(run.init, run) }
-        .combine(pretrained, by: 0)
+        .combine(pretrained.mix(imported), by: 0)
         .map { _init, run, bundle -> tuple(run, bundle) }
         .mix(channel.fromList(finetune.findAll { run -> run.bundle }).map { run -> tuple(run, run.bundle) })
     FINETUNE(
-        starts.map { run, bundle -> tuple(run.unit.split.id, run, bundle) }
+        starts.map { run, bundle -> tuple(run.id, run, bundle) }
+            .combine(belongs, by: 0)
+            .map { _id, run, bundle, tables, _genes -> tuple(run.unit.id, run, bundle, tables) }
+            .combine(scales, by: 0)
+            .map { _unit, run, bundle, tables, scored, _targets ->
+                tuple(run.unit.split.id, run, bundle, tables, scored)
+            }
             .combine(pairs, by: 0)
-            .map { _pair, run, bundle, store, split ->
-                tuple(metaOf(run) + [transfer: run.transfer], store, split, bundle, run.tables, run.recipe)
+            .map { _pair, run, bundle, tables, scored, store, split ->
+                def meta = metaOf(run) + [transfer: run.transfer]
+                tuple(meta, store, split, bundle, tables, scored ?: store, run.recipe)
             }
     )
 

@@ -5,12 +5,15 @@ include { EXTERNAL                   } from '../../modules/local/external'
 include { MERGE as MERGE_PREDICTIONS } from '../../modules/local/merge'
 include { SAMPLE                     } from '../../modules/local/sample'
 include { byName; spread             } from '../../modules/plan/parts'
+include { GATHER as GATHER_FOR_SAMPLE; GATHER as GATHER_FOR_BASELINE } from './gather'
 
 workflow PREDICT {
     take:
     plan
+    stores   // id, folder
     units    // id, store folder, split parquet
-    bundles  // meta, folder
+    things   // key, path
+    bundles  // id, folder
 
     main:
     // with the bundle of a folder, which no run of this sheet makes
@@ -20,14 +23,27 @@ workflow PREDICT {
     // a sampling may be spread over tasks, and their parts are merged
     fitted = channel.fromList(made)
         .map { run -> tuple(run.mode == 'sample' ? run.init : run.id, run) }
-        .combine(bundles.map { meta, bundle -> tuple(meta.id, bundle) }, by: 0)
+        .combine(bundles, by: 0)
         .map { _id, run, bundle -> tuple(run.unit.id, run, bundle) }
+    ready = fitted.mix(channel.fromList(given).map { run -> tuple(run.unit.id, run, run.bundle) })
+    // a table of conditions is predicted from the store, without a split
+    tabled = ready.filter { _unit, run, _bundle -> run.conditions }
+        .map { _unit, run, bundle -> tuple(run.unit.store.id, run, bundle) }
+        .combine(stores, by: 0)
+        .map { _id, run, bundle, store -> tuple(run.id, run, bundle, store, []) }
+    parted = ready.filter { _unit, run, _bundle -> !run.conditions }
+        .combine(units, by: 0)
+        .map { _unit, run, bundle, store, split -> tuple(run.id, run, bundle, store, split) }
+    // a model that was fitted here has the semantic tables of its row already
+    asked  = plan.models.collect { run -> [run.id, run.mode == 'sample' ? run.tables.collect { one -> one.key } : []] }
+    GATHER_FOR_SAMPLE(asked, things)
     SAMPLE(
-        fitted.mix(channel.fromList(given).map { run -> tuple(run.unit.id, run, run.bundle) })
-            .combine(units, by: 0)
-            .map { _unit, run, bundle, store, split ->
-                def meta = [id: run.id, seed: run.seed, part: run.unit.part, step: run.step]
-                tuple(meta, bundle, store, split, run.sample)
+        tabled.mix(parted)
+            .combine(GATHER_FOR_SAMPLE.out.gathered, by: 0)
+            .map { _id, run, bundle, store, split, tables ->
+                def meta = run.subMap(['id', 'seed', 'step', 'options', 'changes']) +
+                    [part: run.unit.part, kinds: tables ? run.kinds : []]
+                tuple(meta, bundle, store, split, run.conditions, tables, run.sample)
             }
             .flatMap { job -> spread(job, plan.shards.sample) }
     )
@@ -53,12 +69,15 @@ workflow PREDICT {
                 tuple(meta, store, split, one.script, one.recipe)
             }
     )
+    GATHER_FOR_BASELINE(plan.baselines.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }, things)
     BASELINE(
         channel.fromList(plan.baselines)
             .map { one -> tuple(one.unit.id, one) }
             .combine(units, by: 0)
-            .map { _unit, one, store, split ->
-                tuple(one.subMap(['id', 'name', 'seed']) + [part: one.unit.part], store, split)
+            .map { _unit, one, store, split -> tuple(one.id, one, store, split) }
+            .combine(GATHER_FOR_BASELINE.out.gathered, by: 0)
+            .map { _id, one, store, split, tables ->
+                tuple(one.subMap(['id', 'name', 'seed', 'kinds']) + [part: one.unit.part], store, split, tables)
             }
     )
 

@@ -10,6 +10,7 @@ workflow SCORE {
     take:
     plan
     units        // id, store folder, split parquet
+    scales       // id, the genes that are scored, table of target genes
     predictions  // meta, h5ad
 
     main:
@@ -17,8 +18,9 @@ workflow SCORE {
         channel.fromList(plan.calibrations)
             .map { one -> tuple(one.unit, one) }
             .combine(units, by: 0)
-            .map { _unit, one, store, split ->
-                tuple(one.subMap(['id', 'unit', 'dataset', 'seed', 'part']), store, split, one.recipe)
+            .combine(scales, by: 0)
+            .map { _unit, one, store, split, genes, targets ->
+                tuple(one.subMap(['id', 'unit', 'dataset', 'seed', 'part']), store, split, one.recipe, genes, targets)
             }
     )
     // a data set whose calibration failed, or that has none, is scored without
@@ -27,12 +29,15 @@ workflow SCORE {
         .map { unit, _same, folder -> tuple(unit, folder ?: []) }
     // an evaluation may be spread over tasks, and their parts are merged
     EVALUATE(
-        predictions.map { meta, cells -> tuple(plan.scoring[meta.id].unit, plan.scoring[meta.id], cells) }
+        predictions.filter { meta, _cells -> plan.scoring[meta.id] }
+            .map { meta, cells -> tuple(plan.scoring[meta.id].unit, plan.scoring[meta.id], cells) }
             .combine(units, by: 0)
             .combine(calibrations, by: 0)
-            .map { _unit, one, cells, store, _split, calibration ->
+            .combine(scales, by: 0)
+            .map { _unit, one, cells, store, _split, calibration, genes, targets ->
                 def known = one.calibrated ? calibration : []
-                tuple(one.subMap(['id', 'method', 'dataset', 'seed']), cells, store, one.recipe, known)
+                def meta  = one.subMap(['id', 'method', 'dataset', 'seed'])
+                tuple(meta, cells, store, one.recipe, known, genes, targets)
             }
             .flatMap { job -> spread(job, plan.shards.evaluation) }
     )
@@ -40,8 +45,9 @@ workflow SCORE {
         channel.fromList(plan.ceilings)
             .map { one -> tuple(one.unit, one) }
             .combine(units, by: 0)
-            .map { _unit, one, store, split ->
-                tuple(one.subMap(['id', 'dataset', 'seed', 'part']), store, split, one.recipe)
+            .combine(scales, by: 0)
+            .map { _unit, one, store, split, genes, targets ->
+                tuple(one.subMap(['id', 'dataset', 'seed', 'part']), store, split, one.recipe, genes, targets)
             }
             .flatMap { job -> spread(job, plan.shards.evaluation) }
     )

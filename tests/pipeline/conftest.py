@@ -1,6 +1,7 @@
 """Nextflow for the tests of the workflow: found once, each start costs some seconds."""
 
 import csv
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,31 @@ import pytest
 from perturbdiff import datasets
 
 ROOT = Path(__file__).parents[2]
+
+FAKE = """#!{python}
+# Stands in for the program: keeps its arguments, makes what it is asked for.
+import json, os, pathlib, sys
+given = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(given) + "\\n")
+if given[:1] == ["data"]:
+    pathlib.Path(given[given.index("--out") + 1], "kang18_ifnb_muscat.h5ad").touch()
+elif "--out" in given:
+    out = pathlib.Path(given[given.index("--out") + 1])
+    folder = out.suffix not in (".h5ad", ".html", ".parquet")
+    if folder:
+        out.mkdir()
+    else:
+        out.touch()
+    for kind in ("manifest", "run"):
+        (out / f"{{kind}}.json" if folder else pathlib.Path(f"{{out}}.{{kind}}.json")).write_text('{{"stage": "fake"}}')
+    if given[0] == "split":
+        pathlib.Path(f"{{out}}.counts.csv").touch()
+    if given[0] == "report":
+        for part in ("figures", "mqc", "tables"):
+            pathlib.Path("report_" + part).mkdir()
+print("0.0")
+"""
 
 
 @dataclass
@@ -126,3 +152,15 @@ def nextflow_in(program, stand_ins, tmp_path_factory):
 @pytest.fixture
 def nextflow(nextflow_in, tmp_path) -> Nextflow:
     return nextflow_in(tmp_path)
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Put a program in place of ours, and return a function that gives the arguments of its calls."""
+    log = tmp_path / "calls.txt"
+    program = tmp_path / "bin" / "perturbdiff"
+    program.parent.mkdir()
+    program.write_text(FAKE.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(program))  # its folder comes first in PATH
+    return lambda: [json.loads(line) for line in log.read_text().splitlines()]

@@ -9,6 +9,21 @@ def configOf(profile) {
     return new nextflow.config.ConfigBuilder().setBaseDir(folder).setProfile(profile).buildConfigObject()
 }
 
+// what a profile says of the programs that run containers, with parameters as on the command line
+def containersOf(one) {
+    def folder  = java.nio.file.Path.of(params.project)
+    def command = new nextflow.cli.CmdRun(params: one.given)
+    def config  = new nextflow.config.ConfigBuilder().setBaseDir(folder).setCmdRun(command).setProfile(one.profile)
+        .buildConfigObject()
+    def scopes  = ['apptainer', 'singularity', 'docker', 'podman', 'conda'].collectEntries { name ->
+        [(name): config[name].findAll { key, _value -> key in ['enabled', 'runOptions', 'envWhitelist'] }]
+    }
+    def gpu = settingsOf(config.process, [name: 'TRAIN', labels: ['gpu']])
+    return scopes + [container: config.process.container, environment: config.process.conda?.toString(),
+        gpu: valueOf(gpu, 'containerOptions', config.params) ?: '', queue: config.process.queue,
+        institution: config.params.config_profile_name]
+}
+
 def jobsOf(config) {
     return processes().collectEntries { one ->
         def settings = settingsOf(config.process, one)
@@ -29,6 +44,7 @@ workflow {
     def cases = new groovy.json.JsonSlurper().parseText(file('cases.json').text)
     def found = [
         jobs: cases.profiles.collectEntries { profile -> [(profile): jobsOf(configOf(profile))] },
+        containers: cases.containers.collect { one -> containersOf(one) },
         problems: cases.problems.collect { one ->
             profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) +
                 folderProblems(params + one.given)

@@ -11,6 +11,7 @@ import typer
 
 from perturbdiff.baselines import NAMES
 from perturbdiff.baselines.external import known_tools
+from perturbdiff.baselines.simple import BASELINES
 from perturbdiff.cli.main import app
 from perturbdiff.config import recipes
 
@@ -34,13 +35,19 @@ COMMANDS: dict[str, set[str]] = {
 }
 
 
+for group, command in (("vocabulary", "build"), ("data", "get")):
+    COMMANDS[group] = options(typer.main.get_command(app).commands[group].commands[command])  # type: ignore[attr-defined]
+STAGE = {"external": "baseline", "import": "import-checkpoint", "fetch": "data"}
+"""Commands of modules that have other names."""
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda p: p.stem)
 def test_each_process_is_one_command_with_known_options(module):
     text = module.read_text()
     calls = re.findall(r"^ *(?:perturbdiff|pd-launch) ([a-z].*)$", text, re.MULTILINE)
     assert len(calls) == 1, "a process script is one command"
     name = calls[0].split()[0]
-    assert name == {"external": "baseline"}.get(module.stem, module.stem)
+    assert name == STAGE.get(module.stem, module.stem)
     # options are given in the call or in the definitions above it
     given = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", text)) - {"--version"}
     assert given <= COMMANDS[name]
@@ -50,7 +57,7 @@ def test_each_process_is_one_command_with_known_options(module):
 
 
 def test_every_data_command_has_a_process():
-    assert {m.stem for m in MODULES} - {"external"} <= set(COMMANDS)
+    assert {STAGE.get(m.stem, m.stem) for m in MODULES} <= set(COMMANDS)
     assert {
         "simulate",
         "preprocess",
@@ -62,6 +69,65 @@ def test_every_data_command_has_a_process():
         "sample",
         "baseline",
     } <= {m.stem for m in MODULES}
+
+
+BY_RECIPE = {
+    "--set": "overrides", "--config": "overrides", "--pert-col": "data.perturbation_key", "--control": "data.control",
+    "--cell-type-col": "data.cell_type_key", "--batch-col": "data.batch_key", "--set-col": "data.set_key",
+    "--keep-every": "train.keep_every", "--values": "sample.values", "--definition": "evaluate.definition",
+    "--metrics": "evaluate.metrics", "--context-col": "evaluate.context_column", "--missing": "evaluate.missing",
+    "--replicate-col": "evaluate.replicate_column", "--predicted-controls": "evaluate.controls",
+    "--scale": "evaluate.scale", "--top": "data.num_hvgs", "--cells": "simulate.cells",
+}  # fmt: skip
+"""Options that set a key of the recipe, which a row's overrides can set as well."""
+
+EXCEPTIONS = {
+    "--force": "the workflow decides what is made again (-resume)",
+    "--resume": "to start a training afresh, delete its folder in --ckpt_dir",
+    "--reference": "the references of a ceiling are compared by CALIBRATE",
+    "--cover": "further rows of a table that no other stage reads",
+    "--keep": "the working folder of an external method is its task's work folder",
+    "--name": "evaluate names each method by its row",
+    "--pairs": "of the statistics page alone: perturbdiff stats on the published store",
+    "--cells-per-group": "as --pairs",
+    "stats --genes": "as --pairs",
+    "stats --seed": "as --pairs",
+    "calibrate --shard": "a calibration is one task",
+    "--ends": "spares cell-eval2 the mean response and replicates of another evaluation, and changes no score",
+    "--unfinished": "PD_UNFINISHED, a folder in --ckpt_dir",
+}
+"""Options that no row and no parameter reaches, and why."""
+
+
+def test_every_option_of_a_stage_is_reachable():
+    config = (ROOT / "conf" / "modules.config").read_text()
+    rows = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["options"]
+    keys = {*recipes.keys(), "overrides"}
+    assert {key for key in BY_RECIPE.values() if key not in keys} == set()
+    said: dict[str, set[str]] = {}
+    for module in MODULES:
+        text = module.read_text()
+        here = set(re.findall(r"--[a-z][a-z-]*", text)) | {
+            f"--{name}" for name in rows["x-options"].get(module.stem, {})
+        }
+        here |= set(re.findall(r"--[a-z-]+", config)) if "task.ext.args" in text else set()
+        if module.stem == "report":  # meta.options, and the names in `extra`
+            here |= {"--title", "--against", "--figures"} | {
+                f"--{name}" for name in re.findall(r"[\[ ](\w+): ", text)
+            }
+        said.setdefault(STAGE.get(module.stem, module.stem), set()).update(here)
+    left = {
+        name: {o for o in COMMANDS[name] - here - set(BY_RECIPE) if o.startswith("--")}
+        for name, here in said.items()
+    }
+    beyond = {f"{name} {o}" for name, found in left.items() for o in found if o not in EXCEPTIONS} - set(
+        EXCEPTIONS
+    )
+    assert not beyond, "no row and no parameter reaches them"
+    unused = set(EXCEPTIONS) - {
+        word for name, found in left.items() for o in found for word in (o, f"{name} {o}")
+    }
+    assert not unused
 
 
 def test_parameters_are_those_of_the_schema():
@@ -129,8 +195,18 @@ def test_modes_and_baselines_are_the_packages():
     modes = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]["mode"][
         "enum"
     ]
-    assert modes == ["train", "pretrain", "finetune", "sample", *NAMES, *known_tools.names(), "script"]
-    page = (ROOT / "docs" / "workflow.md").read_text()
+    makers = ("vocabulary", "embed", "import")
+    assert modes == [
+        "train",
+        "pretrain",
+        "finetune",
+        "sample",
+        *BASELINES,
+        *known_tools.names(),
+        "script",
+        *makers,
+    ]
+    page = (ROOT / "docs" / "workflow-sheet.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `mode` |"))
     assert [mode for mode in modes if f"`{mode}`" not in row] == []
     schema = json.loads((ROOT / "nextflow_schema.json").read_text())

@@ -176,7 +176,7 @@ def test_every_mistake_in_the_sheet_is_told_at_once(nextflow, tmp_path):
         "put it into a folder and name that in PERTURBDIFF_DATA",
         "line 10 (u): no such semantic table 'no.npz'",
         "line 11 (v): embeddings 'drug=drugs.parquet' does not fit",
-        "line 12 (w): 'embeddings' is for train, pretrain and finetune rows",
+        "line 12 (w): 'embeddings' is for train, pretrain, finetune, sample, kernel-ridge and import rows",
         "line 13 (m): cpa has no option 'epocs', did you mean 'epochs'?; perturbdiff baseline show cpa",
         "line 13 (m): 'script' is for rows of mode script",
         "line 13 (m): no such script 'mine.py'",
@@ -196,25 +196,6 @@ def test_an_unknown_column_is_told(nextflow, tmp_path):
     assert ran.code != 0
     assert "unknown column 'mood'" in ran.output
     assert "column 'input' is missing" in ran.output
-
-
-def test_semantic_tables_reach_the_training(nextflow, tmp_path):
-    for name in ("drugs.parquet", "types.npz"):
-        (tmp_path / name).touch()
-    both = "perturbation=drugs.parquet;cell_type=types.npz"
-    rows = (
-        f"a,kang,kang.h5ad,tiny,train,,{both}",
-        "b,kang,kang.h5ad,tiny,train,,",
-        "p,kang,kang.h5ad,tiny,pretrain,,perturbation=drugs.parquet",
-        f"f,kang,kang.h5ad,tiny,finetune,p,{both}",
-    )
-    header = "id,dataset,input,preset,mode,init,embeddings"
-    ran = nextflow.run("-stub", "--input", sheet(tmp_path, *rows, header=header), "--baselines", "none")
-    assert ran.code == 0, ran.output
-    (tmp_path / "drugs.parquet").write_text("changed")
-    again = nextflow.run("-stub", "--input", str(tmp_path / "sheet.csv"), "--baselines", "none", "-resume")
-    trained = [n for n in again.ran() if n.startswith(("TRAIN", "PRETRAIN", "FINETUNE"))]
-    assert trained == ["FINETUNE (f)", "PRETRAIN (p)", "TRAIN (a)"]
 
 
 OTHERS = "id,dataset,input,preset,mode,overrides,script,python,seed"

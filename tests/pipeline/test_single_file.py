@@ -48,7 +48,7 @@ def test_labels_may_come_in_a_table_beside_the_file(nextflow, tmp_path):
     ran = nextflow.run("-stub", "--input", place, "--obs", table, "--baselines", "none", "--ceiling", "false")
     assert ran.code == 0, ran.output
     (work,) = (t["workdir"] for t in ran.tasks() if t["process"].endswith("PREPROCESS"))
-    assert (Path(work) / "obs" / "labels.csv").samefile(table)
+    assert (Path(work) / "obs1" / "labels.csv").samefile(table)
     sheet = (ran.outdir / "plan" / "samplesheet.csv").read_text()
     assert f'"{table}"' in sheet
     wrong = nextflow.run("-stub", "--input", ran.outdir / "plan" / "samplesheet.csv", "--obs", table)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 BARE = {
     "process_low": (1, 2, 8),
     "process_medium": (4, 12, 32),
+    "process_preprocess": (4, 12, 32),
     "process_sample": (8, 12, 64),
     "process_gpu": (8, 24, 64),
     "process_external": (8, 24, 64),
@@ -20,6 +21,7 @@ BARE = {
 SMALL = {
     "process_low": (1, 2, 3),
     "process_medium": (1, 2, 3),
+    "process_preprocess": (1, 2, 3),
     "process_sample": (1, 2, 3),
     "process_gpu": (1, 1, 3),
     "process_external": (1, 1, 3),
@@ -32,6 +34,12 @@ PROFILES = {
     "slurm": BARE,
     "slurm,site": BARE,
     "slurm,apptainer": BARE,
+    "slurm,singularity": BARE,
+    "singularity,slurm": BARE,
+    "singularity": BARE,
+    "docker": BARE,
+    "podman": BARE,
+    "slurm,conda": BARE,
     "slurm,multinode": BARE,
     "slurm,multinode,site": BARE,
     "test": SMALL,
@@ -48,6 +56,13 @@ PROBLEMS = [
     (["standard"], {"container": "docker://image"}, "--container is used with -profile slurm or apptainer"),
     (["slurm", "gpu"], {}, "-profile slurm and gpu exclude each other"),
     (["standard", "slurm"], {}, "-profile slurm and standard exclude each other"),
+    (["slurm", "docker"], {}, "docker needs an image: --container NAME"),
+    (["slurm", "multinode", "singularity"], {"container": "docker://x", "num_nodes": 2}, "leave singularity out"),
+    (["singularity", "slurm"], {"container": "docker://x"}, "write -profile slurm,singularity"),
+    (["docker", "podman"], {"container": "mine:1"}, "-profile docker and podman exclude each other"),
+    (["slurm", "conda"], {"container": "docker://image"}, "-profile conda and --container exclude each other"),
+    (["slurm"], {"conda_env": "x.yml"}, "--conda_env is read with -profile conda"),
+    (["slurm"], {"container": "mine:1"}, "'mine:1' names an image: write docker://mine:1"),
     (["multinode"], {"num_nodes": 2}, "multinode needs slurm: -profile slurm,multinode"),
     (["slurm", "multinode"], {}, "multinode is for several nodes: give --num_nodes"),
     (["slurm"], {"num_nodes": 2}, "--num_nodes 2 needs -profile slurm,multinode"),
@@ -82,6 +97,19 @@ REMEDIES = [
     ("Requested node configuration is not available", True, True, "--gpu_options, --train_cpus, --train_memory"),
     ("Requested node configuration is not available", False, False, "--cpu_queue, or give process.resourceLimits"),
 ]  # fmt: skip
+IMAGE = {"container": "lab/image:1", "ckpt_dir": "/it's/c", "outdir": "/o", "bind": "/data,/a:/b"}
+CONTAINERS = [
+    ("apptainer", IMAGE),
+    ("slurm,singularity", IMAGE | {"container": "docker://lab/image:1"}),
+    ("docker", IMAGE | {"device": "cpu"}),
+    ("podman", IMAGE | {"gpu_container_options": "none"}),
+    ("slurm,conda", {}),
+    ("conda", {"conda_env": "/envs/mine"}),
+    ("somewhere", {"custom_config_base": "institutions"}),
+]
+"""Profiles and parameters whose containers and environments are looked at."""
+
+ENGINES = ("apptainer", "singularity", "docker", "podman", "conda")
 AFTERWARDS = [
     (75, 20, "resumable", "retry"),
     (75, 21, "resumable", "ignore"),
@@ -131,6 +159,23 @@ def put_tools(folder: Path) -> None:
     (folder / "images" / "perturbdiff-squidiff.sif").write_text("text")
 
 
+INSTITUTION = """
+profiles {
+    somewhere {
+        params.config_profile_name = 'Somewhere'
+        process.queue = 'long'
+        singularity.enabled = true
+    }
+}
+"""
+
+
+def placed(folder: Path, given: dict[str, str]) -> dict[str, str]:
+    """Return parameters with the folder of institutional profiles as a whole path."""
+    base = given.get("custom_config_base")
+    return given if base is None else given | {"custom_config_base": str(folder / base)}
+
+
 @pytest.fixture(scope="module", params=["v2", "v1"])
 def found(request, nextflow_in, tmp_path_factory):
     """What site.nf found, by one start of Nextflow with each parser."""
@@ -140,6 +185,8 @@ def found(request, nextflow_in, tmp_path_factory):
     (folder / "text.sif").write_text("no image")
     put_tools(folder)
     shutil.copy(Path(__file__).with_name("site.nf"), folder)
+    (folder / "institutions").mkdir()
+    (folder / "institutions" / "nfcore_custom.config").write_text(INSTITUTION)
     usual = {"ckpt_dir": "/shared/checkpoints", "outdir": "/shared/out", "num_nodes": 1, "num_gpus": 1}
     (folder / "params.json").write_text(json.dumps({"project": str(ROOT), **usual}))
     cases = {
@@ -148,6 +195,7 @@ def found(request, nextflow_in, tmp_path_factory):
         + [{"profiles": p, "given": {}} for p in FITTING],
         "tools": [{"root": "nowhere"} | case for case, _ in TOOLS],
         "warnings": [given for given, _ in WARNINGS],
+        "containers": [{"profile": name, "given": placed(folder, given)} for name, given in CONTAINERS],
         "remedies": [case[:3] for case in REMEDIES],
         "afterwards": [case[:3] for case in AFTERWARDS],
         "seconds": ["10:00", "2-01:00:00", "infinite", "n/a"],
@@ -157,6 +205,13 @@ def found(request, nextflow_in, tmp_path_factory):
     ran = nextflow_in(folder)("run", "site.nf", "-params-file", "params.json", parser=request.param)
     assert ran.code == 0, ran.output
     return json.loads((folder / "found.json").read_text())
+
+
+def gpu_options(profile: str) -> str:
+    """What the program of a profile's containers is told for a task on a GPU."""
+    if "docker" in profile or "podman" in profile:
+        return "--gpus all" if "docker" in profile else "--device nvidia.com/gpu=all"
+    return "--nv" if any(name in profile for name in ("slurm", "apptainer", "singularity")) else ""
 
 
 def test_what_tasks_get_survives_every_combination_of_profiles(found):
@@ -176,10 +231,35 @@ def test_what_tasks_get_survives_every_combination_of_profiles(found):
             options = " ".join(job["head"][-1:]) if "slurm" in profile else ""
             assert ("--gres=gpu:1" in options) == ("slurm" in profile and "gpu" in job["labels"]), here
             assert ("--nodes=1" in options) == ("multinode" in profile and "resumable" in job["labels"]), here
-            contained = "slurm" in profile or "apptainer" in profile
-            assert job["gpu"] == ("--nv" if contained and "gpu" in job["labels"] else ""), here
-            assert job["told"] == ("gpu" in job["labels"]), here
+            assert job["gpu"] == (gpu_options(profile) if "gpu" in job["labels"] else ""), here
+            assert job["told"] == ("gpu" in job["labels"] or name in ("PREPROCESS", "STATS")), here
             assert job["published"] == (name != "MERGE"), here  # under its two names
+
+
+def test_containers_and_environments_of_the_profiles(found):
+    told = dict(zip([f"{p} {len(g)}" for p, g in CONTAINERS], found["containers"], strict=True))
+    on = {key: [name for name in ENGINES if one[name].get("enabled")] for key, one in told.items()}
+    assert on == {
+        "apptainer 4": ["apptainer"],
+        "slurm,singularity 4": ["singularity"],
+        "docker 5": ["docker"],
+        "podman 5": ["podman"],
+        "slurm,conda 0": ["conda"],
+        "conda 1": ["conda"],
+        "somewhere 1": ["singularity"],
+    }
+    assert [one["gpu"] for one in told.values()] == ["--nv", "--nv", "", "", "--nv", "", ""]
+    assert told["docker 5"]["container"] == "lab/image:1"
+    mounts = "-v '/it'\\''s/c:/it'\\''s/c' -v '/o/logs:/o/logs' -v '/data:/data' -v '/a:/b'"
+    for name in ("docker", "podman"):
+        assert told[f"{name} 5"][name]["runOptions"].endswith(mounts), told[f"{name} 5"]
+    variables = {told[key][key.split()[0]]["envWhitelist"] for key in ("apptainer 4", "docker 5", "podman 5")}
+    assert variables == {told["slurm,singularity 4"]["singularity"]["envWhitelist"]}, (
+        "all programs let in the same"
+    )
+    assert told["slurm,conda 0"]["environment"].endswith("conf/conda.yml")
+    assert told["conda 1"]["environment"] == "/envs/mine"
+    assert (told["somewhere 1"]["queue"], told["somewhere 1"]["institution"]) == ("long", "Somewhere")
 
 
 def test_profiles_and_parameters_that_do_not_go_together(found):

@@ -2,35 +2,10 @@
 
 import json
 import os
-import sys
 from pathlib import Path
-
-import pytest
 
 COLUMNS = "id,dataset,input,preset,mode,init,overrides,split,genes,obs,embeddings,script,python,arm,seed"
 ATTACKS = ("a${A=$(touch canary)}${A@P}.x", "$(touch canary).x", "a{b,c}.x", "*.x", "[a].x", "a?.x")
-FAKE = """#!{python}
-# Stands in for the program: keeps its arguments, makes what it is asked for.
-import json, os, pathlib, sys
-given = sys.argv[1:]
-with open({log!r}, "a") as log:
-    log.write(json.dumps(given) + "\\n")
-if "--out" in given:
-    out = pathlib.Path(given[given.index("--out") + 1])
-    folder = given[0] not in ("split", "sample", "baseline", "report") and out.suffix != ".h5ad"
-    if folder:
-        out.mkdir()
-    else:
-        out.touch()
-    for kind in ("manifest", "run"):
-        (out / f"{{kind}}.json" if folder else pathlib.Path(f"{{out}}.{{kind}}.json")).write_text('{{"stage": "fake"}}')
-    if given[0] == "split":
-        pathlib.Path(f"{{out}}.counts.csv").touch()
-    if given[0] == "report":
-        for part in ("figures", "mqc", "tables"):
-            pathlib.Path("report_" + part).mkdir()
-print("0.0")
-"""
 
 
 def row(**cells: str) -> str:
@@ -114,18 +89,6 @@ def test_parameters_cannot_run_commands(nextflow, tmp_path):
     for name in options:
         assert f"--{name}" in ran.output, ran.output
     assert not canaries(tmp_path)
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch):
-    """Put a program in place of ours, and return a function that gives the arguments of its calls."""
-    log = tmp_path / "calls.txt"
-    program = tmp_path / "bin" / "perturbdiff"
-    program.parent.mkdir()
-    program.write_text(FAKE.format(python=sys.executable, log=str(log)))
-    program.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(program))  # its folder comes first in PATH
-    return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
 
 def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):

@@ -85,7 +85,7 @@ def calibrate(
             f"--definition {config.definition}: has anchors of its own; calibrate takes {listing(DEFINITIONS)}"
         )
     settings = inputs.settings_of(config, dataset=dataset, part=part)
-    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.targets_file(config)}
+    files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.files_of(config)}
     with provenance.stage(
         "calibrate", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
     ) as stage:

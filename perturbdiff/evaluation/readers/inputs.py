@@ -98,7 +98,8 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
     Raises
     ------
     UserError
-        As `open_predictions`; and if the context column is missing or varies within a condition.
+        As `open_predictions`; and if the context column is missing or varies within a condition, or genes are
+        chosen that the truth lacks.
     """
     path = existing(Path(path), "truth")
     if what_is(path) == _PREDICTIONS:
@@ -107,6 +108,8 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
         from perturbdiff.evaluation.readers.store_cells import open_store
 
         return open_store(path, config)
+    if config.genes is not None:
+        raise UserError(f"--genes: {path} is no store; give an AnnData file that has only the genes to score")
     file = RowFile(path)
     label, scale = _control(file, config) or control, _scale(file, config)
     if label is None:
@@ -130,13 +133,14 @@ def is_store(path: Path) -> bool:
 def settings_of(config: EvaluateConfig, shard: tuple[int, int] = (0, 1), **more: Any) -> dict[str, Any]:
     """Return what the manifest says was set; a whole run does not mention shards, and no file's folder is told."""
     part = {} if shard[1] == 1 else {"shard": list(shard)}
-    names = {key: path.name for key, path in targets_file(config).items()}
+    names = {key: path.name for key, path in files_of(config).items()}
     return {**config.model_dump(), **names, **more, **part}
 
 
-def targets_file(config: EvaluateConfig) -> dict[str, Path]:
-    """Return the table of target genes as an input, if there is one."""
-    return {} if config.targets is None else {"targets": Path(config.targets)}
+def files_of(config: EvaluateConfig) -> dict[str, Path]:
+    """Return the table of target genes and the list of genes to score as inputs, as far as there are any."""
+    named = {"targets": config.targets, "genes": config.genes}
+    return {key: Path(path) for key, path in named.items() if path is not None}
 
 
 def _cells(

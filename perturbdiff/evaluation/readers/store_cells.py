@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,26 @@ import pandas as pd
 
 from perturbdiff.conditions.condition import Condition, Group, conditions_of
 from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells, single_context
+from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.io.matrices import Sparse
+from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.store.store import Store
 
 
 class StoreReader:
-    """Rows of a store, log1p."""
+    """Rows of a store, log1p; of all its genes, or of ``genes`` in that order."""
 
-    def __init__(self, store: Any) -> None:
-        self.path, self.genes, self._store = Path(store.path), list(store.genes), store
+    def __init__(self, store: Any, genes: Sequence[str] | None = None) -> None:
+        self.path, self._store = Path(store.path), store
+        self.genes = list(store.genes if genes is None else genes)
+        self._map = GeneMap(store.genes, self.genes, name=str(store.path))
 
     def expression(self, rows: np.ndarray) -> Sparse:
-        """Return log1p values of the store's ``rows``."""
-        return self._store.expression(rows)
+        """Return log1p values of the store's ``rows``; their depth is that over all genes."""
+        return self._map.apply(self._store.expression(rows))
 
     @property
     def has_counts(self) -> bool:
@@ -33,7 +39,7 @@ class StoreReader:
 
     def counts(self, rows: np.ndarray) -> Sparse:
         """Return the counts of the store's ``rows`` over its genes."""
-        return self._store.counts(rows)
+        return self._map.apply(self._store.counts(rows))
 
     def obs(self, column: str) -> pd.Series:
         """Return a column of obs."""
@@ -56,15 +62,28 @@ class StoreReader:
         return str(self._store.cell_names(row, row + 1)[0])
 
 
+def _genes(path: Path, store: Store) -> list[str]:
+    """Return the genes to score."""
+    wanted = read_gene_set(path, path.name, None, Path()).genes
+    if missing := sorted(set(wanted) - set(store.genes)):
+        raise UserError(
+            f"{path}: {len(missing)} of its {len(wanted)} genes are not in {store.path}: {listing(missing)}; "
+            "score genes that the truth has"
+        )
+    return wanted
+
+
 def open_store(path: Path, config: EvaluateConfig) -> Cells:
     """Open a store as the truth.
 
     Raises
     ------
     UserError
-        If it is no finished store, or the context column is missing or varies within a condition.
+        If it is no finished store, or lacks a gene of ``config.genes``, or the context column is missing or varies
+        within a condition.
     """
     store = Store(path)
+    reader = StoreReader(store, None if config.genes is None else _genes(Path(config.genes), store))
     table = store.conditions
     covariates = frozenset(name for name in COVARIATES if set(table[name]) != {ALL})
     column = config.context_column or ("cell_type" if "cell_type" in covariates else None)
@@ -80,7 +99,6 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         rows[condition] = cells
         if column is not None and labels is not None:
             contexts[condition] = single_context(labels[i], condition, column, path)
-    reader = StoreReader(store)
     return Cells(
         reader,
         rows,

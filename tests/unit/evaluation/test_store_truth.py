@@ -76,6 +76,27 @@ def test_the_real_cells_themselves_score_best(work, tmp_path):
     assert summary["control_groups_replaced"] == 0
 
 
+def test_some_genes_of_a_store_score_as_a_store_of_these_genes(work, tmp_path):
+    genes = Store(work / "store").genes
+    listed = tmp_path / "genes.txt"
+    listed.write_text("\n".join(genes[::-2]) + "\n")
+    preprocess([work / "counts.h5ad"], tmp_path / "store", DataConfig(num_hvgs=None), genes=listed)
+    table = Store(work / "store").conditions
+    predictions = copied(work, table[(table["batch"] == "d2") & ~table["is_control"]], tmp_path / "copy.h5ad")
+    config = EVALUATE.model_copy(update={"metrics": ("expression", "de", "distribution")})
+    chosen = config.model_copy(update={"genes": str(listed)})
+    outs = [
+        evaluate(predictions, tmp_path / "store", tmp_path / "small", config),
+        evaluate(predictions, work / "store", tmp_path / "chosen", chosen),
+    ]
+    small, some = (pd.read_parquet(out / "metrics.parquet") for out in outs)
+    assert json.loads((outs[1] / "summary.json").read_text())["num_genes"] == len(genes[::-2])
+    pd.testing.assert_frame_equal(small.assign(dataset=""), some.assign(dataset=""))
+    listed.write_text("\n".join([*genes[:3], "none of these"]) + "\n")
+    with pytest.raises(UserError, match=r"1 of its 4 genes are not in .*: none of these"):
+        evaluate(predictions, work / "store", tmp_path / "refused", chosen)
+
+
 def test_replicates_of_a_store_are_sums_of_its_counts(work, tmp_path):
     store = Store(work / "store")
     wanted = store.conditions[(store.conditions["batch"] == "d2") & ~store.conditions["is_control"]]

@@ -8,6 +8,7 @@ import pytest
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.store.store import Store
 from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.setup import from_scratch
 from perturbdiff.training.training_stages import train
@@ -104,3 +105,17 @@ def test_the_learning_rate_falls_to_its_floor_by_the_last_step_that_the_passes_a
     middle = rate.loc[len(rate) // 2 + 1]
     assert 0.4 * rate.loc[1] < middle < 0.6 * rate.loc[1]
     assert rate.iloc[-1] == pytest.approx(0.01 * 0.002, rel=1)
+
+
+def test_a_model_has_some_genes_of_its_store_and_those_that_are_scored(trained, tmp_path):
+    inputs = (trained / "store", trained / "split.parquet", tmp_path / "some", recipe())
+    genes = Store(trained / "store").genes
+    (tmp_path / "genes.txt").write_text("\n".join(genes[3::-1]) + "\n")
+    (tmp_path / "scored.txt").write_text("\n".join(genes[2:6]) + "\n")
+    with pytest.raises(UserError, match=r"scored.txt: 2 of its genes are not among the model's 4"):
+        train(*inputs, genes=tmp_path / "genes.txt", scored_on=tmp_path / "scored.txt", device="cpu")
+    bundle = Bundle.load(train(*inputs, genes=tmp_path / "genes.txt", device="cpu"))
+    assert bundle.genes == genes[3::-1]
+    (tmp_path / "genes.txt").write_text("none\n")
+    with pytest.raises(UserError, match=r"lacks 1 of the 1 genes of --genes: none"):
+        train(*inputs[:2], tmp_path / "no", recipe(), genes=tmp_path / "genes.txt", device="cpu")
