@@ -185,6 +185,11 @@ class SplitConfig(Section):
         description="names of contexts in which the held-out perturbations are used for validation",
     )
     perturbations: Labels = Field(default=(), description="perturbations that may be held out; empty: all")
+    missing: Literal["error", "warn"] = Field(
+        default="error",
+        description="what to do with labels that are to be held out but have no cells: stop with an error that names "
+        "all of them, or leave them out and say so",
+    )
 
 
 class SimulateConfig(Section):
