@@ -103,7 +103,7 @@ def test_contexts_and_the_control_are_checked_too(write, tmp_path):
     rule = ("data.input_scale=counts", "split.held_out=[hepg3,rpe1]", "split.perturbations=[A,Z]")
     problems = " / ".join(look(path, overrides=rule).problems)
     for name in (
-        "'hepg3', did you mean 'hepg2'?",
+        "'hepg3' in 'cell_type', did you mean 'hepg2'?",
         "no cells of context 'rpe1'",
         "1 of 2 held-out perturbations",
     ):

@@ -79,7 +79,10 @@ def test_columns_and_values_that_are_not_there_are_named():
         bound("pas_filter == 'full' and plate == 3")
     with pytest.raises(UserError, match="'pass_filter' holds 'full', which is no number"):
         bound("pass_filter > 3").read(0, 5)
-    one, other = bound("plate in [3, 8] and pass_filter == 'ful'"), bound("plate in [3, 8] and pass_filter == 'ful'")
+    one, other = (
+        bound("plate in [3, 8] and pass_filter == 'ful'"),
+        bound("plate in [3, 8] and pass_filter == 'ful'"),
+    )
     one.read(0, 5)
     other.read(0, 5)
     first, second = unknown_values([one, other])
