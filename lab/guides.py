@@ -43,7 +43,8 @@ GUIDE, GENE, HALF = "guide", "perturbation", "half"
 RECIPE = (
     f"data.batch_key={HALF}", f"data.set_key={GUIDE}", "data.num_hvgs=null", "split.context_column=batch",
     "split.held_out=[test]", "split.train_fraction=0", "split.valid_fraction=0", "train.max_epochs=null",
-    "model.covariates=[perturbation]", f"train.set_size={SIZE}", "train.sets_per_step=8",
+    "model.covariates=[perturbation]", f"train.set_size={SIZE}", "train.sets_per_step=8", "train.max_steps=1800",
+    "train.min_steps=1800",
 )  # fmt: skip
 FAMILY = ("loss.mmd_statistic=set", "sample.zeros=predicted", "sample.controls=shuffled")
 MODELS = {"sampled, default loss": (), "sampled, loss of sets": FAMILY}

@@ -307,7 +307,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps-paper", type=int, default=900)
     parser.add_argument("--steps-recommended", type=int, default=600)
-    parser.add_argument("--steps-family", type=int, default=600)
+    parser.add_argument("--steps-family", type=int, default=1800)
     parser.add_argument("--set", action="append", default=[], help="change the recipes")
     options = parser.parse_args()
     options.steps = dict.fromkeys(MODELS, options.steps_paper)

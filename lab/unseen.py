@@ -108,8 +108,10 @@ def values(out: Path, part: str) -> pd.DataFrame:
     found = []
     for folder in sorted(out.glob(f"seed*/scores/{part}/*")):
         table = pd.read_csv(folder / "metrics.csv").query("scope_kind == 'pooled' and status == 'ok'")
+        distance = pd.read_csv(folder / "conditions.csv").rename(columns={"energy_distance": "value"})
+        both = pd.concat([table, distance.assign(metric="energy_distance")])
         found.append(
-            table[["perturbation", "metric", "value"]].assign(seed=folder.parts[-4], method=folder.name)
+            both[["perturbation", "metric", "value"]].assign(seed=folder.parts[-4], method=folder.name)
         )
     return pd.concat(found)
 

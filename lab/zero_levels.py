@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import Bundle
+from perturbdiff.conditions.vocabulary import Kind
 from perturbdiff.config import recipes
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.evaluation.metrics.populations import condition_metrics
@@ -59,6 +61,10 @@ def _amounts(cells: Tensor, level: Tensor) -> Tensor:
     return torch.where(after > 0, kept * (before / after), amounts)
 
 
+def _dense(store: Store, rows: np.ndarray) -> np.ndarray:
+    return sp.csr_matrix(store.expression(rows)).toarray()
+
+
 class Sampler:
     """Draws cells of single conditions from a bundle, zeros as predicted."""
 
@@ -68,19 +74,17 @@ class Sampler:
         self.schedule = NoiseSchedule(bundle.config.schedule.num_steps, bundle.config.schedule.kind)
 
     def __call__(
-        self, labels: pd.Series, controls: np.ndarray, number: int, seed: int
+        self, labels: Any, controls: np.ndarray, number: int, seed: int
     ) -> tuple[Tensor, np.ndarray]:
         """Return sets of cells [B, S, G] and the store rows of the controls that they start from."""
         size, rng = self.bundle.config.train.set_size, np.random.default_rng(seed)
         sets = -(-number // size)
         turns = 1 + sets * size // len(controls)
         rows = np.concatenate([rng.permutation(controls) for _ in range(turns)])[: sets * size]
-        cells = torch.from_numpy(self.store.expression(rows).toarray()).view(sets, size, -1)
+        cells = torch.from_numpy(_dense(self.store, rows)).view(sets, size, -1)
         words = self.bundle.vocabulary
-        ids = [
-            torch.full((sets,), int(words.encode(kind, [labels[kind]])[0]))
-            for kind in ("perturbation", "cell_type", "batch")
-        ]
+        kinds: tuple[Kind, ...] = ("perturbation", "cell_type", "batch")
+        ids = [torch.full((sets,), int(words.encode(kind, [labels[kind]])[0])) for kind in kinds]
         noise, model = torch.Generator().manual_seed(seed), self.bundle.model
         drawn = generate(
             model, self.schedule, self.settings, model.encode(cells), Covariates(*ids), torch.zeros(sets).long(),
@@ -98,20 +102,20 @@ def compared(task: str, arm: str, data: Path, out: Path) -> pd.DataFrame:
     draw, table = Sampler(bundle, store), store.conditions
     held = (parts(table, read_split(split), stored) == "test") & ~table["is_control"].to_numpy(bool)
     rows = []
-    for _, condition in table[held].iterrows():
-        control = table.loc[condition["control"]]
-        pool = np.arange(control["start"], control["stop"])
+    for place in np.flatnonzero(held):
+        condition, control = table.iloc[place], table.iloc[int(table["control"].iloc[place])]
+        pool = np.arange(int(control["start"]), int(control["stop"]))
         again, started = draw(control, pool, max(256, len(pool)), 7)
-        own = _levels(again.flatten(0, 1), torch.from_numpy((store.expression(started).toarray() > 0).sum(0)))
-        real = sp.csr_matrix(store.expression(np.arange(condition["start"], condition["stop"])))
-        mean = np.asarray(store.expression(pool).mean(0)).ravel()
-        sets, _ = draw(condition, pool, real.shape[0], 11)
+        own = _levels(again.flatten(0, 1), torch.from_numpy(_dense(store, started).astype(bool).sum(0)))
+        wanted = np.arange(int(condition["start"]), int(condition["stop"]))
+        real = sp.csr_matrix(store.expression(wanted))
+        mean = _dense(store, pool).mean(0, dtype=np.float64)
+        sets, _ = draw(condition, pool, len(wanted), 11)
         levels = {"of training": known, "of own controls": own, "the lower one": torch.minimum(own, known)}
         for kind, level in {"none": torch.zeros_like(own), **levels}.items():
             for way, change in WAYS.items():
-                cells = torch.cat([change(one, level) for one in sets]).minimum(bundle.model.maximum)[
-                    : real.shape[0]
-                ]
+                cells = torch.cat([change(one, level) for one in sets]).minimum(bundle.model.maximum)
+                cells = cells[: len(wanted)]
                 found = condition_metrics(
                     sp.csr_matrix(cells.numpy()), real, SHOWN, max_cells=2000, seed=0, control=mean
                 )

@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "data check": (
         "perturbdiff data check sim/counts.h5ad",
-        "perturbdiff data check screen.h5ad --config recipe.yaml --toml split.toml --prior prior",
+        "perturbdiff data check screen.h5ad --config kang18 --toml split.toml --prior prior",
         "perturbdiff data check --experiment main",
     ),
     "store": ("perturbdiff store info store",),

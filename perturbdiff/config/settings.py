@@ -150,6 +150,12 @@ class LossConfig(Section):
     mse_reduction: Literal["sum", "mean"] = Field(
         default="mean", description="whether the squared error is a sum or a mean over genes"
     )
+    abundance_weight: float = Field(
+        default=0.0,
+        ge=0,
+        description="weight of the energy distance of single amounts, before log1p: of the 16 genes with the most "
+        "counts and of the cells' totals",
+    )
 
 
 class TrainConfig(Section):

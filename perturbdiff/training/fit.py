@@ -155,7 +155,7 @@ def fit(
             raise SystemExit(EXIT_FAILURE) from None
     chosen = loop.averaged
     model = chosen.denoiser
-    facts = {"steps": config.train.max_steps, "chosen_step": config.train.max_steps}
+    facts: dict[str, Any] = {"steps": config.train.max_steps, "chosen_step": config.train.max_steps}
     if first:  # which alone writes the bundle
         facts |= run.choose(model, validation, stream.steps_per_epoch)
         if config.model.gate:

@@ -125,14 +125,8 @@ class TrainingSetup:
             self._sampler(s, s.train, seed, twins, quiet=quiet, **place)
             for seed, s in enumerate(self.sources)
         ]
-        told = [
-            k
-            for k in self.config.model.covariates
-            if k != "perturbation" or not self.config.train.zero_control
-        ]
-        for source, sampler in zip(self.sources, samplers, strict=True):
-            if isinstance(sampler, UnitSetSampler):
-                sampler.check_family(told, source.store.set_key)
+        if self.config.loss.mmd_statistic == "set":
+            self._check_families(samplers, quiet=quiet)
         stream: CellSetSampler | MixtureSampler = samplers[0]
         if len(samplers) > 1:
             number = self.config.train.sets_per_step // twins
@@ -140,6 +134,20 @@ class TrainingSetup:
                 samplers, sets_per_step=number, seed=self.config.seed, weights=self._weights(), **place
             )
         return PairedSetStream(stream) if twins == 2 else stream
+
+    def _check_families(self, samplers: Sequence[CellSetSampler], *, quiet: bool) -> None:
+        """Raise a `UserError` if the model is told the sets of a store. Warn of stores that do not know them."""
+        unknown = {"perturbation"} if self.config.train.zero_control else set()
+        told = [name for name in self.config.model.covariates if name not in unknown]
+        for source, sampler in zip(self.sources, samplers, strict=True):
+            if isinstance(sampler, UnitSetSampler):
+                sampler.check_family(told, source.store.set_key)
+            elif not quiet:
+                logger.warning(
+                    "%s does not know which cells were a set: sets are drawn from whole conditions; to learn how wells "
+                    "or replicates differ, preprocess with data.set_key (--set-col)",
+                    source.store.path,
+                )
 
     def _weights(self) -> tuple[float, ...] | None:
         """Return the stores' shares of the sets, or None if they go by the numbers of cells."""

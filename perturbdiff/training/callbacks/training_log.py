@@ -23,7 +23,18 @@ SPEAK_SECONDS = 60.0
 """Seconds after which a line is logged even if no row of the training log is due."""
 LOSS_SECONDS = 2.0
 """Seconds after which the bar shows a new loss. To read it, a GPU has to finish the steps that it was given."""
-COLUMNS: list[str] = ["step", "split", "total", "mmd", "mse", "energy", "r2", "pdcorr", "learning_rate"]
+COLUMNS: list[str] = [
+    "step",
+    "split",
+    "total",
+    "mmd",
+    "mse",
+    "abundance",
+    "energy",
+    "r2",
+    "pdcorr",
+    "learning_rate",
+]
 
 
 class Throughput:
@@ -200,14 +211,15 @@ class TrainingLog:
         logger.info(
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             loop.step, loop.max_steps, row["total"],
-            ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
+            ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse", "abundance") if name in row),
             loop.optimizer.learning_rate(loop.step - 1), self.throughput.words(loop.step, loop.max_steps),
             extra={PROGRESS: True},
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:
-        """Return the rows as a table of `COLUMNS`."""
-        return pd.DataFrame(self.rows, columns=pd.Index(COLUMNS))
+        """Return the rows as a table of `COLUMNS`, without ``abundance`` if the loss has no such term."""
+        used = [name for name in COLUMNS if name != "abundance" or any(name in row for row in self.rows)]
+        return pd.DataFrame(self.rows, columns=pd.Index(used))
 
     def write(self, path: Path) -> None:
         """Write the table as CSV."""

@@ -110,7 +110,7 @@ def test_without_validation_the_last_step_is_used(trained, tmp_path, caplog):
     split.assign(part=split["part"].replace("valid", "unused")).to_parquet(tmp_path / "split.parquet")
     recipe = recipes.load("tiny", ["train.max_steps=2"])
     out = train(trained / "store", tmp_path / "split.parquet", tmp_path / "b", recipe, device="cpu")
-    assert Bundle.load(out).training == {"steps": 2, "chosen_step": 2}
+    assert Bundle.load(out).training == {"steps": 2, "chosen_step": 2, "effect_slope": None}
     assert caplog.text.count("no condition is for validation") == 1
 
 

@@ -83,6 +83,17 @@ def test_control_targets_and_their_controls_are_of_one_set():
     assert 3 not in sampler(control_targets="perturbed").target_conditions
 
 
+def test_pretraining_takes_every_condition_as_its_own_control():
+    alone = CONDITIONS.assign(
+        is_control=False, control=range(len(CONDITIONS))
+    )  # as training on contexts does
+    stream = sampler(alone)
+    for place in range(stream.sets_per_epoch):
+        made = stream.set_at(place)
+        assert len(np.unique(SETS[np.concatenate([made.target, made.control])])) == 1
+    assert stream.target_conditions.tolist() == [0, 1, 2, 3]
+
+
 def test_ranks_and_mixtures_share_the_stream():
     whole = sampler()
     parts = [sampler(rank=rank, world_size=2) for rank in range(2)]

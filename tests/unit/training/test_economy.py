@@ -43,7 +43,7 @@ def run(trained, out, *changes):
     recipe = recipes.load(
         "tiny",
         ["split.held_out=[d2]", "split.valid_fraction=0.4", "train.max_steps=4", "train.log_every=1",
-         "train.valid_every=4", "train.ema_every=1", "model.width=16", "model.depth=1", *changes],
+         "train.valid_every=4", "train.ema_every=1", "model.width=16", *changes],
     )  # fmt: skip
     return Bundle.load(train(trained / "store", trained / "split.parquet", out, recipe, device="cpu"))
 
