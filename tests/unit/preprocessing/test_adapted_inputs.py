@@ -114,6 +114,15 @@ def test_split_check_and_run_see_the_cells_of_the_store(filtered, tmp_path):
     assert KEEP in recipes.load(made.write(tmp_path / "plan")).data.keep
 
 
+def test_a_table_of_labels_can_say_which_cells_are_kept(tmp_path):
+    adata, table = tiny_counts(), tmp_path / "labels.csv"
+    good = np.arange(adata.n_obs) % 2 == 0
+    pd.DataFrame({"cell": adata.obs_names, "doublet": np.where(good, "no", "yes")}).to_csv(table, index=False)
+    path = write(tmp_path / "x.h5ad", adata)
+    made = preprocess([path], tmp_path / "store", config(keep="doublet != 'yes'"), obs=[table])
+    assert set(Store(made).cell_names(0, good.sum())) == set(adata.obs_names[good])
+
+
 def test_what_does_not_fit_is_told_by_all_of_them(filtered, tmp_path):
     path, _ = filtered
     wrong = "pass_filter == 'ful'"
