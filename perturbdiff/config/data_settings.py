@@ -95,14 +95,27 @@ class DataConfig(Section):
         description="what to do with cells that have no perturbation, cell type or batch: stop with an error, or drop "
         "and count them",
     )
+    keep: Column = Field(
+        default=None,
+        description="keep only the cells of which this is true: comparisons of obs columns with texts and numbers by "
+        "==, !=, <, <=, >, >=, in and not in, joined by and, or, not, as in pass_filter == 'full'; none: all cells",
+    )
     dose_key: Column = Field(
         default=None, description="obs column with the dose, which is joined to the label as 'drug@dose'"
     )
     extra_obs: Labels = Field(
         default=(), description="further obs columns to keep (e.g. to choose held-out conditions by)"
     )
-    layer: str = Field(default="X", description="where the values are stored: X, raw, or the name of a layer")
-    input_scale: Literal["counts", "log1p"] = Field(default="counts", description="units of the values")
+    layer: str = Field(
+        default="X",
+        description="where the values are stored: X, raw, the name of a layer, or obsm/NAME (genes: var['"
+        "highly_variable'] or uns['NAME_genes'])",
+    )
+    input_scale: Literal["counts", "log1p", "normalised"] = Field(
+        default="counts",
+        description="units of the values; normalised: scaled to one total in each cell, without logarithm, which is "
+        "taken when they are read",
+    )
     min_counts: int = Field(default=0, ge=0, description="drop cells with fewer counts")
     min_genes: int = Field(default=0, ge=0, description="drop cells with fewer detected genes")
     target_sum: float | Literal["median"] = Field(
@@ -123,6 +136,11 @@ class DataConfig(Section):
     gene_key: Column = Field(
         default=None,
         description="var column with the gene names (ids or symbols); none: the index of var",
+    )
+    duplicate_genes: Literal["error", "sum", "first"] = Field(
+        default="error",
+        description="genes of one file that have the same name: stop with an error, add up their counts, or take the "
+        "first of them",
     )
     join_genes: Literal["intersection", "union"] = Field(
         default="intersection",
@@ -160,6 +178,17 @@ class DataConfig(Section):
         description="values to compare: counts per 10,000 without logarithm, or the values as stored",
     )
 
+    @property
+    def unit(self) -> Literal["counts", "log1p"]:
+        """What values are once they were read: normalised ones have become log1p."""
+        return "counts" if self.input_scale == "counts" else "log1p"
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings for a record, without later ones that are not used, so that older records stay equal."""
+        later = ("set_key", "keep", "duplicate_genes")
+        unused = {name for name in later if getattr(self, name) == type(self).model_fields[name].default}
+        return self.model_dump(mode="json", exclude=unused)
+
 
 class SplitConfig(Section):
     """The rules that choose held-out conditions. A STATE-style TOML replaces them."""
@@ -185,6 +214,11 @@ class SplitConfig(Section):
         description="names of contexts in which the held-out perturbations are used for validation",
     )
     perturbations: Labels = Field(default=(), description="perturbations that may be held out; empty: all")
+    missing: Literal["error", "warn"] = Field(
+        default="error",
+        description="what to do with labels that are to be held out but have no cells: stop with an error that names "
+        "all of them, or leave them out and say so",
+    )
 
 
 class SimulateConfig(Section):

@@ -87,7 +87,7 @@ def open_cells(path: Path, config: DataConfig, scratch: Path) -> Iterator[Cells]
             path=file.path,
             genes=list(file.genes),
             n_cells=file.n_cells,
-            unit=config.input_scale,
+            unit=file.unit,
             blocks=blocks,
             columns=lambda: file.columns,
             column=lambda name: file.column(name, "to copy"),

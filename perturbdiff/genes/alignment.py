@@ -23,7 +23,7 @@ from perturbdiff.runtime.progress import track
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
-SETTINGS = ("layer", "gene_key", "input_scale")
+SETTINGS = ("layer", "gene_key", "duplicate_genes", "input_scale")
 """Keys of `data` that an alignment depends on."""
 _ROWS = "rows"  # folder in which a matrix that is stored by columns is put in row order
 
@@ -68,7 +68,8 @@ def align_genes(
         raise UserError(
             f"--write {write}: the aligned data are written as h5ad; give a file that ends in .h5ad"
         )
-    settings = {name: getattr(config, name) for name in SETTINGS} | {"format": FORMAT}
+    settings = {name: value for name, value in config.recorded().items() if name in SETTINGS}
+    settings["format"] = FORMAT
     roles = {"data": source, "genes": genes}
     wanted = read_names(genes)
     with provenance.stage("align", out, config=settings, inputs=roles, folder=True, force=force) as run:

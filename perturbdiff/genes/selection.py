@@ -40,18 +40,16 @@ def check_flavor(config: DataConfig) -> None:
     UserError
         For seurat_v3 with log1p values.
     """
-    if config.hvg_flavor == "seurat_v3" and config.input_scale == "log1p":
+    if config.hvg_flavor == "seurat_v3" and config.unit == "log1p":
         raise UserError(
-            "data.hvg_flavor=seurat_v3 needs raw counts, but data.input_scale is log1p; give counts (data.layer), "
-            "or use data.hvg_flavor=seurat or cell_ranger"
+            f"data.hvg_flavor=seurat_v3 needs raw counts, but data.input_scale is {config.input_scale}; give counts "
+            "(data.layer), or use data.hvg_flavor=seurat or cell_ranger"
         )
 
 
 def sums_stored_values(config: DataConfig) -> bool:
     """Return whether the first pass sums values as stored, rather than depth-normalised without logarithm."""
-    return config.hvg_flavor == "seurat_v3" or (
-        config.hvg_flavor == "cell_ranger" and config.input_scale == "log1p"
-    )
+    return config.hvg_flavor == "seurat_v3" or (config.hvg_flavor == "cell_ranger" and config.unit == "log1p")
 
 
 def fits(sums: GeneSums) -> Iterable[tuple[int, highly_variable.Moments, np.ndarray]]:

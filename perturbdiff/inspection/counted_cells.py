@@ -12,6 +12,7 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.conditions.condition_table import ALL, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.inspection.findings import Findings
+from perturbdiff.io.cell_filter import unknown_values
 from perturbdiff.io.columns import MISSING, Numbering, Texts, row_ranges
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.damage import explain_damage
@@ -81,6 +82,7 @@ def count_cells(
     kept = [("data.set_key", config.set_key), *(("data.extra_obs", name) for name in config.extra_obs)]
     asked += [(setting, key) for setting, key in kept if key is not None]
     lacking = [file for file in files if not _has_columns(file, asked, found)]
+    lacking += [file for file in files if not _can_filter(file, found)]
     if lacking:
         return None
     texts = {label: Texts() for label in keys}
@@ -89,16 +91,25 @@ def count_cells(
     counts = np.zeros(0, np.int64)
     for file in files:
         columns = {label: file.open_column(key) for label, key in keys.items() if key is not None}
-        missing = dict.fromkeys(columns, 0)
+        missing, left_out = dict.fromkeys(columns, 0), 0
         for start, stop in row_ranges(file.n_cells):
+            kept = file.kept(start, stop)
+            left_out += int((~kept).sum())
             codes = {label: column.codes(start, stop, texts[label]) for label, column in columns.items()}
             for label in columns:
-                missing[label] += int((codes[label] == MISSING).sum())
+                missing[label] += int(((codes[label] == MISSING) & kept).sum())
+                codes[label] = np.where(kept, codes[label], np.int32(MISSING))
             number = _numbers(codes, texts, config, pairs, stop - start)
+            number = np.where(kept, number, MISSING)
             here = np.bincount(number[number >= 0], minlength=len(counts))
             here[: len(counts)] += counts
             counts = here
         _tell_missing(file, keys, missing, config, found)
+        if config.keep is not None:
+            found.fact(f"{file.path}: data.keep leaves out {left_out:,} of {file.n_cells:,} cells")
+    filters = [file.kept_cells for file in files if file.kept_cells is not None]
+    for text in unknown_values(filters) if filters else ():
+        found.problem(text)
     return _table(texts, pairs, counts, config, found, with_context=context is not None)
 
 
@@ -109,6 +120,16 @@ def _has_columns(file: LookedAt, asked: Sequence[tuple[str, str]], found: Findin
         hint = nearest(key, file.columns) or f"; columns: {listing(file.columns, 20)}"
         found.problem(f"{file.path}: no obs column '{key}' ({setting}){hint}")
     return not lacking
+
+
+def _can_filter(file: LookedAt, found: Findings) -> bool:
+    """Tell whether a file has the columns that ``data.keep`` asks for."""
+    try:
+        file.kept(0, 0)
+    except UserError as error:
+        found.problem(str(error))
+        return False
+    return True
 
 
 def _numbers(

@@ -20,6 +20,7 @@ from perturbdiff.inspection.held_out_labels import check_split
 from perturbdiff.inspection.inspected_studies import Study
 from perturbdiff.io.counts import join_genes
 from perturbdiff.io.label_tables import tables_for
+from perturbdiff.io.normalised_totals import doubts
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import byte_size, span
@@ -103,6 +104,8 @@ def _check_values(file: LookedAt, study: Study, found: Findings) -> None:
         found.problem(str(error))
         return
     if kind in _SCALES[scale]:
+        if scale == "normalised":
+            _check_totals(file, found)
         found.fact(
             f"{file.path}: {file.n_cells:,} cells, {len(file.genes):,} genes, {kind} up to {largest:.4g}"
         )
@@ -110,11 +113,20 @@ def _check_values(file: LookedAt, study: Study, found: Findings) -> None:
     better = [place for place in file.places if kind_of(file.some_values(place))[0] in _SCALES[scale]]
     fitting = next((name for name, kinds in _SCALES.items() if kind in kinds), None)
     remedies = [f"data.layer={place.removeprefix('layers/')}, which holds {scale}" for place in better[:1]]
-    remedies += [f"data.input_scale={fitting}"] if fitting in ("counts", "log1p") else []
+    remedies += [f"data.input_scale={fitting}"] if fitting else []
     found.problem(
         f"{file.path}: {study.config.data.layer} holds {kind} (up to {largest:.4g}), but data.input_scale is {scale}; "
         + (f"set {' or '.join(remedies)}" if remedies else "give raw counts or log1p values")
     )
+
+
+def _check_totals(file: LookedAt, found: Findings) -> None:
+    """Tell whether some cells have one total, as normalised ones have."""
+    doubt = doubts(file)
+    if doubt.wrong:
+        found.problem(f"{file.path}: data.input_scale is normalised, but {doubt.wrong}")
+    elif doubt.odd:
+        found.warning(f"{file.path}: data.input_scale is normalised, but {doubt.odd}")
 
 
 def _genes(opened: Sequence[LookedAt], config: Config, found: Findings) -> list[str]:

@@ -20,6 +20,7 @@ from perturbdiff.conditions.condition_table import (
     sort_conditions,
 )
 from perturbdiff.config.settings import DataConfig
+from perturbdiff.io.cell_filter import unknown_values
 from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, joined, row_ranges, small_dtype
 from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
@@ -46,6 +47,8 @@ class Labels:
         One row per perturbation: ``perturbation, agent, dose`` (nan without a dose).
     without_label
         Number of cells that lack a label and are dropped (``data.missing_labels=drop``). Their code is -1.
+    left_out
+        Number of cells that ``data.keep`` does not keep. Their code is -1, too.
     sets
         The set of every cell, in input order, where ``data.set_key`` is given.
     """
@@ -54,6 +57,7 @@ class Labels:
     codes: np.ndarray
     perturbations: pd.DataFrame
     without_label: int = 0
+    left_out: int = 0
     sets: pd.Categorical | None = None
 
 
@@ -64,19 +68,21 @@ def read_labels(inputs: Inputs) -> Labels:
     ------
     UserError
         If a column is missing or has missing values (unless ``missing_labels`` is ``drop``), a dose is not a number,
-        no cell is a control, or the sets are the perturbations.
+        no cell is a control, the sets are the perturbations, or ``keep`` does not fit the columns.
     """
     _check_set_key(inputs.config)
     numbers = _Numbers()
     codes = np.empty(inputs.n_cells, np.int32)
-    sets = None if inputs.config.set_key is None else np.empty_like(codes)
+    sets, left_out = None if inputs.config.set_key is None else np.empty_like(codes), 0
     for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
         reader = _ConditionReader(file, inputs.config, numbers, number)
         for start, stop in row_ranges(file.n_cells):
             codes[offset + start : offset + stop] = reader.read(start, stop)
             if sets is not None:
                 sets[offset + start : offset + stop] = reader.sets
+        left_out += reader.left_out
         reader.check()
+    _check_kept(inputs, left_out)
     table = numbers.table(inputs.config)
     labels = list(SORTED_BY)
     # several numbers can have one label: doses written in several ways
@@ -90,8 +96,23 @@ def read_labels(inputs: Inputs) -> Labels:
         n_cells += np.bincount(part[part >= 0], minlength=len(n_cells))
     conditions["n_cells"] = n_cells
     _check_control(conditions, inputs)
-    without = len(codes) - int(n_cells.sum())
-    return Labels(conditions, codes, _perturbations(table), without, _sorted_sets(sets, numbers.sets))
+    without = len(codes) - int(n_cells.sum()) - left_out
+    return Labels(
+        conditions, codes, _perturbations(table), without, left_out, _sorted_sets(sets, numbers.sets)
+    )
+
+
+def _check_kept(inputs: Inputs, left_out: int) -> None:
+    """Tell how many cells ``data.keep`` leaves out; refuse values that no cell has, and a filter that keeps none."""
+    filters = [file.kept_cells for file in inputs.files if file.kept_cells is not None]
+    if not filters:
+        return
+    names = listing([file.path.name for file in inputs.files], 3)
+    if unknown := unknown_values(filters):
+        raise UserError(f"{names}: {'; '.join(unknown)}")
+    if left_out == inputs.n_cells:
+        raise UserError(f"{names}: data.keep keeps no cell: {inputs.config.keep}")
+    logger.info("%s: data.keep leaves out %d of %d cells", names, left_out, inputs.n_cells)
 
 
 def _check_set_key(config: DataConfig) -> None:
@@ -184,17 +205,17 @@ class LabelCodes:
             raise UserError(f"{file.path}: {'; '.join(faults)}")
         self._missing: dict[str, tuple[int, int]] = {}
 
-    def read(self, label: str, start: int, stop: int) -> np.ndarray:
-        """Return the number of each cell's text, int32; `MISSING` where there is none."""
+    def read(self, label: str, start: int, stop: int, kept: np.ndarray | None = None) -> np.ndarray:
+        """Return the number of each cell's text, int32; `MISSING` where there is none or the cell is not ``kept``."""
         texts = self._texts[label]
         if label not in self._columns:
             return np.full(stop - start, texts.number(self._constants.get(label, ALL)), np.int32)
         codes = self._columns[label].codes(start, stop, texts)
-        missing = codes == MISSING
+        missing = (codes == MISSING) if kept is None else (codes == MISSING) & kept
         if missing.any():
             count, first = self._missing.get(label, (0, start + int(np.argmax(missing))))
             self._missing[label] = count + int(missing.sum()), first
-        return codes
+        return codes if kept is None else np.where(kept, codes, np.int32(MISSING))
 
     def check(self, *, drop: bool = False) -> None:
         """Raise a `UserError` if a cell that was read has no label, or log their number if such cells are dropped."""
@@ -216,6 +237,8 @@ class _ConditionReader:
     ----------
     sets
         After `read`, the number of the set of each of these cells, int32, where there is a column for it.
+    left_out
+        Number of cells that were read and are not kept (``data.keep``).
     """
 
     def __init__(self, file: CountsFile, config: DataConfig, numbers: _Numbers, place: int) -> None:
@@ -230,7 +253,7 @@ class _ConditionReader:
         if config.set_key is not None:
             keys[SET], texts[SET], roles[SET] = config.set_key, numbers.sets, "--set-col or data.set_key"
         self._labels = LabelCodes(file, keys, texts, constants={"perturbation": config.control}, roles=roles)
-        self.sets = np.empty(0, np.int32)
+        self.sets, self.left_out = np.empty(0, np.int32), 0
         self._dose: Column | None = None
         if config.dose_key is not None and config.perturbation_key is not None:
             self._dose = file.open_column(config.dose_key, "data.dose_key")
@@ -238,20 +261,25 @@ class _ConditionReader:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return the number of each cell's combination of labels, int32; `MISSING` where one is missing."""
-        numbers = self._numbers
-        agent = self._labels.read("perturbation", start, stop)
+        numbers, kept = self._numbers, None
+        if self._config.keep is not None:
+            kept = self._file.kept(start, stop)
+            self.left_out += int((~kept).sum())
+        agent = self._labels.read("perturbation", start, stop, kept)
         dose = self._doses(agent, start, stop)
-        contexts = numbers.contexts(self._labels.read("cell_type", start, stop), self._batches(start, stop))
+        contexts = numbers.contexts(
+            self._labels.read("cell_type", start, stop, kept), self._batches(start, stop, kept)
+        )
         found = numbers.conditions(contexts, numbers.perturbations(agent, dose))
         if self._config.set_key is None:
             return found
-        self.sets = self._labels.read(SET, start, stop)
+        self.sets = self._labels.read(SET, start, stop, kept)
         return np.where(self.sets == MISSING, np.int32(MISSING), found)
 
-    def _batches(self, start: int, stop: int) -> np.ndarray:
+    def _batches(self, start: int, stop: int, kept: np.ndarray | None) -> np.ndarray:
         """Return the number of each cell's batch, which is drawn if the recipe asks for random batches."""
         if not self._config.random_batches or self._config.batch_key is not None:
-            return self._labels.read("batch", start, stop)
+            return self._labels.read("batch", start, stop, kept)
         names = [f"random_{k}" for k in range(1, self._config.random_batches + 1)]
         numbers = np.array([self._numbers.batch.number(name) for name in names], np.int32)
         drawn = generator(_RANDOM_BATCHES, self._place, start).integers(0, len(names), stop - start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -14,10 +15,13 @@ import pandas as pd
 
 from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.io.columns import Column, joined
+from perturbdiff.io.cell_filter import CellFilter, KeptCells
+from perturbdiff.io.columns import Column, Texts, joined
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.derived_matrices import LogValues, SummedColumns
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.label_tables import JoinedTable, LabelTable, tables_for
+from perturbdiff.io.normalised_totals import doubts
 from perturbdiff.io.opening import open_root
 from perturbdiff.io.recognise import COUNTS, confusion, is_hdf5
 from perturbdiff.runtime.errors import UserError, listing
@@ -102,7 +106,22 @@ class CountsFile(InputFile):
         if not checked and not is_hdf5(path) and (other := confusion(path, "a file of counts", *COUNTS)):
             raise UserError(f"{path}: {other}; give h5ad, zarr or 10x h5 files with raw counts")
         root = open_root(path, checked=checked)
-        super().__init__(path, root, layer=config.layer, gene_key=config.gene_key, scratch=scratch)
+        super().__init__(
+            path,
+            root,
+            layer=config.layer,
+            gene_key=config.gene_key,
+            scratch=scratch,
+            duplicates=config.duplicate_genes,
+        )
+        if isinstance(self.matrix, SummedColumns) and config.input_scale == "log1p":
+            self.close()
+            raise UserError(
+                f"{path}: data.duplicate_genes=sum adds up counts, but data.input_scale is log1p; give counts, or set "
+                "data.duplicate_genes=first"
+            )
+        if config.input_scale == "normalised":
+            self.matrix = LogValues(self.matrix)
         if not checked and self.declared.get("kind") == "predictions":
             self.close()
             raise UserError(
@@ -119,10 +138,11 @@ class CountsFile(InputFile):
     def _other_gene_names(self) -> str:
         with explain_damage(self.path):
             first, *others = self._layout.unique_keys() or [""]
+        keep = "set data.duplicate_genes=sum (adds their counts) or first, or "
         if not first:
-            return ""
+            return keep
         more = f" (or {listing(others)})" if others else ""
-        return f"set data.gene_key={first}, whose names are{more}, or "
+        return f"set data.gene_key={first}, whose names are{more}, or {keep}"
 
     @property
     def columns(self) -> list[str]:
@@ -149,8 +169,26 @@ class CountsFile(InputFile):
 
     @property
     def unit(self) -> str:
-        """What the values are: ``counts`` or ``log1p``."""
-        return self.config.input_scale
+        """What the values of `blocks` are: ``counts`` or ``log1p``."""
+        return self.config.unit
+
+    @cached_property
+    def kept_cells(self) -> KeptCells | None:
+        """The filter on cells, ``data.keep``; None: every cell is kept."""
+        if self.config.keep is None:
+            return None
+        chosen, opened = CellFilter(self.config.keep), dict[str, Column]()
+
+        def codes(name: str, start: int, stop: int, texts: Texts) -> np.ndarray:
+            if name not in opened:
+                opened[name] = self.open_column(name, "data.keep")
+            return opened[name].codes(start, stop, texts)
+
+        return KeptCells(chosen, str(self.path), self.columns, codes)
+
+    def kept(self, start: int, stop: int) -> np.ndarray:
+        """Return whether ``data.keep`` keeps each cell of rows ``start`` to ``stop``, bool."""
+        return np.ones(stop - start, bool) if self.kept_cells is None else self.kept_cells.read(start, stop)
 
     def column(self, name: str, role: str = "") -> pd.Series:
         """Return a whole obs column: numbers, or a categorical of texts with '' for missing ones."""
@@ -201,9 +239,23 @@ class Inputs:
             raise
         self.offsets = np.cumsum([0, *(f.n_cells for f in self.files)])
         for file in self.files:
+            self._check_scale(file)
             if file.left_out:
                 kinds = listing(f"{n} {kind}" for kind, n in file.left_out.items())
                 logger.warning("%s: features that are not genes are left out (%s)", file.path, kinds)
+
+    def _check_scale(self, file: CountsFile) -> None:
+        """Refuse values that are declared normalised and are not, by some rows."""
+        if self.config.input_scale != "normalised":
+            return
+        with explain_damage(file.path):
+            found = doubts(file)
+        at = f"{file.path}: data.input_scale is normalised, but"
+        if found.wrong:
+            self.close()
+            raise UserError(f"{at} {found.wrong}")
+        if found.odd:
+            logger.warning("%s %s", at, found.odd)
 
     @property
     def n_cells(self) -> int:

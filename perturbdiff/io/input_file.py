@@ -14,6 +14,7 @@ import pandas as pd
 
 from perturbdiff.io.columns import CheckedColumn, Column, whole_column
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.derived_matrices import Duplicates, one_column_per_gene
 from perturbdiff.io.layouts import declared, find_layout
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -38,6 +39,8 @@ class InputFile:
         Folder for what a matrix needs that is put in row order.
     may_be_empty
         Whether a file without cells is no mistake.
+    duplicates
+        What becomes of genes with one name: an error, their sum, or the first of them.
 
     Attributes
     ----------
@@ -67,14 +70,15 @@ class InputFile:
         gene_key: str | None = None,
         scratch: Path = Path(),
         may_be_empty: bool = False,
+        duplicates: Duplicates = "error",
     ) -> None:
         self.path, self._root = path, root
         try:
             with explain_damage(path):
                 self._layout = find_layout(path, root, layer)
                 self.n_cells, self.left_out = self._layout.n_cells, self._layout.left_out
-                self.genes = self._layout.gene_names(gene_key)
-                self.matrix = self._layout.matrix(scratch)
+                names, matrix = self._layout.gene_names(gene_key), self._layout.matrix(scratch)
+                self.genes, self.matrix = one_column_per_gene(names, matrix, duplicates)
             self._check(layer, may_be_empty=may_be_empty)
         except BaseException:
             self.close()

@@ -23,6 +23,7 @@ from perturbdiff.io.matrices import (
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
+_OBSM = "obsm/"
 
 
 class Layout(Protocol):
@@ -147,7 +148,33 @@ class _AnnData:
                 f"{self._path}: var column '{key}' (data.gene_key) has no name for {int(missing.sum())} genes (first: "
                 f"gene '{self.gene_names(None)[row]}'); fill it in or choose another column"
             )
-        return _texts(values)
+        names = _texts(values)
+        return self._of_obsm(names) if self._layer.startswith(_OBSM) else names
+
+    def _of_obsm(self, names: list[str]) -> list[str]:
+        """Return the genes of a matrix in obsm: those that uns lists, or the highly variable ones of var."""
+        place = self._layer.removeprefix(_OBSM)
+        if self._layer not in self._root:
+            return []  # `matrix` says that it is not there
+        shape = getattr(self._root[self._layer], "shape", None) or self._root[self._layer].attrs.get(
+            "shape", ()
+        )
+        width = int(shape[1]) if len(shape) == 2 else 0
+        listed = f"uns/{place}_genes"
+        if listed in self._root and not hasattr(self._root[listed], "keys"):
+            known = _texts(whole_column(self._root[listed]))
+        elif "highly_variable" in self._var:
+            chosen = whole_column(self._var["highly_variable"]).astype(bool)
+            known = [name for name, one in zip(names, chosen, strict=True) if one]
+        else:
+            known = names if len(names) == width else []
+        if len(known) != width:
+            raise UserError(
+                f"{self._path}: the genes of the {width} columns of {self._layer} are not known: neither uns"
+                f"['{place}_genes'] nor var['highly_variable'] names {width}; write their names, in the order of the "
+                f"columns, to uns['{place}_genes']"
+            )
+        return known
 
     def unique_keys(self) -> list[str]:
         keys = []
@@ -196,7 +223,7 @@ class _AnnData:
         return CscMatrix(element, size, scratch) if str(kind).startswith("csc") else CsrMatrix(element, size)
 
     def some_values(self, place: str) -> np.ndarray:
-        return some_values(self._root["raw/X" if place == "raw" else place])
+        return some_values(self._root["raw/X" if place == "raw" else _full_name(self._root, place)])
 
 
 def _layers(root: Any) -> list[str]:

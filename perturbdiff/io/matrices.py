@@ -216,7 +216,7 @@ class SomeColumns:
     """A matrix without some of its columns; the others are numbered anew."""
 
     def __init__(self, matrix: RowMatrix, keep: np.ndarray) -> None:
-        self._matrix = matrix
+        self.source = matrix
         if len(keep) != matrix.shape[1]:
             raise ValueError(f"the matrix has {matrix.shape[1]} columns, but {len(keep)} are named")
         self.shape = (matrix.shape[0], int(keep.sum()))
@@ -225,17 +225,17 @@ class SomeColumns:
     @property
     def num_values(self) -> int:
         """Number of stored values, of the columns left out as well."""
-        return self._matrix.num_values
+        return self.source.num_values
 
     def prepare(self) -> None:
         """Prepare the whole matrix."""
-        self._matrix.prepare()
+        self.source.prepare()
 
     def blocks(
         self, start: int = 0, stop: int | None = None, limit: int = VALUES_PER_BLOCK
     ) -> Iterator[Block]:
         """Yield consecutive row blocks of the kept columns."""
-        for block in self._matrix.blocks(start, stop, limit):
+        for block in self.source.blocks(start, stop, limit):
             place = self._place[block.indices]
             kept = place >= 0
             before = np.concatenate([[0], np.cumsum(kept)])

@@ -184,7 +184,7 @@ def plan_knockdown(
         num_groups=len(groups.categories),
         num_targets=len(used),
         stored=config.knockdown_values == "stored",
-        log=config.input_scale == "log1p",
+        log=config.unit == "log1p",
     )
     return KnockdownPlan(table, request)
 
@@ -428,7 +428,7 @@ def apply_knockdown(
     passes.run(_JUDGED, knockdown_values, plan.request, label="reading target genes")
     table, limit = decide(plan, lambda: passes.results(_JUDGED), config)
     group, num_groups = gene_groups(conditions, look, by_batch=config.hvg_by_batch)
-    sums = SumsRequest(group, num_groups, sums_stored_values(config), config.input_scale == "log1p")
+    sums = SumsRequest(group, num_groups, sums_stored_values(config), config.unit == "log1p")
     request = _Filter(limit, config.knockdown_cell_residual, sums)
     passes.run(_FILTERED, left_cells, request, label="summing cells left")
     passes.filtered = _FILTERED

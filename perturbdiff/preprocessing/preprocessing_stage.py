@@ -176,14 +176,14 @@ def preprocess(
     check_flavor(config)
     if config.hvg_cells == "train" and split is None and genes is None:
         raise UserError("data.hvg_cells=train needs a split: give --split, or set data.hvg_cells=all")
-    if config.input_scale == "log1p" and config.min_counts:
-        raise UserError("data.min_counts needs counts, but data.input_scale is log1p; set data.min_counts=0")
+    if config.unit == "log1p" and config.min_counts:
+        raise UserError(
+            f"data.min_counts needs counts, but data.input_scale is {config.input_scale}; set data.min_counts=0"
+        )
     roles = {f"input {k}": Path(path) for k, path in enumerate(inputs)}
     roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
-    # without sets, the record is the one that earlier versions wrote
-    unused = {"set_key"} if config.set_key is None else None
-    settings = {"data": config.model_dump(mode="json", exclude=unused), "format": FORMAT}
+    settings = {"data": config.recorded(), "format": FORMAT}
     where = machine or Machine()
     before = {path: files.signature(path) for path in roles.values() if path.exists()}
     with provenance.stage(
@@ -228,7 +228,8 @@ class _Preprocessing:
         passes = Passes(self.inputs, self.crew, self.scratch)
         passes.set_codes(labels.codes)
         conditions, perturbations = labels.conditions, labels.perturbations
-        without_label = labels.without_label
+        dropped = {"without_label": labels.without_label}
+        dropped |= {} if self.config.keep is None else {"left_out": labels.left_out}
         targets = target_genes(self.inputs, labels) if self.config.knockdown else None
         extra = self._save_extra(labels.sets)
         del labels  # 4 bytes per cell
@@ -245,8 +246,7 @@ class _Preprocessing:
         parts = gather(self.crew, self._part_tasks(layout, segments, obs, facts))
         self._write_tables(layout, perturbations, parts)
         self.checksums = {f"{p.name}/{file}": digest for p in parts for file, digest in p.checksums.items()}
-        facts["without_label"] = without_label
-        return {**facts, "parts": [{"name": p.name, "n_cells": p.num_cells} for p in parts]}
+        return {**facts, **dropped, "parts": [{"name": p.name, "n_cells": p.num_cells} for p in parts]}
 
     def _lay_out(
         self,
@@ -269,7 +269,7 @@ class _Preprocessing:
         part_cells = int(np.clip(scan.left.sum() // _PARTS, *CELLS_PER_PART))
         plan = reordering.plan_buckets(kept, max(1, int(self._values / max(1.0, density))), part_cells)
         small = scan.largest <= np.iinfo(np.uint16).max
-        log = config.input_scale == "log1p"
+        log = config.unit == "log1p"
         dtype = np.dtype(np.float32 if log else np.uint16 if small else np.uint32)
         number = np.where(left, np.cumsum(left) - 1, -1).astype(np.int32)
         settings = reordering.ScatterSettings(plan, number, column, dtype, seed, self._values)
@@ -279,7 +279,7 @@ class _Preprocessing:
     def _target_sum(self, scan: Scan) -> float:
         if self.config.target_sum != "median":
             return float(self.config.target_sum)
-        if self.config.input_scale == "log1p":
+        if self.config.unit == "log1p":
             return float("nan")
         if np.isnan(scan.median_depth):
             raise UserError("no cell that gene selection may look at has any counts")
@@ -300,7 +300,7 @@ class _Preprocessing:
         more = None if genes else second_pass(config, scan.sums, group, target_sum, self.scratch)
         if more is not None:
             passes.run(more.name, more.body, more.request, label="choosing genes")
-        stored = config.input_scale == "log1p" or sums_stored_values(config)
+        stored = config.unit == "log1p" or sums_stored_values(config)
         table = choose_genes(
             scan.sums, every, 1.0 if stored else target_sum, config.num_hvgs if genes is None else None,
             by_batch=config.hvg_by_batch, flavor=config.hvg_flavor,
@@ -361,7 +361,7 @@ class _Preprocessing:
 
     def _write_tables(self, layout: _Layout, perturbations: pd.DataFrame, parts: Sequence[Part]) -> None:
         largest = np.max([part.largest for part in parts], axis=0)
-        maximum = largest if self.config.input_scale == "log1p" else np.log1p(largest)
+        maximum = largest if self.config.unit == "log1p" else np.log1p(largest)
         layout.var.assign(max_log1p=maximum).to_parquet(self.folder / "genes.parquet")
         layout.conditions.to_parquet(self.folder / "conditions.parquet")
         left = perturbations["perturbation"].isin(layout.conditions["perturbation"])
@@ -391,7 +391,7 @@ def _facts(layout: _Layout, config: DataConfig, num_values: int, seed: int) -> d
         "n_genes": len(layout.genes),
         "n_values": num_values,
         "dtype": layout.dtype.name,
-        "input_scale": config.input_scale,
+        "input_scale": config.unit,
         "target_sum": None if np.isnan(layout.target_sum) else layout.target_sum,
         "scale": config.scale,
         "control": config.control,

@@ -324,7 +324,7 @@ class _Piece:
 
     def __init__(self, reader: PieceReader, settings: ScanSettings) -> None:
         self._reader, self._settings, self._config = reader, settings, settings.config
-        self._log = self._config.input_scale == "log1p"
+        self._log = self._config.unit == "log1p"
         self._stored = sums_stored_values(self._config)
         num = reader.num_cells
         self._codes, self._depth, self._detected = reader.codes, np.zeros(num), np.zeros(num, np.int32)
@@ -430,7 +430,7 @@ def _merge(passes: Passes, conditions: pd.DataFrame, look: np.ndarray, settings:
         genes.add(group[codes], piece["detected"][kept].astype(np.float32))
         seen = look[codes] & (depth > 0)
         visible.add(np.zeros(int(seen.sum()), np.int64), depth[seen])
-    if config.input_scale == "log1p" and whole and largest > _LARGEST_LOG1P:
+    if config.unit == "log1p" and whole and largest > _LARGEST_LOG1P:
         raise UserError(
             f"{passes.inputs.files[0].path}: declared log1p, but every value is a whole number and the largest is "
             f"{largest:g}: these are counts; set data.input_scale=counts"

@@ -51,6 +51,8 @@ SETTINGS = (
     "layer",
     "gene_key",
     "input_scale",
+    "keep",
+    "duplicate_genes",
     "min_counts",
     "min_genes",
     "target_sum",
@@ -291,7 +293,7 @@ def build_vocabulary(
     roles |= {f"add {name}": path for name, path in zip(short_paths(add), add, strict=True)}
     roles |= {f"cover {name}": path for name, path in zip(short_paths(cover), cover, strict=True)}
     roles |= {} if assign is None else {"assign": assign}
-    settings = {name: getattr(config, name) for name in SETTINGS} | {
+    settings = {name: value for name, value in config.recorded().items() if name in SETTINGS} | {
         "composites": composites,
         "join": join,
         "format": FORMAT,
@@ -403,7 +405,7 @@ def _merge(plan: _Plan, corpus: Corpus, config: DataConfig) -> tuple[GeneSums, f
             f"{plan.name} ({listing([corpus.studies[m].name for m in plan.members], 3)}): no gene is detected in any "
             f"cell that passes data.min_counts={config.min_counts} and data.min_genes={config.min_genes}; lower them"
         )
-    if config.input_scale == "log1p":
+    if config.unit == "log1p":
         return sums, float("nan")
     return sums, median if config.target_sum == "median" else float(config.target_sum)
 

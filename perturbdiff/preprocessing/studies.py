@@ -23,8 +23,9 @@ from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.io.counts import CountsFile
 from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io.derived_matrices import innermost
 from perturbdiff.preprocessing.gene_passes import SecondPass
-from perturbdiff.preprocessing.passes import VALUES_PER_PIECE, Piece, PieceReader, load, save
+from perturbdiff.preprocessing.passes import DROPPED, VALUES_PER_PIECE, Piece, PieceReader, load, save
 from perturbdiff.preprocessing.scan import ScanSettings, scan_piece
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -33,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 NUM_COMPOSITES = 23
 """The paper merges 1,139 studies into this number of composites."""
-_SETTINGS = ("layer", "gene_key", "input_scale", "min_counts", "min_genes", "hvg_flavor")
+_SETTINGS = (
+    "layer", "gene_key", "input_scale", "keep", "duplicate_genes", "min_counts", "min_genes", "hvg_flavor",
+)  # fmt: skip
 _FORMAT = 1
 _LARGEST_LOG1P = 20.0
 
@@ -123,7 +126,7 @@ def survey(paths: Sequence[Path], config: DataConfig, scratch: Path) -> Corpus:
         try:
             genes = np.array([number.setdefault(gene, len(number)) for gene in file.genes], np.int32)
             genes = lists.setdefault(genes.tobytes(), genes)
-            by_columns, values = isinstance(file.matrix, CscMatrix), file.matrix.num_values
+            by_columns, values = isinstance(innermost(file.matrix), CscMatrix), file.matrix.num_values
             num_pieces = 1 if by_columns else max(1, -(-values // VALUES_PER_PIECE))
             studies.append(Study(name, path, file.n_cells, genes, values, num_pieces))
         finally:
@@ -280,7 +283,7 @@ class StudyReader(PieceReader):
     def __init__(self, piece: StudyPiece, file: CountsFile, columns: np.ndarray, num_genes: int) -> None:
         self.piece = Piece(0, 0, piece.start, piece.stop, piece.start)
         self.file, self.columns, self.num_genes = file, columns, num_genes
-        self.codes = np.zeros(self.num_cells, np.int32)
+        self.codes = np.where(file.kept(piece.start, piece.stop), 0, DROPPED).astype(np.int32)
         self._result = piece.result
 
     def saved(self, name: str) -> dict[str, np.ndarray]:

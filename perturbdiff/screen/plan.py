@@ -27,7 +27,10 @@ RECIPE, SHEET = "recipe.yaml", "samplesheet.csv"
 MODEL = "perturbdiff"
 """Name of the model in tables and files."""
 
-_COLUMNS = ("perturbation_key", "control", "cell_type_key", "batch_key", "dose_key", "layer", "gene_key")
+_COLUMNS = (
+    "perturbation_key", "control", "cell_type_key", "batch_key", "dose_key", "layer", "gene_key", "keep",
+    "duplicate_genes",
+)  # fmt: skip
 _KNOWN = {"cell_type", "batch"}  # columns of a table of conditions that can be held out
 _MEASURED_SIZE = (64, 2)  # width and depth of the default recipe
 _SECONDS = 1e-4, 8.5e-8  # of training such a network on one core, for a cell and for each of its genes

@@ -127,7 +127,7 @@ def look_at(
     given
         What the user said, by field of `DataConfig` (``perturbation_key``, ``control``, ``cell_type_key``,
         ``batch_key``, ``layer``, ``input_scale``, ``gene_key``, ``dose_key``). What is absent is guessed. None for a
-        column of cell types or batches means that there is none.
+        column of cell types or batches means that there is none. ``keep`` and ``duplicate_genes`` are taken as given.
     obs
         Table of cell labels by cell name, for a file that lacks them.
 
@@ -191,7 +191,8 @@ class _Look:
                     f"{values.unknown_place(str(self.given['layer']), places)}: {self._add('layer')}"
                 )
                 return
-            chosen = named if named.kind in ("counts", "zeros and ones", "log1p") else None
+            usable = ("counts", "zeros and ones", "log1p", self.given.get("input_scale"))
+            chosen = named if named.kind in usable else None
             places = [named] if chosen is None else places
         if chosen is None:
             self.problems.append(f"{values.no_place(places, 'the screen')}: {self._add('layer')}")
@@ -220,12 +221,14 @@ class _Look:
             self._take("gene_key")
             return
         key, why, problem = values.gene_key(self.source, place)
-        if problem:
+        if problem and self.given.get("duplicate_genes", "error") == "error":
             remedy = (
                 "make them so with adata.var_names_make_unique(), or give var a column of unique names and"
             )
-            self.problems.append(f"{problem}: {remedy} {self._add('gene_key')}")
-        else:
+            self.problems.append(
+                f"{problem}: add --set data.duplicate_genes=sum, {remedy} {self._add('gene_key')}"
+            )
+        elif not problem:
             self.guesses.append(Guess("data.gene_key", key, why))
 
     def find_columns(self) -> None:
@@ -332,7 +335,10 @@ class _Look:
             return
         found = {guess.key.removeprefix("data."): guess.value for guess in self.guesses}
         keys = {label: found.get(f"{label}_key") for label in LABELS}
-        self.conditions, self.without_label = count_conditions(self.source, keys, str(found["control"]))
+        counted = count_conditions(self.source, keys, str(found["control"]), self.given.get("keep"))
+        self.conditions, self.without_label, left_out = counted
+        if left_out:
+            self.notes.append(f"{left_out} of {self.source.n_cells} cells are left out (data.keep)")
         self._note_labels(keys)
         if not (self.conditions["n_cells"][~self.conditions["is_control"]]).sum():
             self.problems.append("every cell with all labels is a control, so there is nothing to learn")

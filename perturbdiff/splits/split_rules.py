@@ -18,6 +18,7 @@ from perturbdiff.config.settings import SplitConfig
 from perturbdiff.runtime import files, untrusted
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator
+from perturbdiff.splits.absent_labels import Missing, faults_of_rule, faults_of_toml
 
 PARTS = ("train", "valid", "test", "unused")
 
@@ -157,24 +158,26 @@ def _lists(path: Path, where: str, value: object) -> dict[str, tuple[str, ...]]:
     return lists
 
 
-def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
+def by_toml(table: pd.DataFrame, spec: Specification, missing: Missing = "error") -> np.ndarray:
     """Return the part of each condition (object [n]) by the file. Controls are always training data.
+
+    Parameters
+    ----------
+    table
+        Conditions.
+    spec
+        The file.
+    missing
+        ``warn`` leaves out what the file names and the data lack; ``error`` refuses it.
 
     Raises
     ------
     UserError
-        If the file names a context or a condition without cells, or holds out the control.
+        If the file names contexts or conditions without cells (all in one message), or holds out the control.
     """
     contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
-    present = sorted(set(contexts))
-    for context in spec.contexts():
-        if context not in present:
-            others = {c for k in ("cell_type", "batch") if k in table for c in table[k]}
-            hint = nearest(context, present) or f"; contexts are {listing(present)}"
-            elsewhere = (
-                " (it is a value of another column: set split.context_column)" if context in others else ""
-            )
-            raise UserError(f"{spec.path}: no cells of context '{context}'{elsewhere}{hint}")
+    faults = faults_of_toml(table, spec)
+    faults.refuse(missing)
     part = np.full(len(table), "train" if spec.others_train else "unused", dtype=object)
     part[np.isin(contexts, sorted(spec.training))] = "train"
     for context, value in spec.zeroshot.items():
@@ -183,25 +186,11 @@ def by_toml(table: pd.DataFrame, spec: Specification) -> np.ndarray:
         here = contexts == context
         part[here] = "train"
         for value, labels in lists.items():
-            _check_labels(spec, context, labels, pd.DataFrame(table[here]))
             part[here & np.isin(perturbations, labels)] = value
     part[table["is_control"].to_numpy(bool)] = "train"
+    if faults.absent and not np.isin(part, ("valid", "test")).any():
+        raise UserError(f"{spec.path}: nothing of what it holds out has cells; correct its labels")
     return part
-
-
-def _check_labels(spec: Specification, context: str, labels: Sequence[str], here: pd.DataFrame) -> None:
-    is_control = here["is_control"].to_numpy(bool)
-    controls = set(here["perturbation"][is_control])
-    present = sorted(set(here["perturbation"][~is_control]))
-    for label in labels:
-        if label in controls:
-            raise UserError(
-                f"{spec.path}: context '{context}': '{label}' is the control, which is never held out"
-            )
-        if label not in present:
-            raise UserError(
-                f"{spec.path}: no cells of perturbation '{label}' in context '{context}'{nearest(label, present)}"
-            )
 
 
 def by_rule(
@@ -228,17 +217,15 @@ def by_rule(
     Raises
     ------
     UserError
-        If a name is unknown or a held-out context has no controls.
+        If names have no cells (all in one message) or a held-out context has no controls.
     """
+    faults_of_rule(table, rule).refuse(rule.missing)
+    rule = _present(table, rule)
     held_out = _held_out(table, rule, seed, profiles)
     contexts, perturbations = table["context"].to_numpy(object), table["perturbation"].to_numpy(object)
     perturbed = ~table["is_control"].to_numpy(bool)
     eligible = perturbed & np.isin(contexts, held_out)
     if rule.perturbations:
-        known = sorted(set(perturbations[perturbed]))
-        for label in rule.perturbations:
-            if label not in known:
-                raise UserError(f"split.perturbations: no cells of '{label}'{nearest(label, known)}")
         eligible &= np.isin(perturbations, rule.perturbations)
     labels = np.array(sorted(set(perturbations[eligible])), dtype=object)
     generator(_PERTURBATIONS, seed).shuffle(labels)
@@ -255,24 +242,20 @@ def by_rule(
     return part, held_out
 
 
+def _present(table: pd.DataFrame, rule: SplitConfig) -> SplitConfig:
+    """Return the rule without names that have no cells."""
+    known = {"held_out": set(table["context"]), "valid_contexts": set(table["context"])}
+    known["perturbations"] = set(table["perturbation"])
+    return rule.model_copy(
+        update={key: tuple(n for n in getattr(rule, key) if n in names) for key, names in known.items()}
+    )
+
+
 def _held_out(
     table: pd.DataFrame, rule: SplitConfig, seed: int, profiles: Callable[[Sequence[str]], np.ndarray]
 ) -> list[str]:
     is_control = table["is_control"].to_numpy(bool)
-    present = sorted(set(table["context"]))
     with_controls = set(table["context"][is_control])
-    named = [("held_out", name) for name in rule.held_out] + [
-        ("valid_contexts", name) for name in rule.valid_contexts
-    ]
-    for key, context in named:
-        if context not in present:
-            hint = nearest(context, present) or f"; contexts are {listing(present)}"
-            raise UserError(f"split.{key}: no cells of context '{context}' in '{rule.context_column}'{hint}")
-        if context not in with_controls:
-            raise UserError(
-                f"split.{key}: context '{context}' has no control cells, so nothing can be predicted there; "
-                "hold out another"
-            )
     if both := sorted(set(rule.held_out) & set(rule.valid_contexts)):
         raise UserError(f"split: {listing(both)} in held_out and in valid_contexts; keep each in one")
     if rule.held_out or not rule.num_held_out:

@@ -147,11 +147,8 @@ def decide(
     column = (spec.context_column if spec else None) or config.split.context_column
     table = with_context(source, store, config, column, obs)
     if spec:
-        table["part"] = by_toml(table, spec)
+        table["part"] = by_toml(table, spec, config.split.missing)
         held_out = sorted(set(table["context"][table["part"].isin(["valid", "test"])]))
-        without = sorted(set(held_out) - set(table["context"][table["is_control"]]))
-        if without:
-            raise UserError(f"{toml}: held-out context '{without[0]}' has no control cells; leave it out")
         return table, held_out
 
     def profiles(contexts: Sequence[str]) -> np.ndarray:

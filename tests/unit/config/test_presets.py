@@ -97,6 +97,8 @@ FREE = {
         "data.min_genes",
         "data.gene_key",
         "data.join_genes",
+        "data.keep",
+        "data.duplicate_genes",
     ),
     *(f"data.knockdown{k}" for k in KNOCKDOWN),
     *("model.combination_separator", "model.missing_embedding", "model.projection_width"),

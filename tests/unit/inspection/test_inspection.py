@@ -86,16 +86,24 @@ def test_every_held_out_condition_without_cells_is_named_at_once(write, tmp_path
         assert name in problem
 
 
+def test_labels_that_the_split_may_leave_out_are_warnings(write, tmp_path):
+    wanted = toml(tmp_path / "s.toml", test=["A", "lost"])
+    found = look(write(), toml=wanted, overrides=("data.input_scale=counts", "split.missing=warn"))
+    assert not found.problems
+    assert "'lost'" in texts(found, "warning")
+    assert "test cells 2" in texts(found, "fact")
+
+
 def test_contexts_and_the_control_are_checked_too(write, tmp_path):
     path = write()
     problems = " / ".join(look(path, toml=toml(tmp_path / "s.toml", test=["A"], line="g1")).problems)
-    assert "no cells of context 'g1' (it is a label of another column: set split.context_column)" in problems
+    assert "no cells of context 'g1' (it is a value of another column: set split.context_column)" in problems
     found = look(path, toml=toml(tmp_path / "s.toml", test=["A"], control=["non-targeting"]))
     assert "'non-targeting' is the control, which is never held out" in found.problems[0]
     rule = ("data.input_scale=counts", "split.held_out=[hepg3,rpe1]", "split.perturbations=[A,Z]")
     problems = " / ".join(look(path, overrides=rule).problems)
     for name in (
-        "'hepg3', did you mean 'hepg2'?",
+        "'hepg3' in 'cell_type', did you mean 'hepg2'?",
         "no cells of context 'rpe1'",
         "1 of 2 held-out perturbations",
     ):

@@ -112,7 +112,10 @@ def test_only_named_perturbations_are_held_out():
         ({"num_held_out": 7}, "only 6 values"),
         ({"held_out": ("d0",), "valid_contexts": ("d11",)}, "valid_contexts: no cells of context 'd11'"),
         ({"held_out": ("d0",), "valid_contexts": ("d0",)}, "d0 in held_out and in valid_contexts"),
-        ({"held_out": ("d0",), "perturbations": ("q1",)}, "no cells of 'q1'"),
+        (
+            {"held_out": ("d0",), "perturbations": ("q1",)},
+            "1 of 1 held-out perturbations have no cells: 'q1'",
+        ),
     ],
 )
 def test_rule_names_what_is_wrong(changes, message):
@@ -265,7 +268,10 @@ def test_the_right_data_set_of_several_is_taken(tmp_path):
         ('[zeroshot]\n"a.d1" = "test"\n[fewshot."a.d1"]\ntest = ["p1"]', "in .zeroshot. and in .fewshot."),
         ('[zeroshot]\n"a.D1" = "test"', "no cells of context 'D1'.*did you mean 'd1'"),
         ('[zeroshot]\n"a.A" = "test"', "value of another column: set split.context_column"),
-        ('[fewshot."a.d1"]\ntest = ["p01"]', "no cells of perturbation 'p01' in context 'd1'"),
+        (
+            '[fewshot."a.d1"]\ntest = ["p01"]',
+            "context 'd1': 1 of 1 held-out perturbations have no cells: 'p01'",
+        ),
         ('[fewshot."a.d1"]\ntest = ["control"]', "'control' is the control"),
         ("", "names no data set"),
     ],
@@ -274,6 +280,48 @@ def test_mistakes_in_a_toml_are_named(tmp_path, text, message):
     path = write(tmp_path / "s.toml", text)
     with pytest.raises(UserError, match=message):
         by_toml(screen(), read_toml(path, ["a"]))
+
+
+def test_all_labels_without_cells_come_in_one_message(tmp_path):
+    text = (
+        '[training]\na = "train"\n[zeroshot]\n"a.D1" = "test"\n[fewshot."a.d2"]\ntest = ["P1", "q7", "p2"]\n'
+        'val = ["p 3"]\n[fewshot."a.d3"]\ntest = ["lost", "control"]'
+    )
+    spec = read_toml(write(tmp_path / "s.toml", text), ["a"])
+    with pytest.raises(UserError) as caught:
+        by_toml(screen(), spec)
+    said = str(caught.value)
+    for part in (
+        "no cells of context 'D1', did you mean 'd1'?",
+        "context 'd2': 3 of 4 held-out perturbations have no cells: 'P1' (did you mean 'p1'), 'q7'",
+        "'p 3' (did you mean 'p3')",
+        "context 'd3': 1 of 2 held-out perturbations have no cells: 'lost'",
+        "'control' is the control",
+        "split.missing=warn",
+    ):
+        assert part in said
+    with pytest.raises(UserError, match="split.perturbations: 1 of 2 .*'q1'") as caught:
+        by_rule(screen(), rule(held_out=("d0", "d77"), perturbations=("p1", "q1")), 0, no_profiles)
+    assert "'d77'" in str(caught.value)
+
+
+def test_labels_without_cells_can_be_left_out(tmp_path, caplog):
+    text = '[training]\na = "train"\n[zeroshot]\n"a.D1" = "test"\n[fewshot."a.d2"]\ntest = ["q7", "p2"]'
+    spec, table = read_toml(write(tmp_path / "s.toml", text), ["a"]), screen()
+    table["part"] = by_toml(table, spec, "warn")
+    assert split_of(table, "test") == {"p2"}
+    assert "'q7'" in caplog.text
+    assert "'D1'" in caplog.text
+    few = rule(held_out=("d0", "x"), perturbations=("p1", "p2", "q"), train_fraction=0, missing="warn")
+    table["part"], held = by_rule(table, few, 0, no_profiles)
+    assert held == ["d0"]
+    assert split_of(table, "test") | split_of(table, "valid") == {"p1", "p2"}
+    for nothing in ({"held_out": ("x",)}, {"held_out": ("d0",), "perturbations": ("q",)}):
+        with pytest.raises(UserError, match="nothing would be left"):
+            by_rule(screen(), rule(**nothing, missing="warn"), 0, no_profiles)
+    nothing = read_toml(write(tmp_path / "n.toml", '[fewshot."a.d2"]\ntest = ["q7"]'), ["a"])
+    with pytest.raises(UserError, match="nothing of what it holds out has cells"):
+        by_toml(screen(), nothing, "warn")
 
 
 def test_store_and_raw_file_give_the_same_split(small, tmp_path):
