@@ -93,15 +93,17 @@ def tahoe_plate(path: Path, *, plate: int = 1, every: bool = True, normalised: b
 
 
 def state_replogle(path: Path) -> Path:
-    """STATE's file of the Replogle screen: log1p values, and the variable genes again in obsm without their names."""
+    """STATE's file of the Replogle screen: dense log1p values, and the variable genes again in obsm."""
     lines = ["hepg2", "jurkat", "k562", "rpe1"]
     obs = _obs(lines, ["non-targeting", "AARS", *labels_of("replogle")], "cell_line", "gene")
     obs["gem_group"] = [f"{line}{k % 2 + 1}" for k, line in enumerate(obs["cell_line"])]
     control = obs[obs["gene"] == "non-targeting"]
     other = control.assign(gem_group=control["cell_line"] + "2").set_index(control.index + "b")
     obs = pd.concat([obs, other]).astype("category")
-    logs = _normalised(_counts(len(obs))).log1p()
-    cells = ad.AnnData(logs, obs, pd.DataFrame(index=pd.Index(_symbols(), name="gene_name")))
-    cells.obsm["X_hvg"] = logs[:, : GENES // 2].toarray()
+    logs = np.log1p(_normalised(_counts(len(obs))).toarray())
+    variable = np.arange(GENES) % 2 == 1
+    var = pd.DataFrame({"highly_variable": variable}, index=pd.Index(_symbols(), name="gene_name"))
+    cells = ad.AnnData(logs, obs, var)
+    cells.obsm["X_hvg"] = logs[:, variable]
     cells.write_h5ad(path)
     return path

@@ -208,11 +208,12 @@ def _tell_costs(
     """Tell what preprocessing, training and sampling will need; ``genes`` are those of data, list and prior."""
     cells = int(table["n_cells"].sum())
     stored = sum(file.matrix.num_values * float(np.mean(file.some_values() != 0)) for file in opened)
+    of_cell = stored / sum(file.n_cells for file in opened)
     count = genes[1] or min(study.config.data.num_hvgs or genes[0], genes[0])
     weight = sum(files.signature(file.path)[0] for file in opened)
-    size = costs.preprocessing(weight, cells, stored / cells, genes[0], count)
+    size = costs.preprocessing(weight, cells, of_cell, genes[0], count)
     found.fact(
-        f"preprocess: input {byte_size(weight)} ({stored / cells:,.0f} non-zeros a cell), store of {count:,} genes up "
+        f"preprocess: input {byte_size(weight)} ({of_cell:,.0f} non-zeros a cell), store of {count:,} genes up "
         f"to {byte_size(size.store)}, {byte_size(size.scratch)} beside it meanwhile, {byte_size(size.worker)} of "
         f"memory a process and {byte_size(size.labels)} for labels, {span(size.reading)} of reading at 1 GB/s"
     )

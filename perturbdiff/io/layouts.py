@@ -1,4 +1,4 @@
-"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3) and in h5 files of 10x Genomics' Cell Ranger."""
+"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3), MuData, and h5 files of 10x Genomics."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
 _OBSM = "obsm/"
+_RNA = ("rna", "gex")
+"""Names of gene expression in MuData."""
 
 
 class Layout(Protocol):
@@ -77,6 +79,8 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     UserError
         If it is neither AnnData nor a 10x file, or has no such ``layer``.
     """
+    if "mod" in root:
+        root = _modality(path, root["mod"])
     if "obs" in root and "var" in root:
         return _AnnData(path, root, layer)
     groups = {name: root[name] for name in root if hasattr(root[name], "keys")}
@@ -92,6 +96,18 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     if layer != "X":
         raise UserError(f"{path}: a 10x file has one matrix, not '{layer}'; set data.layer=X")
     return _TenX(path, *tenx.values())
+
+
+def _modality(path: Path, parts: Any) -> Any:
+    """Return the AnnData of gene expression in a MuData file: the only one, or the one of a usual name."""
+    names = list(parts)
+    chosen = names if len(names) == 1 else [name for name in names if name.lower() in _RNA]
+    if len(chosen) != 1:
+        raise UserError(
+            f"{path}: is a MuData file of {listing(names)}, none or several of them called {listing(_RNA)}; write the "
+            "part with gene expression as h5ad"
+        )
+    return parts[chosen[0]]
 
 
 def declared(root: Any) -> dict[str, Any]:
@@ -161,7 +177,7 @@ class _AnnData:
         )
         width = int(shape[1]) if len(shape) == 2 else 0
         listed = f"uns/{place}_genes"
-        if listed in self._root and not hasattr(self._root[listed], "keys"):
+        if listed in self._root and getattr(self._root[listed], "shape", ()) == (width,):
             known = _texts(whole_column(self._root[listed]))
         elif "highly_variable" in self._var:
             chosen = whole_column(self._var["highly_variable"]).astype(bool)

@@ -26,12 +26,13 @@ from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_MUDATA_HEAD = 512  # bytes of text before the signature of a MuData file
 _SECONDS = 4  # of processor time; waiting for a slow disk does not count
 _BYTES_PER_SECOND = 20 << 20  # a large file has more texts and pieces
 _MEMORY = 2 << 30  # bytes beside what the parent holds
 _LARGEST_CHUNK = 2 << 30
-_MATRICES = ("X", "raw/X", "layers")
-_FREE = ("obsm", "obsp", "varm", "varp", "uns")  # never read whole
+_MATRICES = ("X", "raw/X", "layers", "obsm")
+_FREE = ("obsp", "varm", "varp", "uns")  # never read whole
 _TEXTS_PER_READ = 1 << 16
 _FEW_TEXTS = 4096
 _NEIGHBOURS = 16  # texts that lie in one piece of the heap, which is read as a whole
@@ -50,7 +51,9 @@ def check_hdf5(path: Path) -> None:
     if path.stat().st_size == 0:
         raise UserError(f"{path}: is empty (0 bytes); copy or make the file again")
     with path.open("rb") as handle:
-        if handle.read(len(_SIGNATURE)) != _SIGNATURE:
+        begin = handle.read(_MUDATA_HEAD + len(_SIGNATURE))
+        head = _MUDATA_HEAD if begin.startswith(b"MuData") else 0
+        if begin[head : head + len(_SIGNATURE)] != _SIGNATURE:
             raise UserError(f"{path}: is not an h5ad file (no HDF5 signature); give h5ad, zarr or 10x h5")
     facts = path.stat()
     if fault := _fault(path.resolve(), facts.st_size, facts.st_mtime_ns):

@@ -9,7 +9,6 @@ from perturbdiff.config import recipes
 from perturbdiff.inspection import costs, inspect_study, study_of
 from perturbdiff.inspection.costs import Hours
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import make_split
 from perturbdiff.store.store import Store
 
@@ -82,6 +81,10 @@ def test_replogle_as_state_processed_it(tmp_path):
     held = split[split["part"].isin(["valid", "test"])]
     assert set(held["cell_type"]) == {"hepg2"}
     assert set(held["perturbation"]) == set(labels_of("replogle"))
-    data = recipes.load("paper-replogle", ["data.layer=obsm/X_hvg"]).data
-    with pytest.raises(UserError, match="genes of the 12 columns of obsm/X_hvg are not known"):
-        preprocess([path], tmp_path / "hvg", data)
+    (tmp_path / "hvg").mkdir()
+    hvg, again, _ = through([path], "replogle", tmp_path / "hvg", "data.layer=obsm/X_hvg")
+    assert list(hvg.genes) == list(store.genes)[1::2]
+    assert again.equals(split)
+    np.testing.assert_array_equal(
+        hvg.counts(slice(0, 9)).toarray(), store.counts(slice(0, 9)).toarray()[:, 1::2]
+    )

@@ -4,6 +4,7 @@ import json
 import logging
 
 import anndata as ad
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -113,6 +114,15 @@ def test_split_check_and_run_see_the_cells_of_the_store(filtered, tmp_path):
     assert KEEP in recipes.load(made.write(tmp_path / "plan")).data.keep
 
 
+def test_a_table_of_labels_can_say_which_cells_are_kept(tmp_path):
+    adata, table = tiny_counts(), tmp_path / "labels.csv"
+    good = np.arange(adata.n_obs) % 2 == 0
+    pd.DataFrame({"cell": adata.obs_names, "doublet": np.where(good, "no", "yes")}).to_csv(table, index=False)
+    path = write(tmp_path / "x.h5ad", adata)
+    made = preprocess([path], tmp_path / "store", config(keep="doublet != 'yes'"), obs=[table])
+    assert set(Store(made).cell_names(0, good.sum())) == set(adata.obs_names[good])
+
+
 def test_what_does_not_fit_is_told_by_all_of_them(filtered, tmp_path):
     path, _ = filtered
     wrong = "pass_filter == 'ful'"
@@ -208,6 +218,32 @@ def test_a_matrix_of_obsm_is_read_with_the_genes_that_are_known(tmp_path):
     assert list(listed.genes) == list("abcde")
     with pytest.raises(UserError, match="has no 'obsm/X_hgv'"):
         stored(path, tmp_path / "no", layer="obsm/X_hgv")
+    with h5py.File(path, "r+") as file:  # the library would read what is missing as zeros
+        del file["obsm/X_hvg"]
+        file["obsm"].create_dataset("X_hvg", (adata.n_obs, 5), "f4", chunks=(50, 5))[:50] = 1
+    with pytest.raises(UserError, match="'obsm/X_hvg'.*lacks|lacks.*'obsm/X_hvg'|incomplete"):
+        stored(path, tmp_path / "no", layer="obsm/X_hvg")
+
+
+def test_the_expression_of_a_mudata_file_is_read(tmp_path):
+    adata, path = some_genes(6), tmp_path / "x.h5mu"
+    proteins = ad.AnnData(np.ones((adata.n_obs, 2), np.float32), pd.DataFrame(index=adata.obs_names))
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.attrs["encoding-type"] = "MuData"
+        ad.io.write_elem(file, "obs", pd.DataFrame(index=adata.obs_names))
+        ad.io.write_elem(file, "var", pd.DataFrame(index=[*adata.var_names, "0", "1"]))
+        for name, part in (("prot", proteins), ("rna", adata)):
+            ad.io.write_elem(file, f"mod/{name}", part)
+    with path.open("r+b") as file:
+        file.write(b"MuData (format-version=0.1.0;creator=mudata;creator-version=0.3.1)")
+    store = stored(path, tmp_path / "store")
+    plain = stored(write(tmp_path / "x.h5ad", adata), tmp_path / "plain")
+    pd.testing.assert_frame_equal(by_name(store), by_name(plain))
+    assert plan_screen(path, "tiny", []).screen.n_genes == 6
+    with h5py.File(path, "r+") as file:
+        file.move("mod/rna", "mod/atac")
+    with pytest.raises(UserError, match="MuData file of atac, prot.*as h5ad"):
+        stored(path, tmp_path / "no")
 
 
 def test_a_list_of_genes_is_matched_after_doubled_ones_are_joined(tmp_path):
