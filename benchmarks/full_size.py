@@ -33,7 +33,10 @@ from perturbdiff.training.network_size import by_group, flops_per_cell
 
 ROOT = Path(__file__).parents[1]
 SHEETS = ROOT / "assets" / "experiments"
-EXPERIMENTS = ("main", "zeroshot", "fewshot", "fewshot-steps", "scaling", "ablation", "variants", "guidance")
+EXPERIMENTS = (
+    *("main-replogle", "main-pbmc", "main-tahoe", "main"),
+    *("zeroshot", "fewshot", "fewshot-steps", "scaling", "ablation", "variants", "guidance"),
+)
 START, END = "<!-- computed: start -->", "<!-- computed: end -->"
 
 SHARED_GENES = 12_626
@@ -87,7 +90,7 @@ def read_sheet(name: str) -> list[dict[str, str]]:
 
 def overrides_of(row: dict[str, str]) -> list[str]:
     """Return the overrides that do not speak to one data set of several."""
-    return [part for part in row["overrides"].split(";") if part and ":" not in part.split("=")[0]]
+    return [part for part in row.get("overrides", "").split(";") if part and ":" not in part.split("=")[0]]
 
 
 @cache
@@ -113,6 +116,12 @@ def genes_of(row: dict[str, str], rows: Iterable[dict[str, str]]) -> int:
     return genes_of(source, rows) if row["mode"] == "sample" and source else OWN_GENES
 
 
+def stored_genes(row: dict[str, str], rows: Iterable[dict[str, str]]) -> int:
+    """Return the genes of a row's store; a sample row without a list has those of the row that it samples."""
+    source = next((r for r in rows if not row.get("genes") and r["id"] == row.get("init")), row)
+    return SHARED_GENES if source["genes"] == "prior-genes" else OWN_GENES
+
+
 def fitting(row: dict[str, str], rows: list[dict[str, str]]) -> Work:
     """Return the work of a training; a backward pass is two forward passes, self-conditioning half a pass more."""
     if row["mode"] not in ("train", "finetune", "pretrain"):
@@ -124,8 +133,7 @@ def fitting(row: dict[str, str], rows: list[dict[str, str]]) -> Work:
     # distances of every two cells of a set, thrice, and twice that in the backward pass
     once_loss = 3 * 2 * train.set_size * genes if config.loss.mmd_weight else 0
     flops = cells * (once * (3 + train.self_condition) + 3 * once_loss)
-    stored = SHARED_GENES if row["mode"] == "pretrain" else OWN_GENES
-    return Work(flops, cells * (1 if train.zero_control else 2), stored)
+    return Work(flops, cells * (1 if train.zero_control else 2), stored_genes(row, rows))
 
 
 def sampling(row: dict[str, str], rows: list[dict[str, str]]) -> Work:
@@ -138,7 +146,7 @@ def sampling(row: dict[str, str], rows: list[dict[str, str]]) -> Work:
     size = config.sample.set_size or config.train.set_size
     passes = config.sample.num_steps * (2 if config.sample.guidance else 1)
     once = forward(config.model, genes, size, self_condition=config.sample.self_condition)
-    return Work(cells * passes * once, cells)
+    return Work(cells * passes * once, cells, stored_genes(row, rows))
 
 
 def loader_speed(path: Path) -> dict[int, float]:

@@ -17,7 +17,7 @@ def compares(rows) {
 
 // data sets that belong together: as a row says, else as `usual` calls the unit, name of a unit → name
 def collectionOf(unit, runs, usual) {
-    def said = runs.findAll { run -> run.unit && run.unit.id == unit.id && run.collection }
+    def said = runs.findAll { run -> run.unit && run.unit.judge == unit.id && run.collection }
         .collect { run -> run.collection }.unique()
     if (said.size() > 1) {
         error("samplesheet: ${usual} is in several collections: ${said.join(', ')}; " +

@@ -141,7 +141,8 @@ def baselinesOf(runs, names, seed) {
                 [name: run.mode, method: run.id, recipe: run.baseline]
         }
     def taken = asked.collect { one -> [one.unit.id, one.name] }
-    def unasked = runs.findAll { run -> run.unit }.unique { run -> run.unit.id }.collectMany { run ->
+    def judging = runs.findAll { run -> run.unit && run.unit.judge == run.unit.id }.unique { run -> run.unit.id }
+    def unasked = judging.collectMany { run ->
         names.findAll { name -> !([run.unit.id, name] in taken) }.collect { name ->
             run.subMap(['unit', 'evaluate']) +
                 [seed: seed, script: [], python: '', kinds: [], tables: [], name: name, method: name, recipe: run.usual]
@@ -150,6 +151,20 @@ def baselinesOf(runs, names, seed) {
     return (asked + unasked).collect { one ->
         one + [id: "${one.unit.id}.${one.method}".toString(), kind: kindOf(one.name)]
     }
+}
+
+// The unit whose store has the real cells that a unit's predictions are compared with. Rows that have more genes than
+// they are scored on are compared with rows whose store has the scored genes alone, so that these are one comparison:
+// same cells, same split, same part. Else it is the unit itself.
+def judgeOf(unit, units) {
+    def facts = { one ->
+        [one.dataset, one.part, one.targets.key, one.split.recipe, "${one.split.toml}", !one.split.store,
+            one.store.simulation?.id, one.store.inputs, one.store.obs, one.store.recipe, one.store.ready]
+    }
+    def other = !unit.scored.key ? null : units.find { one ->
+        !one.scored.key && one.store.genes.key == unit.scored.key && facts.call(one) == facts.call(unit)
+    }
+    return (other ?: unit).id
 }
 
 // two splits or selections of one data set must not be taken for the same in the tables
@@ -184,13 +199,21 @@ def filesOf(runs, units, stores, makers) {
 def planOf(rows, folder, options) {
     def makers = makersOf(rows.findAll { row -> isMaker(row.mode) }, options.rules, folder)
     def drafts = rows.findAll { row -> !isMaker(row.mode) }.collect { row -> runOf(row, rows, folder, options) }
+    def asked  = drafts.findAll { run -> run.unit && !run.conditions }.collect { run -> run.unit }
+        .unique { unit -> unit.id }
+    def judges = asked.collectEntries { unit -> [(unit.id): judgeOf(unit, asked)] }
     def runs   = drafts.collect { run -> afterInit(run, drafts) }
+        .collect { run -> run.unit ? run + [unit: run.unit + [judge: judges[run.unit.id]]] : run }
     def scored = runs.findAll { run -> !run.conditions }
     def units  = scored.findAll { run -> run.unit }.collect { run -> run.unit }.unique { unit -> unit.id }
+    def judging = units.findAll { unit -> unit.judge == unit.id }
+    def judge  = { unit -> units.find { other -> other.id == unit.judge } }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
     def first  = units.collectEntries { unit -> [(unit.id): scored.find { run -> run.unit?.id == unit.id }] }
-    def labels = units.collectEntries { unit -> [(unit.id): labelOf(unit, units)] }
-    def groups = units.collectEntries { unit -> [(unit.id): collectionOf(unit, scored, nameOf(unit, units))] }
+    def labels = units.collectEntries { unit -> [(unit.id): labelOf(judge.call(unit), judging)] }
+    def groups = units.collectEntries { unit ->
+        [(unit.id): collectionOf(judge.call(unit), scored, nameOf(judge.call(unit), judging))]
+    }
     def models = runs.findAll { run -> isModel(run.mode) }
     def others = baselinesOf(scored, options.baselines, options.seed)
     def pairs  = units.unique(false) { unit -> unit.split.id }
@@ -205,7 +228,7 @@ def planOf(rows, folder, options) {
         simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }
             .unique { drawn -> drawn.id },
         units: units.collect { unit ->
-            [id: unit.id, pair: unit.split.id, part: unit.part, label: labels[unit.id],
+            [id: unit.id, judge: unit.judge, pair: unit.split.id, part: unit.part, label: labels[unit.id],
                 evaluate: first[unit.id].evaluate, scored: unit.scored.key, targets: unit.targets.key]
         },
         baselines: others.findAll { one -> one.kind == 'built-in' },

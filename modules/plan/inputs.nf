@@ -6,8 +6,11 @@ def isDataset(text) {
     return text.startsWith('dataset:')
 }
 
+// read once for all rows: the properties of the JVM live as long as the run
 def registeredDatasets() {
-    return new groovy.yaml.YamlSlurper().parseText(file("${projectDir}/perturbdiff/datasets/registry.yaml").text)
+    return System.properties.computeIfAbsent('perturbdiff.datasets') { _name ->
+        new groovy.yaml.YamlSlurper().parseText(file("${projectDir}/perturbdiff/datasets/registry.yaml").text)
+    }
 }
 
 // names of its files; {part} or {part:02d} stands for the number of a part

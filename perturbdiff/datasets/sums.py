@@ -21,6 +21,7 @@ from perturbdiff.runtime.progress import track
 logger = logging.getLogger(__name__)
 
 _BLOCK = 1 << 22
+_SHOWN = 100_000_000  # bytes
 _BEGINS = {".h5ad": b"\x89HDF\r\n\x1a\n", ".parquet": b"PAR1"}
 """First bytes of files by their ending."""
 
@@ -100,9 +101,13 @@ def keep(path: Path, part: Part, version: str = "") -> None:
 
 
 def digest(path: Path, algorithm: str) -> str:
-    """Return a file's sum in hexadecimal digits, and show the progress."""
+    """Return a file's sum in hexadecimal digits, and show the progress of a file that takes seconds."""
     state = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as handle, track(f"checking {path.name}", path.stat().st_size // 1000, "kB") as work:
+    size = path.stat().st_size
+    if size < _SHOWN:
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, lambda: state).hexdigest()
+    with path.open("rb") as handle, track(f"checking {path.name}", size // 1000, "kB") as work:
         while block := handle.read(_BLOCK):
             state.update(block)
             work.advance(len(block) // 1000)

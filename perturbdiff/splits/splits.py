@@ -38,11 +38,12 @@ _ROUNDING = 1e-9  # because 0.07 · 100 is slightly more than 7 in floating poin
 def leave_out(
     conditions: pd.DataFrame, use: np.ndarray, fraction: float, seed: int, exclude: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """Return the rows of a store to leave out, so that a share of the cells of each perturbed condition is kept.
+    """Return the rows of a store to leave out, so that a share of each perturbation's cells is kept.
 
-    Of n usable cells, the first ⌈fraction · n⌉ in an order drawn from (seed, condition) are kept. This is at least
-    one, so no perturbation is lost, and a larger share includes the cells of a smaller one. Controls and conditions
-    that are not in ``use`` keep all cells.
+    Of a perturbation's n usable cells, of all cell types and batches together, the first ⌈fraction · n⌉ in an order
+    drawn from (seed, perturbation) are kept. This is at least one, so no perturbation is lost, and a larger share
+    includes the cells of a smaller one. A cell type or batch with few of these cells can lose all of them. Controls
+    and conditions that are not in ``use`` keep all cells.
 
     Parameters
     ----------
@@ -61,10 +62,14 @@ def leave_out(
         return exclude
     start, stop = (conditions[column].to_numpy(np.int64) for column in ("start", "stop"))
     out = np.zeros(int(stop.max(initial=0)), dtype=bool) if exclude is None else exclude.copy()
-    for condition in np.flatnonzero(np.asarray(use, bool) & ~conditions["is_control"].to_numpy(bool)):
-        usable = np.flatnonzero(~out[start[condition] : stop[condition]]) + start[condition]
+    number, _ = pd.factorize(conditions["perturbation"], sort=True)
+    thinned = np.asarray(use, bool) & ~conditions["is_control"].to_numpy(bool)
+    for perturbation in np.unique(number[thinned]):
+        mine = np.flatnonzero(thinned & (number == perturbation))
+        rows = np.concatenate([np.arange(start[one], stop[one]) for one in mine])
+        usable = rows[~out[rows]]
         keep = int(np.ceil(fraction * len(usable) - _ROUNDING))
-        out[generator(_FEW, seed, int(condition)).permutation(usable)[keep:]] = True
+        out[generator(_FEW, seed, int(perturbation)).permutation(usable)[keep:]] = True
     return out
 
 

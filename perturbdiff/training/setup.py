@@ -374,7 +374,7 @@ def split_source(store: Store, split: pd.DataFrame, name: str) -> Source:
 
 
 def thin_out(sources: Sequence[Source], config: Config) -> dict[str, Any]:
-    """Leave ``train.cells_fraction`` of each perturbed condition's training cells; return facts for the bundle."""
+    """Leave ``train.cells_fraction`` of each perturbation's training cells; return facts for the bundle."""
     fraction = config.train.cells_fraction
     if fraction == 1:
         return {}

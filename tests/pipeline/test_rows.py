@@ -73,6 +73,8 @@ ROWS = (
         targets="targets.csv"),
     row("ready", "train", dataset="other", input="old store"),
     row("fetched", "linear", dataset="published", input="dataset:kang18-ifnb"),
+    row("narrow", "linear", dataset="two", genes="top"),
+    row("broad", "linear", dataset="two", genes="all", score_genes="top"),
     row("ridge", "kernel-ridge", dataset="other", input="old store", embeddings="perturbation=vectors"),
 )  # fmt: skip
 
@@ -98,7 +100,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     ran = nextflow.run(*fixed, "--dask_scheduler", "tls://head:8786")
     assert ran.code == 0, ran.output
     calls = {call[call.index("--out") + 1]: call for call in fake() if "--out" in call}
-    made = [call for call in fake() if call[0] == "preprocess"]
+    made = [call for out, call in calls.items() if call[0] == "preprocess" and not out.startswith("two-")]
     kang, atlas, fetched = sorted(made, key=lambda call: (not call[1].endswith("/kang.h5ad"), call[1]))
     assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
     (get,) = (call for call in fake() if call[0] == "data")
@@ -141,8 +143,16 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "ready",
         "ridge",
         "fetched",
+        "narrow",
+        "broad",
     }
+    narrow, broad = (call for call in scored if call[2].startswith("two-"))
+    assert narrow[2] == broad[2], "one comparison, with the store of the scored genes"
+    assert not given(broad, "--genes")
+    assert given(calls[broad[2]], "--genes") == ["genes/top"]
     for call in scored:
+        if call in (narrow, broad):
+            continue
         ready = call[2] == "old store" or call[2].startswith("published-")
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])

@@ -26,20 +26,18 @@ def joined(
         Those of ``values`` whose numbers of each split become columns of their own, for `taken_apart`. A row that
         is ``ok`` in any split is so in the result.
     """
-    table = splits[0].copy()
-    of_splits: dict[str, np.ndarray] = {}
+    table, beside = splits[0].copy(), dict[str, np.ndarray]()
     for name in values:
         numbers = np.stack([split[name].to_numpy(np.float64) for split in splits])
         count = (~np.isnan(numbers)).sum(axis=0)
         total = np.nansum(numbers, axis=0)
         table[name] = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
         if name in keep:
-            of_splits |= {f"{_PREFIX} {k} {name}": of_split for k, of_split in enumerate(numbers)}
+            beside |= {f"{_PREFIX} {k} {name}": of_split for k, of_split in enumerate(numbers)}
     if "status" in table:
         fine = np.any([split["status"].to_numpy() == "ok" for split in splits], axis=0)
         table["status"] = np.where(fine, "ok", table["status"].to_numpy(object))
-    # at once: pandas copies the table for each further column
-    return pd.concat([table, pd.DataFrame(of_splits, index=table.index)], axis=1)
+    return pd.concat([table, pd.DataFrame(beside, index=table.index)], axis=1) if beside else table
 
 
 def taken_apart(table: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:

@@ -293,7 +293,7 @@ def test_labels_without_their_blanks_are_found_in_every_line(published):
     assert all(said in text for text in problems)
 
 
-@pytest.mark.parametrize("name", ["main", "zeroshot", "fewshot", "variants", "guidance"])
+@pytest.mark.parametrize("name", ["main", "main-replogle", "zeroshot", "fewshot", "variants", "guidance"])
 def test_the_papers_sheets_can_be_read(name):
     assert {study.name for study in studies_of_sheet(name)} <= {"cellxgene", "pbmc", "tahoe100m", "replogle"}
 

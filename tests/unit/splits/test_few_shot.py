@@ -28,9 +28,24 @@ def left(fraction: float, seed: int = 0, exclude: np.ndarray | None = None) -> n
     return out
 
 
-def test_each_condition_keeps_its_share_and_at_least_one_cell():
+def test_each_perturbation_keeps_its_share_and_at_least_one_cell():
     assert kept(table(SIZES), left(0.07)) == {"control": 50, "p": 7, "q": 1, "r": 1}
     assert kept(table(SIZES), left(0.5)) == {"control": 50, "p": 50, "q": 4, "r": 1}
+
+
+def test_the_share_is_of_a_perturbation_in_all_its_contexts():
+    """Rounded up in each of 50 contexts, 1 % of 20 cells would be 5 % of the perturbation."""
+    keys = pd.DataFrame({"cell_type": "A", "batch": [f"b{i:02}" for i in range(50)]})
+    keys = pd.concat([keys.assign(perturbation=name) for name in ("control", "p", "q")], ignore_index=True)
+    conditions = condition_table(keys.assign(n_cells=20), "control")
+    use = ~((conditions["perturbation"] == "q") & (conditions["batch"] < "b25")).to_numpy()
+    out = leave_out(conditions, use, 0.01, 0)
+    assert out is not None
+    rows = zip(conditions["start"], conditions["stop"], strict=True)
+    cells = np.array([int((~out[a:b]).sum()) for a, b in rows])
+    used = pd.Series(cells[use]).groupby(conditions["perturbation"].to_numpy()[use]).sum()
+    assert used.to_dict() == {"control": 1000, "p": 10, "q": 5}
+    assert (cells[~use] == 20).all()
 
 
 @settings(max_examples=30, deadline=None)
