@@ -47,7 +47,9 @@ class Loss:
     mmd_weight: float = 1.0
     mmd_factor: str = "half"
     mmd_statistic: str = "V"
+    set_power: float = 1.0
     mse_weight: float = 1.0
+    abundance_weight: float = 0.0
     mse_reduction: str = "mean"
 
 

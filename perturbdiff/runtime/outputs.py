@@ -42,8 +42,10 @@ def beside(out: Path, kind: str) -> Path:
 
 def read_record(out: Path, kind: str) -> dict[str, Any] | None:
     """Return a record of an output, or None if there is no readable one."""
+    place = beside(out, kind)
     try:
-        record = json.loads(beside(out, kind).read_text())
+        # what is no file, such as a pipe, would be waited for
+        record = json.loads(place.read_text()) if place.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -346,10 +346,12 @@ def parts(conditions: pd.DataFrame, split: pd.DataFrame, data: Path | None = Non
     UserError
         If a condition is not in the split.
     """
+    what, name = data or "the store", split.attrs.get(_PATH, "split")
+    if split.empty:
+        raise UserError(f"{name}: has no rows; make a split of {what} with perturbdiff split")
     rows = _index(split).get_indexer(_index(conditions))
     lacking = rows < 0
     if lacking.any():
-        what, name = data or "the store", split.attrs.get(_PATH, "split")
         if lacking.all():
             raise UserError(
                 f"{name}: none of the conditions of {what} is in it ({what}: {_condition(conditions, lacking)}; split: "

@@ -125,6 +125,7 @@ KEPT: tuple[Case, ...] = (
     Case("store", 0, on("store/part-0000.zarr/obs/_index/c/0", flip(190), "bytes")),  # a traceback of zarr's
     Case("cells", 0, on("mine.h5ad", huge_pointers)),  # a warning before the line
     Case("report", 0, on("scores/run.json", put_ring, "place")),  # another page
+    Case("report", 0, on("scores/manifest.json", put_pipe, "place")),  # waited for ever
     Case("statistics", 0, on("stats/manifest.json", put_ring, "place")),  # another page
     Case("counts", 0, on("counts.h5ad", without_codes)),  # StopIteration
     Case("cells", 0, on("mine.h5ad", codes_of_numbers)),  # an IndexError

@@ -387,6 +387,8 @@ def test_damaged_splits_are_refused(small, tmp_path):
         read_split(path)
     with pytest.raises(UserError, match="1 of 16 conditions of the store are not in it .first: B / d1 / p1"):
         parts(small.opened.conditions, table.drop(index=1))
+    with pytest.raises(UserError, match="has no rows"):
+        parts(small.opened.conditions, table[:0])
 
 
 def test_counts_have_all_parts():
