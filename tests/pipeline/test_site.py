@@ -232,8 +232,11 @@ def test_what_tasks_get_survives_every_combination_of_profiles(found):
             assert ("--gres=gpu:1" in options) == ("slurm" in profile and "gpu" in job["labels"]), here
             assert ("--nodes=1" in options) == ("multinode" in profile and "resumable" in job["labels"]), here
             assert job["gpu"] == (gpu_options(profile) if "gpu" in job["labels"] else ""), here
-            assert job["told"] == ("gpu" in job["labels"] or name in ("PREPROCESS", "STATS", "VOCABULARY")), here
-            assert job["published"] == (name != "MERGE"), here  # under its two names
+            assert job["told"] == ("gpu" in job["labels"] or name in ("PREPROCESS", "STATS", "VOCABULARY")), (
+                here
+            )
+            # MERGE: under its two names; FETCH: into its own folder
+            assert job["published"] == (name not in ("MERGE", "FETCH")), here
 
 
 def test_containers_and_environments_of_the_profiles(found):
