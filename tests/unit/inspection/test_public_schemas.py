@@ -36,10 +36,10 @@ def through(paths, name, tmp_path, *changes):
 
 def test_parse_pbmc(tmp_path):
     path = parse_pbmc(tmp_path / "pbmc.h5ad")
-    (problem,) = inspect_study(study_of([str(path)], "paper-pbmc", [])).problems
+    (problem,) = inspect_study(study_of([str(path)], "paper-pbmc", ["data.duplicate_genes=error"])).problems
     assert "gene names are not unique (TSPAN6)" in problem
     assert "data.duplicate_genes=sum" in problem
-    store, split, _ = through([path], "pbmc", tmp_path, "data.duplicate_genes=sum")
+    store, split, _ = through([path], "pbmc", tmp_path)
     assert (store.n_genes, store.dtype) == (GENES - 1, np.uint16)
     assert set(store.conditions["batch"]) == {"Donor1", "Donor4", "Donor9", "Donor12", "Donor10"}
     assert "CD8 Naive" in set(store.conditions["cell_type"])

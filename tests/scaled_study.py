@@ -1,0 +1,99 @@
+"""A study of the paper scaled down: its experiment as it comes, in a copy of the checkout, with tiny files to fetch.
+
+In the copy, the rows learn and sample for a few steps, and the registry's addresses are those of a server on this
+machine, which has files of the public layout (`public_schemas`). Methods of others are left out.
+"""
+
+import csv
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import public_schemas as layouts
+
+from perturbdiff.baselines.external import known_tools
+
+SMALL = (
+    "model.width=16;model.depth=1;model.heads=2;train.max_steps=4;train.valid_every=2;train.valid_sets=2;"
+    "train.keep_every=2;train.set_size=8;train.sets_per_step=2;train.warmup_steps=1;sample.num_steps=2"
+)
+"""Changes of the rows that train."""
+GENES = "data.num_hvgs=12"
+"""Changes of the rows that choose genes."""
+ADDRESSES = {
+    "replogle": ["datasets/arcinstitute/Replogle-Nadig-Preprint/resolve/main/replogle.h5ad"],  # the Hub's own
+    "pbmc": ["pbmc.h5ad"],
+    "tahoe100m": ["plate1.h5ad", "plate2.h5ad"],
+    "cellxgene": ["cells1.h5ad", "cells2.h5ad"],
+}
+"""Below the server's address: the files of each data set."""
+
+
+def scale_down(site: Path, experiment: str, address: str) -> None:
+    """Change an experiment's sheet and the registry in a copy of the checkout."""
+    sheet = site / "assets" / "experiments" / f"{experiment}.csv"
+    with sheet.open() as handle:
+        rows = [row for row in csv.DictReader(handle) if row["mode"] not in known_tools.names()]
+    for row in rows:
+        learns = row["mode"] in ("train", "pretrain", "finetune")
+        changes = SMALL if learns else GENES if row["mode"] == "vocabulary" else ""
+        row["overrides"] = ";".join(filter(None, [row.get("overrides"), changes]))
+    with sheet.open("w", newline="") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    registry = site / "perturbdiff" / "datasets" / "registry.yaml"
+    registry.write_text(
+        re.sub(r"(?ms)^(\w+):\n.*?(?=^\S|\Z)", partial(_nearer, address), registry.read_text())
+    )
+
+
+def _nearer(address: str, entry: re.Match[str]) -> str:
+    """Return an entry of the registry as this machine has the data set."""
+    name, text = entry[1], entry[0]
+    if name not in ADDRESSES:
+        return text
+    text = re.sub(
+        r"(?m)^  gigabytes: .*\n|^  md5: .*\n|^  requester_pays: .*\n|^  census:\n(    .*\n)+", "", text
+    )
+    if name == "replogle":  # HF_ENDPOINT names the server
+        return text + "  gigabytes: 0.001\n"
+    text = re.sub(r"(?m)^  (url|parts): .*\n", "", text)
+    path = ADDRESSES[name][0].replace("1", "{part}")
+    parts = "  parts: [1, 2]\n" if len(ADDRESSES[name]) > 1 else ""
+    return f"{text.rstrip()}\n  gigabytes: 0.001\n{parts}  url: {address}/{path}\n\n"
+
+
+def write_public_files(folder: Path, names: list[str]) -> None:
+    """Write the files of data sets to where the server has them."""
+    for name in names:
+        paths = [folder / path for path in ADDRESSES[name]]
+        for number, path in enumerate(paths, 1):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name == "tahoe100m":
+                layouts.tahoe_plate(path, plate=number)
+            else:
+                write: Any = {"replogle": layouts.state_replogle, "pbmc": layouts.parse_pbmc}[name]
+                write(path)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve a folder while the block runs; its address."""
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    handler = partial(Handler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True, kwargs={"poll_interval": 0.02}).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
