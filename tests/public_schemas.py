@@ -1,9 +1,9 @@
 """Tiny files with the layout of the public ones: names and types of columns, odd labels, sparse and dense matrices.
 
-The labels are those of the published splits (`assets/splits`); values are drawn.
+The labels are those of the published splits (`assets/splits`), or the first ``labels`` of each of their lists; values
+are drawn, and a condition has ``cells`` cells.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import anndata as ad
@@ -17,19 +17,22 @@ SPLITS = Path(__file__).parents[1] / "assets" / "splits"
 GENES = 24
 
 
-def held_out(name: str) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+def held_out(name: str, labels: int | None = None) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the lists of a published split: by context and part."""
-    return read_toml(SPLITS / f"{name}.toml", [name]).fewshot
+    lists = read_toml(SPLITS / f"{name}.toml", [name]).fewshot
+    return {
+        context: {part: found[:labels] for part, found in parts.items()} for context, parts in lists.items()
+    }
 
 
-def labels_of(name: str) -> list[str]:
+def labels_of(name: str, labels: int | None = None) -> list[str]:
     """Return the perturbations that a published split holds out in its first context."""
-    lists = next(iter(held_out(name).values()))
-    return [label for labels in lists.values() for label in labels]
+    lists = next(iter(held_out(name, labels).values()))
+    return [label for found in lists.values() for label in found]
 
 
-def _obs(contexts: list[str], perturbations: list[str], column: str, label: str) -> pd.DataFrame:
-    pairs = [(context, one) for context in contexts for one in perturbations]
+def _obs(contexts: list[str], perturbations: list[str], column: str, label: str, cells: int) -> pd.DataFrame:
+    pairs = [(context, one) for context in contexts for one in perturbations for _ in range(cells)]
     return pd.DataFrame(pairs, columns=[column, label], index=[f"cell_{k}" for k in range(len(pairs))])
 
 
@@ -48,10 +51,10 @@ def _normalised(counts: sp.csr_matrix) -> sp.csr_matrix:
     return sp.csr_matrix(counts.multiply(1e4 / depth[:, None]).astype(np.float32))
 
 
-def parse_pbmc(path: Path) -> Path:
+def parse_pbmc(path: Path, *, cells: int = 1, labels: int | None = None) -> Path:
     """Parse Biosciences' PBMC file: categories, and symbols alone, of which one stands twice."""
     donors = [f"Donor{k}" for k in (1, 4, 9, 12, 10)]
-    obs = _obs(donors, ["PBS", "IL-2", *labels_of("pbmc")], "donor", "cytokine")
+    obs = _obs(donors, ["PBS", "IL-2", *labels_of("pbmc", labels)], "donor", "cytokine", cells)
     obs["sample"] = obs["donor"] + "_" + obs["cytokine"]
     obs["treatment"] = np.where(obs["cytokine"] == "PBS", "PBS", "cytokine")
     obs["cell_type"] = np.where(np.arange(len(obs)) % 2, "CD8 Naive", "CD14 Mono")
@@ -66,16 +69,25 @@ def parse_pbmc(path: Path) -> Path:
     return path
 
 
-def tahoe_plate(path: Path, *, plate: int = 1, every: bool = True, normalised: bool = False) -> Path:
+def tahoe_plate(
+    path: Path,
+    *,
+    plate: int = 1,
+    every: bool = True,
+    normalised: bool = False,
+    cells: int = 1,
+    labels: int | None = None,
+) -> Path:
     """A plate of Tahoe-100M; ``normalised`` as in STATE's filtered files.
 
     With ``every``, it has all drugs and doses of the published split. Three further cells did not pass.
     """
     lines = [*held_out("tahoe100m"), "CVCL_0023"]
-    labels = labels_of("tahoe100m")
-    odd = [label for label in labels if label.startswith("[('Erdafitinib '")]
-    treated = labels if every else [*odd, *labels[-3:]]
-    obs = _obs(lines, ["[('DMSO_TF', 0.0, 'uM')]", "[('Trained on', 0.5, 'uM')]", *treated], "cell_line", "_")
+    held = labels_of("tahoe100m", labels)
+    odd = [label for label in held if label.startswith("[('Erdafitinib '")]
+    treated = held if every else [*odd, *held[-3:]]
+    drugs = ["[('DMSO_TF', 0.0, 'uM')]", "[('Trained on', 0.5, 'uM')]", *treated]
+    obs = _obs(lines, drugs, "cell_line", "_", cells)
     obs = obs.rename(columns={"_": "drugname_drugconc"})
     obs["drug"] = obs["drugname_drugconc"].str.extract(r"\('(.*)', [0-9]", expand=False)
     obs["cell_name"] = obs["cell_line"].map({name: f"Line {k}" for k, name in enumerate(lines)})
@@ -92,10 +104,10 @@ def tahoe_plate(path: Path, *, plate: int = 1, every: bool = True, normalised: b
     return path
 
 
-def state_replogle(path: Path) -> Path:
+def state_replogle(path: Path, *, cells: int = 1, labels: int | None = None) -> Path:
     """STATE's file of the Replogle screen: dense log1p values, and the variable genes again in obsm."""
     lines = ["hepg2", "jurkat", "k562", "rpe1"]
-    obs = _obs(lines, ["non-targeting", "AARS", *labels_of("replogle")], "cell_line", "gene")
+    obs = _obs(lines, ["non-targeting", "AARS", *labels_of("replogle", labels)], "cell_line", "gene", cells)
     obs["gem_group"] = [f"{line}{k % 2 + 1}" for k, line in enumerate(obs["cell_line"])]
     control = obs[obs["gene"] == "non-targeting"]
     other = control.assign(gem_group=control["cell_line"] + "2").set_index(control.index + "b")
@@ -106,4 +118,18 @@ def state_replogle(path: Path) -> Path:
     cells = ad.AnnData(logs, obs, var)
     cells.obsm["X_hvg"] = logs[:, variable]
     cells.write_h5ad(path)
+    return path
+
+
+def census_part(path: Path, *, part: int = 1, cells: int = 100) -> Path:
+    """A file of the CellxGene Census as `data get` writes it: gene ids as names, symbols in a column."""
+    obs = pd.DataFrame(
+        {"soma_joinid": np.arange(cells) + 1000 * part},
+        index=[f"census{1000 * part + k}" for k in range(cells)],
+    )
+    obs["cell_type"] = pd.Categorical([("T cell", "B cell", "monocyte")[k % 3] for k in range(cells)])
+    obs["donor_id"] = pd.Categorical([f"donor {k % 4}" for k in range(cells)])
+    obs["dataset_id"] = pd.Categorical([f"data set {part}"] * cells)
+    var = pd.DataFrame({"feature_id": [f"ENSG{k:011}" for k in range(GENES)], "feature_name": _symbols()})
+    ad.AnnData(_counts(cells, part), obs, var.set_index(var["feature_id"].to_numpy())).write_h5ad(path)
     return path

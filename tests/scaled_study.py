@@ -1,13 +1,15 @@
 """A study of the paper scaled down: its experiment as it comes, in a copy of the checkout, with tiny files to fetch.
 
 In the copy, the rows learn and sample for a few steps, and the registry's addresses are those of a server on this
-machine, which has files of the public layout (`public_schemas`). Methods of others are left out.
+machine, which has files of the public layout (`public_schemas`). Methods of others, which take an environment each, are
+left out.
 """
 
 import csv
+import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +27,8 @@ SMALL = (
 """Changes of the rows that train."""
 GENES = "data.num_hvgs=12"
 """Changes of the rows that choose genes."""
+CELLS, LABELS = 8, 5
+"""Cells of a condition, and held-out labels of each part."""
 ADDRESSES = {
     "replogle": ["datasets/arcinstitute/Replogle-Nadig-Preprint/resolve/main/replogle.h5ad"],  # the Hub's own
     "pbmc": ["pbmc.h5ad"],
@@ -34,11 +38,12 @@ ADDRESSES = {
 """Below the server's address: the files of each data set."""
 
 
-def scale_down(site: Path, experiment: str, address: str) -> None:
-    """Change an experiment's sheet and the registry in a copy of the checkout."""
+def scale_down(site: Path, experiment: str, address: str, *, left_out: Sequence[str] = ()) -> None:
+    """Change an experiment's sheet and the registry in a copy of the checkout; rows of some modes are left out."""
     sheet = site / "assets" / "experiments" / f"{experiment}.csv"
+    without = {*left_out, *known_tools.names()}
     with sheet.open() as handle:
-        rows = [row for row in csv.DictReader(handle) if row["mode"] not in known_tools.names()]
+        rows = [row for row in csv.DictReader(handle) if row["mode"] not in without]
     for row in rows:
         learns = row["mode"] in ("train", "pretrain", "finetune")
         changes = SMALL if learns else GENES if row["mode"] == "vocabulary" else ""
@@ -47,10 +52,22 @@ def scale_down(site: Path, experiment: str, address: str) -> None:
         writer = csv.DictWriter(handle, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    for split in (site / "assets" / "splits").glob("*.toml"):
+        split.write_text(_shorter(split.stem))
     registry = site / "perturbdiff" / "datasets" / "registry.yaml"
     registry.write_text(
         re.sub(r"(?ms)^(\w+):\n.*?(?=^\S|\Z)", partial(_nearer, address), registry.read_text())
     )
+
+
+def _shorter(name: str) -> str:
+    """Return a published split with the first labels of its lists alone."""
+    context = "batch" if name == "pbmc" else "cell_type"
+    lines = [f'context_column = "{context}"', "[datasets]", f'{name} = ""', "[training]", f'{name} = "train"']
+    for held, parts in layouts.held_out(name, LABELS).items():
+        lines.append(f"[fewshot.{json.dumps(f'{name}.{held}')}]")
+        lines += [f"{part.removesuffix('id')} = {json.dumps(found)}" for part, found in parts.items()]
+    return "\n".join(lines) + "\n"
 
 
 def _nearer(address: str, entry: re.Match[str]) -> str:
@@ -75,11 +92,15 @@ def write_public_files(folder: Path, names: list[str]) -> None:
         paths = [folder / path for path in ADDRESSES[name]]
         for number, path in enumerate(paths, 1):
             path.parent.mkdir(parents=True, exist_ok=True)
-            if name == "tahoe100m":
-                layouts.tahoe_plate(path, plate=number)
-            else:
-                write: Any = {"replogle": layouts.state_replogle, "pbmc": layouts.parse_pbmc}[name]
-                write(path)
+            match name:
+                case "replogle":
+                    layouts.state_replogle(path, cells=CELLS, labels=LABELS)
+                case "pbmc":
+                    layouts.parse_pbmc(path, cells=CELLS, labels=LABELS)
+                case "tahoe100m":
+                    layouts.tahoe_plate(path, plate=number, cells=CELLS // 2, labels=LABELS)
+                case "cellxgene":
+                    layouts.census_part(path, part=number)
 
 
 @contextmanager

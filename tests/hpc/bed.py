@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("PD_TEST_SHARED", "/var/tmp/perturbdiff-hpc"))  # a folder that all nodes see
@@ -263,6 +264,13 @@ class Workflow:
     bed: Bed
     folder: Path
     heads: list[Head] = field(default_factory=list)
+    own_site: Path | None = None
+
+    def copy_site(self) -> Path:
+        """Give this workflow a copy of the working tree of its own, to be changed; the image has its package too."""
+        self.own_site = self.folder / "site"
+        copy_tree(self.bed.account, self.own_site)
+        return self.own_site
 
     def write(self, name: str, content: str | bytes) -> Path:
         """A file of the user's, e.g. a samplesheet."""
@@ -276,7 +284,12 @@ class Workflow:
         return home | {"NXF_SYNTAX_PARSER": parser, "NXF_ANSI_LOG": "false", "NXF_OFFLINE": "true"}
 
     def start(
-        self, *arguments: object, profile: str = "slurm,site", parser: str = "v2", outdir: str = "out"
+        self,
+        *arguments: object,
+        profile: str = "slurm,site",
+        parser: str = "v2",
+        outdir: str = "out",
+        env: dict[str, str] | None = None,
     ) -> Head:
         """Start ``nextflow run main.nf`` in the image in the background.
 
@@ -286,25 +299,26 @@ class Workflow:
         given = ["-profile", profile, "--outdir", outdir, "--container", self.bed.image]
         if "site" in profile.split(","):
             given += ["--site_config", "site.config"]
-        if os.environ.get("PD_TEST_SOURCE"):  # the working tree's package in place of the image's
-            given += ["--bind", f"{self.bed.site / 'perturbdiff'}:{PACKAGE}"]
+        site = self.own_site or self.bed.site
+        if self.own_site or os.environ.get("PD_TEST_SOURCE"):  # its package in place of the image's
+            given += ["--bind", f"{site / 'perturbdiff'}:{PACKAGE}"]
         log = self.folder / f"head-{len(self.heads) + 1}.log"
         command = [
             self.bed.program,
             "-log",
             log.with_suffix(".nextflow.log"),
             "run",
-            self.bed.site / "main.nf",
+            site / "main.nf",
         ]
         with log.open("w") as out:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
             process = self.bed.account.start(
-                *command, *given, *arguments, cwd=self.folder, env=self.environment(parser), **pipes
+                *command, *given, *arguments, cwd=self.folder, env=self.environment(parser) | (env or {}), **pipes
             )
         self.heads.append(Head(process, log, self.folder, self.folder / outdir))
         return self.heads[-1]
 
-    def run(self, *arguments: object, timeout: float = 900, **how: str) -> Ran:
+    def run(self, *arguments: object, timeout: float = 900, **how: Any) -> Ran:
         """The same, and wait for its end."""
         return self.start(*arguments, **how).wait(timeout)
 

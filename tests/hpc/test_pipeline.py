@@ -33,12 +33,13 @@ def sheet(workflow, *rows: str) -> Path:
 
 
 def check_every_task_was_a_job_in_the_image(ran, bed) -> None:
-    """By what Nextflow recorded, and by what the tasks themselves say from inside."""
+    """By what Nextflow recorded, and by what the tasks themselves say from inside; FETCH runs where Nextflow does."""
     assert ran.outdir.stat().st_uid == bed.account.uid != 0, "an ordinary user"
-    jobs = [task["native_id"] for task in ran.tasks()]
+    tasks = [task for task in ran.tasks() if not task["name"].startswith("FETCH")]
+    jobs = [task["native_id"] for task in tasks]
     assert all(re.fullmatch(r"\d+(_\d+)?", job) for job in jobs), jobs
     assert len(set(jobs)) == len(jobs)
-    for task in ran.tasks():
+    for task in tasks:
         wrapper = ran.said(task, ".command.run")
         assert re.search(rf"apptainer exec .*{re.escape(str(bed.image))}", wrapper), task["name"]
         label = task["process"].split(":")[-1] + (f".{task['tag']}" if task["tag"] != "-" else "")

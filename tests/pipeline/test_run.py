@@ -93,7 +93,7 @@ def test_one_training_is_sampled_as_it_was_and_on_both_parts(first):
         f"grown,screen,simulate:tiny,tiny,train,,,{own},valid,trained,20",
         "early,screen,simulate:tiny,,sample,grown,10,,valid,trained,10",
         "untrained,screen,simulate:tiny,,sample,grown,0,,valid,trained,0",
-        "guided,screen,simulate:tiny,,sample,grown,,sample.guidance=2,test,w = 2,2",
+        "guided,screen,simulate:tiny,,sample,grown,,sample.guidance=2;sample.values=counts,test,w = 2,2",
     ]
     sheet = nextflow.folder / "sampled.csv"
     header = "id,dataset,input,preset,mode,init,step,overrides,part,arm,level"
@@ -115,6 +115,10 @@ def test_one_training_is_sampled_as_it_was_and_on_both_parts(first):
     assert conditions["grown"] == conditions["early"] == conditions["untrained"]
     assert not conditions["grown"] & conditions["guided"]
     assert (cells["grown"].X != cells["early"].X).nnz > 0  # pyright: ignore[reportAttributeAccessIssue]
+    counts = cells["guided"].X.data  # pyright: ignore[reportAttributeAccessIssue]
+    assert made["guided"]["scale"] == "counts"
+    assert counts.max() > 10
+    assert (counts == counts.round()).all()
     table = (ran.outdir / "report.txt").read_text()
     assert "screen.valid" in table
 

@@ -1,0 +1,62 @@
+"""The paper's studies on the cluster, scaled down: from an empty folder and a server's files to the report."""
+
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import scaled_study
+from hpc.test_pipeline import PATIENCE, check_every_task_was_a_job_in_the_image
+
+MEANS = ("mean-perturbation", "mean-celltype", "mean-batch", "mean-overall")
+STUDIES = {
+    "main-replogle": (["replogle"], (), "control,nearest-context,resample"),
+    "main-pbmc": (["pbmc"], MEANS, "control"),
+    "main-tahoe": (["tahoe100m"], MEANS, "control"),
+    "main": (["cellxgene", "pbmc", "tahoe100m", "replogle"], (*MEANS, "linear", "train"), "control"),
+}
+"""Data sets of each study, rows left out, and baselines."""
+
+
+@pytest.fixture
+def study(workflow, request):
+    """A study in an empty folder: its Nextflow's arguments and environment, while a server has its data."""
+    name = request.param
+    names, left_out, baselines = STUDIES[name]
+    web = workflow.folder / "web"
+    scaled_study.write_public_files(web, names)
+    with scaled_study.serving(web) as address:
+        scaled_study.scale_down(workflow.copy_site(), name, address, left_out=left_out)
+        given = ("--experiment", name, "--fetch_dir", "data", "--baselines", baselines)
+        yield lambda: workflow.run(*given, env={"HF_ENDPOINT": address}, timeout=2 * PATIENCE)
+
+
+def scores(ran) -> dict[str, pd.Series]:
+    """Metrics of all test cells of each table."""
+    return {
+        path.name.removesuffix(".metrics"): pd.read_csv(path / "aggregate.csv")
+        .query("scope_kind == 'pooled'")
+        .set_index("metric")["mean"]
+        for path in Path(ran.outdir, "metrics").iterdir()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["main-replogle"], indirect=True)
+def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workflow):
+    ran = study()
+    assert ran.code == 0, ran.output
+    check_every_task_was_a_job_in_the_image(ran, workflow.bed)
+    assert (workflow.folder / "data" / "replogle.h5ad.sum.json").is_file()
+    once = Counter(task.split(" ")[0] for task in ran.ran())
+    assert (once.pop("BASELINE"), once.pop("EVALUATE")) == (8, 9)
+    assert set(once.values()) == {1}
+    assert set(once) == {
+        *("FETCH", "VOCABULARY", "PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "CALIBRATE", "CEILING"),
+        "REPORT",
+    }
+    found = scores(ran)
+    assert len(found) == 10
+    assert all(table[["R2", "MSE", "energy_distance"]].notna().all() for table in found.values())
+    page = (ran.outdir / "report.txt").read_text()
+    assert all(name in page for name in ("PerturbDiff (Scratch)", "Linear", "Mean Variant (per Batch)", "ceiling"))
