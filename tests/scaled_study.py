@@ -1,8 +1,8 @@
 """A study of the paper scaled down: its experiment as it comes, in a copy of the checkout, with tiny files to fetch.
 
-In the copy, the rows learn and sample for a few steps, and the registry's addresses are those of a server on this
-machine, which has files of the public layout (`public_schemas`). Methods of others, which take an environment each, are
-left out.
+In the copy, the rows learn and sample for a few steps, finetuned ones from vectors of their perturbations, and the
+registry's addresses are those of a server on this machine, which has files of the public layout (`public_schemas`).
+Methods of others, which take an environment each, are left out.
 """
 
 import csv
@@ -16,9 +16,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import public_schemas as layouts
 
 from perturbdiff.baselines.external import known_tools
+from perturbdiff.conditions.condition_table import agents
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 
 SMALL = (
     "model.width=16;model.depth=1;model.heads=2;train.max_steps=4;train.valid_every=2;train.valid_sets=2;"
@@ -45,11 +48,13 @@ def scale_down(site: Path, experiment: str, address: str, *, left_out: Sequence[
     with sheet.open() as handle:
         rows = [row for row in csv.DictReader(handle) if row["mode"] not in without]
     for row in rows:
+        if row["mode"] == "finetune":
+            row["embeddings"] = _vectors(sheet.parent, row["dataset"])
         learns = row["mode"] in ("train", "pretrain", "finetune")
         changes = SMALL if learns else GENES if row["mode"] == "vocabulary" else ""
         row["overrides"] = ";".join(filter(None, [row.get("overrides"), changes]))
     with sheet.open("w", newline="") as handle:
-        writer = csv.DictWriter(handle, list(rows[0]))
+        writer = csv.DictWriter(handle, [*rows[0], "embeddings"], restval="")
         writer.writeheader()
         writer.writerows(rows)
     for split in (site / "assets" / "splits").glob("*.toml"):
@@ -58,6 +63,16 @@ def scale_down(site: Path, experiment: str, address: str, *, left_out: Sequence[
     registry.write_text(
         re.sub(r"(?ms)^(\w+):\n.*?(?=^\S|\Z)", partial(_nearer, address), registry.read_text())
     )
+
+
+def _vectors(folder: Path, name: str) -> str:
+    """Write vectors of a screen's perturbations; what the column `embeddings` says of them."""
+    trained = {"pbmc": "IL-2", "tahoe100m": "[('Trained on', 0.5, 'uM')]", "replogle": "AARS"}[name]
+    labels = [trained, *layouts.labels_of(name, LABELS)]
+    names = sorted({agent for label in labels for agent, _ in agents(label)})
+    path = folder / f"{name}-vectors.parquet"
+    EmbeddingTable(tuple(names), np.random.default_rng(0).normal(size=(len(names), 6))).write(path)
+    return f"perturbation={path.name}"
 
 
 def _shorter(name: str) -> str:
