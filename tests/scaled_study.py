@@ -25,7 +25,7 @@ from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 
 SMALL = (
     "model.width=16;model.depth=1;model.heads=2;train.max_steps=4;train.valid_every=2;train.valid_sets=2;"
-    "train.keep_every=2;train.set_size=8;train.sets_per_step=2;train.warmup_steps=1;sample.num_steps=2"
+    "train.keep_every=2;train.set_size=8;train.sets_per_step=2;train.warmup_steps=1;sample.num_steps=2;model.clip=true"
 )
 """Changes of the rows that train."""
 GENES = "data.num_hvgs=12"

@@ -313,7 +313,12 @@ class Workflow:
         with log.open("w") as out:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT}
             process = self.bed.account.start(
-                *command, *given, *arguments, cwd=self.folder, env=self.environment(parser) | (env or {}), **pipes
+                *command,
+                *given,
+                *arguments,
+                cwd=self.folder,
+                env=self.environment(parser) | (env or {}),
+                **pipes,
             )
         self.heads.append(Head(process, log, self.folder, self.folder / outdir))
         return self.heads[-1]

@@ -10,24 +10,29 @@ from hpc.test_pipeline import PATIENCE, check_every_task_was_a_job_in_the_image
 
 MEANS = ("mean-perturbation", "mean-celltype", "mean-batch", "mean-overall")
 STUDIES = {
-    "main-replogle": (["replogle"], (), "control,nearest-context,resample"),
-    "main-pbmc": (["pbmc"], MEANS, "control"),
-    "main-tahoe": (["tahoe100m"], MEANS, "control"),
-    "main": (["cellxgene", "pbmc", "tahoe100m", "replogle"], (*MEANS, "linear", "train"), "control"),
+    "main-replogle": (["replogle"], (), "control,nearest-context,resample", "Linear"),
+    "main-pbmc": (["pbmc"], MEANS, "control", "Linear"),
+    "main-tahoe": (["tahoe100m"], MEANS, "control", "Linear"),
+    "main": (
+        ["cellxgene", "pbmc", "tahoe100m", "replogle"],
+        (*MEANS, "linear", "train"),
+        "control",
+        "control",
+    ),
 }
-"""Data sets of each study, rows left out, and baselines."""
+"""Data sets of each study, rows left out, baselines, and what the report compares with in place of STATE."""
 
 
 @pytest.fixture
 def study(workflow, request):
     """A study in an empty folder: its Nextflow's arguments and environment, while a server has its data."""
     name = request.param
-    names, left_out, baselines = STUDIES[name]
+    names, left_out, baselines, against = STUDIES[name]
     web = workflow.folder / "web"
     scaled_study.write_public_files(web, names)
     with scaled_study.serving(web) as address:
         scaled_study.scale_down(workflow.copy_site(), name, address, left_out=left_out)
-        given = ("--experiment", name, "--fetch_dir", "data", "--baselines", baselines)
+        given = ("--experiment", name, "--fetch_dir", "data", "--baselines", baselines, "--against", against)
         yield lambda: workflow.run(*given, env={"HF_ENDPOINT": address}, timeout=2 * PATIENCE)
 
 
@@ -59,4 +64,6 @@ def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workfl
     assert len(found) == 10
     assert all(table[["R2", "MSE", "energy_distance"]].notna().all() for table in found.values())
     page = (ran.outdir / "report.txt").read_text()
-    assert all(name in page for name in ("PerturbDiff (Scratch)", "Linear", "Mean Variant (per Batch)", "ceiling"))
+    assert all(
+        name in page for name in ("PerturbDiff (Scratch)", "Linear", "Mean Variant (per Batch)", "ceiling")
+    )
