@@ -15,11 +15,12 @@ def commandOf(given, engine, input, folder) {
         (table ? ['--obs', "${table}".toString()] : [])
     if (!given.container) { return init }
     def name   = "${given.container}".toString()
-    def places = ([input.toAbsolutePath().parent, folder] + [table?.parent].findAll())
-        .collect { place -> "${place}".toString() }
+    // a link is followed, maybe into a folder that tasks must see
+    def seen   = [input, table].findAll().collectMany { path -> [path.toAbsolutePath(), path.toRealPath()] }
+    def places = (seen.collect { path -> path.parent } + [folder] + (given.bind ? given.bind.tokenize(',') : []))
+        .collect { place -> "${place}".contains(':') ? "${place}".toString() : "${place}:${place}".toString() }.unique()
     if (takesName(engine)) {
-        return [engine, 'run', '--rm'] + places.collectMany { place -> ['-v', "${place}:${place}".toString()] } +
-            [name] + init
+        return [engine, 'run', '--rm'] + places.collectMany { place -> ['-v', place] } + [name] + init
     }
     def image  = name.contains('://') ? name : new java.io.File(name).absolutePath
     return [engine ?: 'apptainer', 'exec'] + places.collectMany { place -> ['--bind', place] } + [image] + init

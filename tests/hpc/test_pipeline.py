@@ -3,10 +3,12 @@
 import json
 import math
 import re
+import tempfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from messy_screens import missing_labels
 from published import published
 
 HEADER = "id,dataset,input,preset,mode,init,overrides,seed"
@@ -84,6 +86,25 @@ def test_a_published_screen_becomes_a_report_with_the_slurm_profile_alone(workfl
     assert distance["control"] == pytest.approx(0.0733, rel=0.02)
     assert distance["ceiling"] < distance["knockouts"] < distance["control"] < distance["mean-perturbation"]
     assert direction["control"] < direction["knockouts"] < direction["ceiling"]
+
+
+@pytest.mark.slow
+def test_one_file_in_place_of_a_sheet_is_a_run_in_the_image(workflow):
+    """Linked from another folder; the guesses are made in the image, too."""
+    recipe = workflow.copy_site() / "perturbdiff" / "config" / "presets" / "recommended.yaml"
+    recipe.write_text(re.sub(r"(max|min)_steps: !ours \d+", r"\1_steps: !ours 20", recipe.read_text()))
+    elsewhere = workflow.bed.account.give(Path(tempfile.mkdtemp(dir=workflow.bed.folder)))
+    missing_labels(elsewhere)
+    workflow.bed.account.give(elsewhere)
+    (workflow.folder / "my screen.h5ad").symlink_to(elsewhere / "my.h5ad")
+    ran = workflow.run("--input", "my screen.h5ad", "--baselines", "control", timeout=PATIENCE)
+    assert ran.code == 0, ran.output
+    assert "one run of my screen.h5ad" in ran.output
+    assert "are dropped" in ran.output
+    assert set(ran.processes()) == EVERYTHING
+    check_every_task_was_a_job_in_the_image(ran, workflow.bed)
+    assert "control" in (ran.outdir / "report.txt").read_text()
+    assert (ran.outdir / "plan" / "samplesheet.csv").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -67,3 +67,32 @@ def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workfl
     assert all(
         name in page for name in ("PerturbDiff (Scratch)", "Linear", "Mean Variant (per Batch)", "ceiling")
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["main-pbmc", "main-tahoe"], indirect=True)
+def test_studies_of_other_screens_too(study, workflow):
+    """Doubled symbols, a file in parts, labels with quotes and blanks."""
+    ran = study()
+    assert ran.code == 0, ran.output
+    check_every_task_was_a_job_in_the_image(ran, workflow.bed)
+    assert len(scores(ran)) == 4
+    page = (ran.outdir / "report.txt").read_text()
+    assert all(name in page for name in ("PerturbDiff (Scratch)", "Linear", "ceiling"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["main"], indirect=True)
+def test_a_prior_of_all_data_is_finetuned_on_each_screen(study, workflow):
+    """With the lists of genes that the study makes, and vectors of perturbations."""
+    ran = study()
+    assert ran.code == 0, ran.output
+    check_every_task_was_a_job_in_the_image(ran, workflow.bed)
+    ran_of = Counter(task.split(" ")[0] for task in ran.ran())
+    assert {name: ran_of[name] for name in ("FETCH", "VOCABULARY", "VOCABULARY_OF_LISTS", "PRETRAIN", "FINETUNE")} == {
+        "FETCH": 4, "VOCABULARY": 3, "VOCABULARY_OF_LISTS": 1, "PRETRAIN": 1, "FINETUNE": 3,
+    }  # fmt: skip
+    for name in ("pbmc", "tahoe100m", "replogle"):
+        assert (ran.outdir / "models" / f"{name}-finetuned" / "embeddings" / "perturbation.npz").is_file()
+    assert len(scores(ran)) == 3 * 3, "finetuned, control and ceiling of each"
+    assert (ran.outdir / "report.txt").read_text().count("PerturbDiff (Finetuned)") >= 3
