@@ -48,6 +48,7 @@ def scale_down(site: Path, experiment: str, address: str, *, left_out: Sequence[
     with sheet.open() as handle:
         rows = [row for row in csv.DictReader(handle) if row["mode"] not in without]
     for row in rows:
+        row["options"] = (row.get("options") or "").replace("composites=23", "composites=2")
         if row["mode"] == "finetune":
             row["embeddings"] = _vectors(sheet.parent, row["dataset"])
         learns = row["mode"] in ("train", "pretrain", "finetune")

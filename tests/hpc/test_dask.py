@@ -51,8 +51,10 @@ def test_workers_on_two_nodes_write_what_one_process_writes(bed, workflow):
     workflow.write("job.sh", f"""\
 set -eu
 {inside} perturbdiff {given} --out alone --jobs 1
-{inside} dask scheduler --scheduler-file scheduler.json --no-dashboard &
-until [ -s scheduler.json ]; do sleep 1; done
+{inside} dask scheduler --port 0 --scheduler-file scheduler.json --no-dashboard &
+scheduler=$!
+trap 'kill $scheduler' EXIT
+until [ -s scheduler.json ]; do kill -0 $scheduler; sleep 1; done
 srun --overlap bash -c 'exec {inside} dask worker --scheduler-file scheduler.json --nthreads 1 --no-dashboard \
     --name $SLURMD_NODENAME' &
 {inside} python -c 'from dask.distributed import Client

@@ -218,10 +218,11 @@ def text(every: Sequence[Estimates]) -> str:
     for estimates in every:
         columns = chosen(estimates.group.metrics, SCORES)
         digits = _digits(estimates, columns)
-        rows = [[estimates.group.title, *(m.heading for m in columns)]]
+        heads = [m.heading for m in columns] or [""]  # none where every run failed
+        rows = [[estimates.group.title, *heads]]
         for line in estimates.group.lines:
             if not line.entries:
-                rows.append([line.label, "failed", *("–" for _ in columns[1:])])
+                rows.append([line.label, "failed", *("–" for _ in heads[1:])])
                 continue
             scores = [(estimates.of(line, m.name), digits[m.name]) for m in columns]
             fields = (f"{number(e.mean, n)} {plus_minus(e.sd, n)}".strip() for e, n in scores)

@@ -216,6 +216,11 @@ def test_tables_mark_the_best_and_count_what_failed(found):
     assert gaps["tuned, 100"].cells[0].text.startswith("−")
 
 
+def test_a_data_set_whose_runs_all_failed_is_told_on_the_terminal(design):
+    told = arm_tables.text([Estimates(group) for group in groups(read_design(design, []))])
+    assert re.search(r"^tuned, 100 +failed$", told, re.MULTILINE), told
+
+
 def test_an_undefined_spread_of_library_sizes_is_explained(runs, design):
     estimates = Estimates(groups(read_design(design, runs))[0])
     assert arm_tables.arms(estimates, arm_tables.REALISM, "r").note == ""
