@@ -261,7 +261,9 @@ def test_containers_and_environments_of_the_profiles(found):
         "all programs let in the same"
     )
     (listed,) = variables
-    assert {"HF_ENDPOINT", "HTTPS_PROXY", "https_proxy", "NO_PROXY"} <= set(listed.split(",")), "FETCH needs these"
+    assert {"HF_ENDPOINT", "HTTPS_PROXY", "https_proxy", "NO_PROXY"} <= set(listed.split(",")), (
+        "FETCH needs these"
+    )
     assert told["slurm,conda 0"]["environment"].endswith("conf/conda.yml")
     assert told["conda 1"]["environment"] == "/envs/mine"
     assert (told["somewhere 1"]["queue"], told["somewhere 1"]["institution"]) == ("long", "Somewhere")
