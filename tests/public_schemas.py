@@ -115,9 +115,9 @@ def state_replogle(path: Path, *, cells: int = 1, labels: int | None = None) -> 
     logs = np.log1p(_normalised(_counts(len(obs))).toarray())
     variable = np.arange(GENES) % 2 == 1
     var = pd.DataFrame({"highly_variable": variable}, index=pd.Index(_symbols(), name="gene_name"))
-    cells = ad.AnnData(logs, obs, var)
-    cells.obsm["X_hvg"] = logs[:, variable]
-    cells.write_h5ad(path)
+    adata = ad.AnnData(logs, obs, var)
+    adata.obsm["X_hvg"] = logs[:, variable]
+    adata.write_h5ad(path)
     return path
 
 
