@@ -1,4 +1,4 @@
-"""Opening the inputs: files of raw counts (h5ad, Zarr v2 and v3, 10x h5), checked before anything is written."""
+"""Opening the inputs: files of raw counts (see `perturbdiff.io.layouts`), checked before anything is written."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class CountsFile(InputFile):
     ) -> None:
         self.config, self.scratch = config, scratch
         if not checked and not is_hdf5(path) and (other := confusion(path, "a file of counts", *COUNTS)):
-            raise UserError(f"{path}: {other}; give h5ad, zarr or 10x h5 files with raw counts")
+            raise UserError(f"{path}: {other}; give h5ad, zarr, 10x h5 or Parquet files with raw counts")
         root = open_root(path, checked=checked)
         super().__init__(
             path,
