@@ -203,7 +203,9 @@ class _Layout:
 
     def unique_keys(self) -> list[str]:
         names = [str(c) for c in self._genes.columns if c != _TOKEN]
-        return [name for name in names if not (self._genes[name].isna() | self._genes[name].duplicated()).any()]
+        return [
+            name for name in names if not (self._genes[name].isna() | self._genes[name].duplicated()).any()
+        ]
 
     def cell_names(self, start: int, stop: int) -> np.ndarray:
         if CELL not in self._root.schema.names:
@@ -278,7 +280,8 @@ class TokenMatrix:
 
     def _block(self, row: int, tokens: pa.Array, counts: pa.Array) -> Block:
         sizes, others = (
-            pc.fill_null(pc.call_function("list_value_length", [c]), 0).to_numpy().astype(np.int64) for c in (tokens, counts)
+            pc.fill_null(pc.call_function("list_value_length", [c]), 0).to_numpy().astype(np.int64)
+            for c in (tokens, counts)
         )
         if not np.array_equal(sizes, others):
             cell = row + int(np.flatnonzero(sizes != others)[0])

@@ -188,6 +188,7 @@ def preprocess(
     }
     roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
+    roles |= config.files
     settings = {"data": config.recorded(), "format": FORMAT}
     where = machine or Machine()
     before = {path: files.signature(path) for path in roles.values() if path.exists()}
