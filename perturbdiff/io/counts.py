@@ -246,12 +246,8 @@ class Inputs:
         for file in self.files:
             self._check_scale(file)
             if config.gene_aliases is not None:
-                logger.info(
-                    "%s: %d of %d genes are renamed (data.gene_aliases)",
-                    file.path,
-                    file.num_renamed,
-                    len(file.genes),
-                )
+                some = file.num_renamed, len(file.genes)
+                logger.info("%s: %d of %d genes are renamed (data.gene_aliases)", file.path, *some)
             if file.left_out:
                 kinds = listing(f"{n} {kind}" for kind, n in file.left_out.items())
                 logger.warning("%s: features that are not genes are left out (%s)", file.path, kinds)

@@ -70,7 +70,7 @@ def renamed(path: Path, names: Sequence[str], aliases: Mapping[str, str], *, may
     if len(joined):
         pairs = listing([f"{symbol}: {', '.join(old)}" for symbol, old in joined], _SHOWN)
         raise UserError(
-            f"{path}: data.gene_aliases gives several genes one name ({pairs}); set data.duplicate_genes=sum (adds their "
-            "counts) or first, or take lines out of the table"
+            f"{path}: data.gene_aliases gives several genes one name ({pairs}); set data.duplicate_genes=sum (adds "
+            "their counts) or first, or take lines out of the table"
         )
     return new

@@ -279,10 +279,7 @@ class TokenMatrix:
             yield self._block(row, batch.column(TOKENS), batch.column(COUNTS))
 
     def _block(self, row: int, tokens: pa.Array, counts: pa.Array) -> Block:
-        sizes, others = (
-            pc.fill_null(pc.call_function("list_value_length", [c]), 0).to_numpy().astype(np.int64)
-            for c in (tokens, counts)
-        )
+        sizes, others = (_lengths(lists) for lists in (tokens, counts))
         if not np.array_equal(sizes, others):
             cell = row + int(np.flatnonzero(sizes != others)[0])
             raise ValueError(f"row {cell} has another number of {TOKENS} than of {COUNTS}")
@@ -310,6 +307,12 @@ class TokenMatrix:
                 "the same data set"
             )
         return place.astype(np.int32)
+
+
+def _lengths(lists: pa.Array) -> np.ndarray:
+    """Return the length of each list, 0 for none, int64."""
+    known = pc.call_function("list_value_length", [lists])
+    return pc.fill_null(known, 0).to_numpy().astype(np.int64)
 
 
 class _ArrowColumn:
