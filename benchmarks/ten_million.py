@@ -5,8 +5,9 @@
 
 A million cells are drawn (`full_transcriptome.py`): 2,000 genes, about 200 stored values in a cell, 8 cell types, 12
 batches, 200 perturbations and controls, with 16-bit counts and 32-bit columns, uncompressed. Larger inputs are several
-copies of this file. Then each command runs in a process of its own, without workers. A stage that is in the JSON for this number of cells is not run again if
-its output is still there (``--keep``). The input is deleted after preprocessing: it takes 1.2 GB a million cells.
+copies of this file. Then each command runs in a process of its own, without workers. A stage that is in the JSON for
+this number of cells is not run again if its output is still there (``--keep``). The input is deleted after
+preprocessing: it takes 1.2 GB a million cells. Run a small size first, because the first run compiles the kernels.
 
 Memory is the highest sum of what the processes of a command hold for themselves. Training is that of a small network,
 on windows of the store as if it did not fit into memory. 100,000 cells are predicted, whatever the size.
@@ -30,6 +31,7 @@ import numpy as np
 import pandas as pd
 import scale
 from full_transcriptome import Design, simulate
+from preprocess_sides import folder_facts
 from processes import MIB, Stopwatch, watch
 
 DESIGN = Design(cell_types=8, batches=12, perturbations=201, density=0.1)
@@ -144,6 +146,8 @@ def measure(cells: int, folder: Path, record: Callable[[str, dict], None], done:
         facts |= {"private": seen["private"], "pss": seen["pss"]}
         facts |= {"scratch": seen["disk"] - before, "load": os.getloadavg()[0]}
         facts["bytes"], facts["files"] = _size(Path(out)) if out else (0, 0)
+        if name == "preprocess":
+            facts["data files"] = folder_facts(Path(out))["data files"]
         if name == "loading":
             facts |= json.loads(said.splitlines()[-1])
         record(name, facts)
@@ -159,7 +163,8 @@ def draw(folder: Path, cells: int) -> list[Path]:
         simulate(first, min(cells, CELLS_PER_FILE), GENES, design=DESIGN, values="u2")
     copies = [folder / f"counts-{k}.h5ad" for k in range(1, cells // CELLS_PER_FILE)]
     for path in copies:
-        shutil.copyfile(first, path)
+        if not path.exists():
+            shutil.copyfile(first, path)
     return [first, *copies]
 
 
@@ -220,7 +225,7 @@ def prediction_table(found: dict[str, dict], rates: scale.Rates, windowed: float
         "preprocess, memory": (need.worker + need.labels, made["private"] * MIB, scale.memory),
         "store": (need.store, made["bytes"], scale.amount),
         "scratch": (need.scratch, made["scratch"] - made["bytes"], scale.amount),
-        "files of data": (need.files, made["files"], str),
+        "files of data": (need.files, made["data files"], str),
         "loading, cells per CPU second": (
             windowed,
             loaded["cells"] / loaded["loading cpu"],
