@@ -20,6 +20,7 @@ from perturbdiff.io.matrices import (
     check_pointers,
     some_values,
 )
+from perturbdiff.io.token_layout import layout_of
 from perturbdiff.io.token_parquet import TokenParquet
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
@@ -85,7 +86,7 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
             raise UserError(
                 f"{path}: Parquet files of cells have one matrix, not '{layer}'; set data.layer=X"
             )
-        return root.layout()
+        return layout_of(root)
     if "mod" in root:
         root = _modality(path, root["mod"])
     if "obs" in root and "var" in root:
