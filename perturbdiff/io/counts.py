@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_aliases import read_aliases
 from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.cell_filter import CellFilter, KeptCells
 from perturbdiff.io.columns import Column, Texts, joined
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.derived_matrices import LogValues, SummedColumns
-from perturbdiff.io.gene_aliases import read_aliases
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.label_tables import JoinedTable, LabelTable, tables_for
 from perturbdiff.io.normalised_totals import doubts

@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_aliases import renamed
 from perturbdiff.io.columns import CheckedColumn, Column, whole_column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.derived_matrices import Duplicates, one_column_per_gene
-from perturbdiff.io.gene_aliases import renamed
 from perturbdiff.io.layouts import declared, find_layout
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -11,12 +11,12 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
+from perturbdiff.conditions.gene_aliases import read_aliases
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.alignment import align_genes
 from perturbdiff.inspection import inspect_study, study_of
 from perturbdiff.io.counts import Inputs
-from perturbdiff.io.gene_aliases import read_aliases
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.screen.plan import plan_screen
