@@ -33,11 +33,11 @@ def _read(path: Path, signature: tuple[int, int]) -> Mapping[str, str]:
     table = tabular.read_csv(path, _REMEDY, dtype=str, keep_default_na=False)
     if not {"alias", "symbol"} <= set(table.columns):
         raise UserError(f"{path}: has the columns {listing(table.columns)}; {_REMEDY}")
-    named = table[["alias", "symbol"]].drop_duplicates()
+    named = pd.DataFrame(table[["alias", "symbol"]]).drop_duplicates()
     empty = (named == "").any(axis=1)
     if empty.any():
         raise UserError(f"{path}, line {int(empty.idxmax()) + 2}: a name is empty; fill it in")
-    twice = named["alias"][named["alias"].duplicated()]
+    twice = named.loc[named.duplicated("alias"), "alias"]
     if len(twice):
         raise UserError(f"{path}: aliases with two symbols ({listing(twice, _SHOWN)}); keep one line of each")
     return dict(zip(named["alias"], named["symbol"], strict=True))
