@@ -2,7 +2,10 @@
 
 import logging
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a script started us in the background: programs inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
