@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=900;simulate.genes=120"
 FEW = ("--baselines", "control", "--input")
+SCRIPTS = "id,dataset,input,preset,mode,overrides,script"
 
 
 def sheet(folder, name: str, more: str = "") -> str:
@@ -120,31 +121,31 @@ def test_one_training_is_sampled_as_it_was_and_on_both_parts(first):
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
+def test_a_killed_training_goes_on_and_what_fails_stops_no_other_and_is_shown(first):
+    """In one sheet: a training that is killed, another that fails, a script of one's own, and one that fails."""
     nextflow, _ = first
-    path = sheet(nextflow.folder, "long", ";train.max_steps=400;train.valid_every=100")
-    with Path(path).open("a") as handle:
-        handle.write(f"broken,screen,simulate:tiny,tiny,train,{SCREEN};train.precision=64-odd\n")
-    command = [
-        nextflow.program,
-        "run",
-        str(ROOT / "main.nf"),
-        "-profile",
-        "test",
-        "--outdir",
-        "out",
-        *FEW,
-        path,
-        "-resume",
+    ridge = ROOT / "docs" / "examples" / "ridge_adapter.py"
+    broken = nextflow.folder / "broken.py"
+    broken.write_text("import sys\nsys.exit('no such gene: X')\n")
+    rows = [
+        f"odd,screen,simulate:tiny,tiny,train,{SCREEN};train.precision=64-odd,",
+        f"model,screen,simulate:tiny,tiny,train,{SCREEN};train.max_steps=400;train.valid_every=100,",
+        *(
+            f"{name},screen,simulate:tiny,tiny,script,{SCREEN},{path}"
+            for name, path in (("ridge", ridge), ("broken", broken))
+        ),
     ]
+    sheet = nextflow.folder / "long.csv"
+    sheet.write_text("\n".join([SCRIPTS, *rows]) + "\n")
+    command = [nextflow.program, "run", str(ROOT / "main.nf"), "-profile", "test", "--outdir", "out"]
+    known = set((nextflow.folder / "checkpoints").glob("*/last.ckpt"))
     head = subprocess.Popen(
-        command,
+        [*command, *FEW, str(sheet), "-resume"],
         cwd=nextflow.folder,
         env=nextflow.environment("v2"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    known = set((nextflow.folder / "checkpoints").glob("*/last.ckpt"))
     deadline = time.monotonic() + 300
     while not set((nextflow.folder / "checkpoints").glob("*/last.ckpt")) - known:
         assert head.poll() is None
@@ -153,47 +154,28 @@ def test_a_killed_training_goes_on_and_a_failing_run_stops_no_other(first):
     head.send_signal(signal.SIGTERM)
     head.communicate(timeout=120)
 
-    ran = nextflow.run(*FEW, path, "-resume")
-    tasks = {t["name"].split(":")[-1]: t for t in ran.tasks()}
+    ran = nextflow.run(*FEW, str(sheet), "-resume")
+    tasks = {re.sub(r"screen-\w+\.", "", t["name"].split(":")[-1]): t for t in ran.tasks()}
     work = next((nextflow.folder / "work").glob(f"{tasks['TRAIN (model)']['hash']}*"))
     steps = re.findall(r"continuing at step (\d+) of 400", (work / ".command.err").read_text())
     assert int(steps[0]) >= 5
-    assert tasks["REPORT"]["status"] == "COMPLETED"
-    assert tasks["TRAIN (broken)"]["status"] == "FAILED"
-    assert ran.code != 0, "a missing run shows in the exit code"
-    told = re.search(
-        r"TRAIN \(broken\) \(exit 2\): .*train.precision.*\n +log (\S+), work folder", ran.output
-    )
+    assert {tasks[name]["status"] for name in ("EXTERNAL (ridge)", "REPORT")} == {"COMPLETED"}, ran.output
+    assert {tasks[name]["status"] for name in ("TRAIN (odd)", "EXTERNAL (broken)")} == {"FAILED"}
+    assert "EVALUATE (broken.metrics)" not in tasks
+    assert ran.code != 0, "what is missing shows in the exit code"
+    told = re.search(r"TRAIN \(odd\) \(exit 2\): .*train.precision.*\n +log (\S+), work folder", ran.output)
     assert told, ran.output
     assert "train.precision" in Path(nextflow.folder / told[1]).read_text()
-    report = (ran.outdir / "report.txt").read_text()
-    assert re.search(r"^broken failed: .*train\.precision", report, re.MULTILINE), report
-
-
-@pytest.mark.slow
-def test_a_script_of_ones_own_is_scored_and_one_that_fails_is_shown(first):
-    nextflow, _ = first
-    ridge = ROOT / "docs" / "examples" / "ridge_adapter.py"
-    broken = nextflow.folder / "broken.py"
-    broken.write_text("import sys\nsys.exit('no such gene: X')\n")
-    rows = [
-        f"{name},screen,simulate:tiny,tiny,script,{SCREEN},{path},1"
-        for name, path in (("ridge", ridge), ("broken", broken))
-    ]
-    sheet = nextflow.folder / "scripts.csv"
-    sheet.write_text("\n".join(["id,dataset,input,preset,mode,overrides,script,seed", *rows]) + "\n")
-    ran = nextflow.run(*FEW, str(sheet), "-resume")
-    tasks = {re.sub(r"screen-\w+\.", "", t["name"].split(":")[-1]): t["status"] for t in ran.tasks()}
-    assert tasks["EXTERNAL (ridge)"] == tasks["REPORT"] == "COMPLETED", ran.output
-    assert tasks["EXTERNAL (broken)"] == "FAILED"
-    assert "EVALUATE (broken.metrics)" not in tasks
-    assert ran.code != 0, "a missing method shows in the exit code"
     assert re.search(r"EXTERNAL \(\S+broken\) \(exit 2\): .*no such gene: X", ran.output), ran.output
+    report = (ran.outdir / "report.txt").read_text()
+    assert re.search(r"^odd failed: .*train\.precision", report, re.MULTILINE), report
+    assert "ridge" in report
     page = (ran.outdir / "report.html").read_text()
     assert "no such gene: X" in page
     assert re.search(r"logs/EXTERNAL\.screen-\w+\.broken\.log", page)
-    assert "ridge" in (ran.outdir / "report.txt").read_text()
+
     broken.write_text(ridge.read_text())
+    sheet.write_text("\n".join([SCRIPTS, *rows[1:]]) + "\n")
     mended = nextflow.run(*FEW, str(sheet), "-resume")
     assert mended.code == 0, mended.output
     names = [re.sub(r"screen-\w+\.", "", name) for name in mended.ran()]

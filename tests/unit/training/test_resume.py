@@ -216,7 +216,9 @@ def test_signals_are_put_back():
 
 
 def test_a_ctrl_c_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as what a script starts in the background inherits it
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # as what a script starts in the background inherits it
     allocation = TimeLimit(margin=10)
     try:
         with allocation.listening():
