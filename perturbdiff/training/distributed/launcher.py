@@ -28,8 +28,8 @@ from types import FrameType
 from typing import IO, TYPE_CHECKING
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
-from perturbdiff.training.callbacks.time_limit import SIGNALS, ignored
 from perturbdiff.runtime.files import remove
+from perturbdiff.training.callbacks.time_limit import SIGNALS, ignored
 from perturbdiff.training.distributed.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
 
 if TYPE_CHECKING:
