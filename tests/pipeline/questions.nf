@@ -12,7 +12,7 @@ def refusalOf(one) {
         checkParameters(given, file("${projectDir}/nextflow_schema.json"), metadata)
         prepare(readPlan(given, metadata), given, metadata)
     } catch (Exception refusal) {
-        return refusal.message
+        return org.codehaus.groovy.runtime.StackTraceUtils.extractRootCause(refusal).message
     }
     return null
 }

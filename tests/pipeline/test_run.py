@@ -15,7 +15,8 @@ from perturbdiff.evaluation.evaluation_stage import evaluate
 
 ROOT = Path(__file__).parents[2]
 
-SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=900;simulate.genes=120"
+SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=600;simulate.genes=120"
+SCREEN += ";simulate.knockdowns=4;simulate.drugs=1;simulate.cytokines=1"
 FEW = ("--baselines", "control", "--input")
 SCRIPTS = "id,dataset,input,preset,mode,overrides,script"
 

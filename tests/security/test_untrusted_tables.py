@@ -12,7 +12,6 @@ import pytest
 from refusals import refused
 from report_runs import make_bundle, make_run
 
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.figures.seed_means import markdown_table
 from perturbdiff.reporting.loading.failed_runs import read_expected
 from perturbdiff.reporting.loading.results import read_runs
@@ -83,8 +82,7 @@ def test_a_damaged_split_is_one_line(run_cli, trained, tmp_path, place):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def run(tmp_path, without_pictures):
     folder = make_run(tmp_path / "run", "perturbdiff", perturbations=3)
     listed = outputs.entries(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -140,8 +138,7 @@ def test_labels_of_a_run_come_back(run, tmp_path):
     assert set(found.pooled["perturbation"].astype(str)) == set(names)
 
 
-def test_methods_names_change_nothing_around_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def test_methods_names_change_nothing_around_them(tmp_path, without_pictures):
     names = (
         "=HYPERLINK(1)",
         "<img src=x onerror=alert(1)>",
