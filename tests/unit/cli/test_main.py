@@ -121,7 +121,7 @@ from perturbdiff.__main__ import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == INTERRUPTED
