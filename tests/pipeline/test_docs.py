@@ -51,10 +51,12 @@ def test_every_command_has_an_example():
 
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme(tmp_path, quick_program):
-    """As it stands, but with fewer cells and perturbations, and the training ends after 20 steps of more than 500."""
+    """As it stands, but with fewer cells and perturbations, and with 20 steps of training and 4 of sampling."""
     section = (DOCS.parent / "README.md").read_text().partition("## Five minutes")[2]
     (code,) = re.findall(r"^```bash\n\. \.venv/bin/activate\n(.*?)^```", section, re.M | re.S)
-    code, runs = re.subn(r"^(perturbdiff run .*)$", r"\1 --set train.max_steps=20", code, flags=re.M)
+    code, runs = re.subn(
+        r"^(perturbdiff run .*)$", r"\1 --set train.max_steps=20 --set sample.num_steps=4", code, flags=re.M
+    )
     code, screens = SIMULATED.subn(FEWER, code)
     assert runs == screens == 1
     done = subprocess.run(
