@@ -89,7 +89,7 @@ class Nextflow:
             "PERTURBDIFF_DATA": str(self.stand_ins),
         }
 
-    def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+    def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
         done = subprocess.run(
             [self.program, *arguments],
             cwd=self.folder,
@@ -109,7 +109,7 @@ class Nextflow:
         ]
         return Ran(done.returncode, "\n".join(lines), self.folder, self.folder / "out")
 
-    def run(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+    def run(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
         fixed = ("run", str(ROOT / "main.nf"), "-profile", "test", "--outdir", "out")
         return self(*fixed, *arguments, parser=parser, timeout=timeout)
 

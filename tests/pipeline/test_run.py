@@ -147,13 +147,13 @@ def test_a_killed_training_goes_on_and_what_fails_stops_no_other_and_is_shown(fi
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while not set((nextflow.folder / "checkpoints").glob("*/last.ckpt")) - known:
         assert head.poll() is None
         assert time.monotonic() < deadline, "no checkpoint was written"
         time.sleep(0.2)
     head.send_signal(signal.SIGTERM)
-    head.communicate(timeout=120)
+    head.communicate(timeout=300)
 
     ran = nextflow.run(*FEW, str(sheet), "-resume")
     tasks = {re.sub(r"screen-\w+\.", "", t["name"].split(":")[-1]): t for t in ran.tasks()}
