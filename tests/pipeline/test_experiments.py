@@ -151,7 +151,7 @@ def test_a_bundle_folder_is_sampled_as_it_says_and_files_of_one_name_are_joined(
 
 
 def test_an_experiment_is_known_by_its_name(questions, tmp_path):
-    wrong = questions.refusal(tmp_path, experiment="zeroshot-smal")
+    wrong = questions.refusal(tmp_path, experiment="zeroshot-smal", input=None)
     assert "unknown 'zeroshot-smal', did you mean zeroshot-small?; experiments: " in wrong
     assert ", ".join(EXPERIMENTS) in wrong
     both = questions.refusal(tmp_path, experiment="zeroshot-small", input="x.csv")
