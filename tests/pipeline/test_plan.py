@@ -69,7 +69,8 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
     parts = nextflow.run("-stub", "--input", some, *spread)
     names = [name.split(" ")[0] for name in parts.ran()]
     count = {name: names.count(name) for name in set(names)}
-    merged = {"MERGE_METRICS": 3 + 1, "MERGE_PREDICTIONS": 1, "REPORT": 1}
+    # the calibration is told the name of its comparison, which is short where a data set has one
+    merged = {"MERGE_METRICS": 3 + 1, "MERGE_PREDICTIONS": 1, "CALIBRATE": 1, "REPORT": 1}
     assert count == {"SAMPLE": 2, "EVALUATE": 3 * 3, "CEILING": 3} | merged, parts.output
     assert {p.name for p in (ran.outdir / "metrics").iterdir()} == scores, "parts are not published"
     assert {p.name for p in (ran.outdir / "predictions").iterdir()} == predictions
