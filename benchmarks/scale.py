@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB, GIB, GB, TB = 2**20, 2**30, 1e9, 1e12
+MIB, GIB, MB, GB, TB = 2**20, 2**30, 1e6, 1e9, 1e12
 START, END = "<!-- computed: start -->", "<!-- computed: end -->"
 BYTES_PER_RAW_VALUE = 8.0
 """float32 value and int32 column."""
@@ -299,6 +299,8 @@ def memory(value: float) -> str:
 
 
 def amount(value: float) -> str:
+    if value < GB:
+        return f"{value / MB:.3g} MB"
     return f"{value / TB:.2f} TB" if value >= TB else f"{value / GB:.3g} GB"
 
 

@@ -204,7 +204,7 @@ def stage_table(found: dict[str, dict]) -> list[str]:
                 grown = f"{(memory - before[1]) * MIB / (cells - before[0]):.1f}"
             before = None if memory is None else (cells, memory)
             lines.append(
-                f"| {stage} | {cells:,} | {scale.clock(row['wall'])} | {scale.clock(row['cpu'])} "
+                f"| {stage} | {cells:,} | {scale.clock(row['wall'])} | {row['cpu']:.0f} s "
                 f"| {'' if memory is None else f'{memory:,.0f}'} | {grown} "
                 f"| {scale.amount(row['scratch']) if 'scratch' in row else ''} "
                 f"| {scale.amount(row['bytes']) if row['bytes'] else ''} | {row['files'] or ''} |"
@@ -221,7 +221,7 @@ def prediction_table(found: dict[str, dict], rates: scale.Rates, windowed: float
     made, loaded = rows["preprocess"], rows["loading"]
     need = scale.needs(data, rates)
     measured = {
-        "preprocess, CPU": (sum(scale.cpu(data, rates, gzip=False).values()), made["cpu"], scale.clock),
+        "preprocess, CPU": (sum(scale.cpu(data, rates, gzip=False).values()), made["cpu"], "{:.0f} s".format),
         "preprocess, memory": (need.worker + need.labels, made["private"] * MIB, scale.memory),
         "store": (need.store, made["bytes"], scale.amount),
         "scratch": (need.scratch, made["scratch"] - made["bytes"], scale.amount),
