@@ -54,7 +54,7 @@ MODELS = {
     "squared-error": ("variant=paper", "sample.guidance=0", "loss.mmd_weight=0"),
     "recommended": (),
     "family": (
-        "data.set_key=apart", "loss.mmd_statistic=set", "sample.zeros=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "sample.zeros=predicted",
     ),
 }  # fmt: skip
 STORES = {"family": ("sets",)}  # of the other models: a well is a batch (apart), or half of all are (mixed)
@@ -96,12 +96,14 @@ def screen(folder: Path, config: Config, seed: int) -> Screen:
         well = data.obs["well"].astype(str).str.removeprefix("well_").astype(int).to_numpy() - 1
         data.obs["apart"] = [f"well_{w:02d}" for w in well]
         data.obs["mixed"] = np.where(well < config.simulate.wells // 2, "train", "test")
+        labels = data.obs[["cell_type", "perturbation", "apart"]].astype(str)
+        data.obs["set"] = labels.agg(" ".join, axis=1)  # wells of two conditions are two wells
         data.write_h5ad(cells)
     stores, splits = {}, {}
     names = [f"well_{w:02d}" for w in range(config.simulate.wells)]
     half = len(names) // 2
     for how, held in (("apart", names[half:]), ("mixed", ["test"]), ("sets", ["test"])):
-        batch, sets = ("mixed", "apart") if how == "sets" else (how, None)
+        batch, sets = ("mixed", "set") if how == "sets" else (how, None)
         section = config.data.model_copy(update={"batch_key": batch, "set_key": sets})
         stores[how] = preprocess([cells], folder / f"store-{how}", section)
         rule = config.split.model_copy(update={"held_out": tuple(held)})
