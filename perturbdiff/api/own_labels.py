@@ -117,8 +117,7 @@ class OwnLabels:
         -------
         AnnData
             Predicted cells alone. ``X`` is CSR, ``obs`` and ``var`` have the user's columns, and with whole counts
-            the depths and what is predicted. The last column of ``obs`` but these is ``set``, as in the file, unless
-            a column of the user's has this name.
+            the depths and what is predicted. ``obs`` also has ``set``, unless a column of the user's has this name.
         """
         cells = predicted[(predicted.obs["source"] == "predicted").to_numpy()]
         obs = pd.DataFrame(index=cells.obs_names)
