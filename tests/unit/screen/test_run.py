@@ -1,13 +1,17 @@
 """``perturbdiff run`` and ``init``: from one file to a report, again, interrupted, and refused."""
 
+import anndata as ad
 import messy_screens
+import numpy as np
 import pandas as pd
 import pytest
 from tiny_data import TINY, tiny_counts
 
 from perturbdiff.config import recipes
+from perturbdiff.store.store import Store
 
 QUICK = (*TINY, "--set", "train.max_steps=4", "--set", "evaluate.bootstrap=50")
+WELLS = ("--set", "data.set_key=well", "--set", "loss.mmd_statistic=set")
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +21,10 @@ def finished(tmp_path_factory):
 
 def test_a_run_ends_in_a_report_and_the_same_command_finds_it_up_to_date(run_cli, finished):
     options = messy_screens.counts_in_a_layer(finished)
+    cells = ad.read_h5ad(options[0])
+    cells.obs["well"] = np.random.default_rng(3).choice(["w0", "w1"], cells.n_obs)
+    cells.write_h5ad(options[0])
+    options += WELLS
     done = run_cli("run", *options, "--out", finished / "out", *QUICK)
     assert done.code == 0, done.err
     *lines, page = done.out.splitlines()
@@ -41,6 +49,7 @@ def test_the_written_recipe_gives_the_same_files_with_single_commands(run_cli, f
     out = finished / "out"
     config = recipes.load(out / "recipe.yaml")
     assert (config.train.max_steps, config.data.layer) == (4, "layers/umi counts")
+    assert Store(out / "store").sets == ["w0", "w1"], "the sets of whole sets"
     recipe = ("--config", out / "recipe.yaml")
     done = run_cli("preprocess", finished / "my.h5ad", "--out", out / "store", *recipe)
     done_too = run_cli(
