@@ -21,7 +21,7 @@ import pandas as pd
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.datasets import registry
+from perturbdiff.datasets import fetching
 from perturbdiff.evaluation import DEFINITIONS, Comparison, score
 from perturbdiff.evaluation.ceiling_stage import split_seeds
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
@@ -116,7 +116,7 @@ def study(data: Data, out: Path, seed: int) -> tuple[pd.DataFrame, pd.DataFrame]
     recipe = recipes.load(data.recipe, list(data.changes))
     folder = out / data.name
     if data.source:
-        counts = registry.find(data.source)
+        counts = fetching.find(data.source)
     else:
         counts = simulate(folder / "simulated", recipe.simulate, seed=seed) / "counts.h5ad"
     store = preprocess([counts], folder / "store", recipe.data)

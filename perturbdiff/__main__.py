@@ -1,11 +1,13 @@
 """Where the command line begins: a Ctrl-C gets its sentence whenever it comes, and is never lost."""
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import warnings
 from types import FrameType
+from typing import NoReturn
 
 from perturbdiff.runtime.errors import EXIT_INTERRUPTED, INTERRUPTED
 
@@ -34,6 +36,15 @@ class _Interrupts:
             again.start()
 
 
+def _end() -> NoReturn:
+    """End without taking libraries down, because threads of theirs that were interrupted may still compute."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(EXIT_INTERRUPTED)
+
+
 def main() -> None:
     """Import the command line and run it."""
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as nohup asks
@@ -47,7 +58,11 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         print(INTERRUPTED, file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        _end()
+    except SystemExit as stop:
+        if stop.code == EXIT_INTERRUPTED:
+            _end()
+        raise
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done and said

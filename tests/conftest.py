@@ -2,7 +2,12 @@
 
 import logging
 import os
+import signal
 
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a script started us in the background: programs inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
@@ -129,6 +134,14 @@ def counts_file(tmp_path) -> Path:
 def trained(tmp_path_factory) -> Path:
     """A folder with store, split.parquet and bundle of the tiny recipe, made once."""
     return make_trained(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="session")
+def without_pictures() -> Iterator[None]:
+    """Leave out the PNG of each figure, which takes a third of a report's time; test_figures.py looks at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("perturbdiff.reporting.figures.svg.image", lambda figure: b"a picture")
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from perturbdiff.adversaries import gains
@@ -17,11 +18,14 @@ from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
+from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings
+from perturbdiff.evaluation.cell_eval2.rules import DEFINITION, RULES
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import SOURCES, Method
-from perturbdiff.predictions import PredictionWriter
+from perturbdiff.predictions import DEPTH, PredictionWriter
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing
@@ -46,6 +50,9 @@ def adversaries(
 
     The truth is calibrated first, so that the verdicts are those of a report, and so that it is told which metrics
     the default score of these data has. An attack with controls of its own is scored from them.
+
+    By the rules of cell-eval2 the attacks are handed in as counts. The first evaluation makes both ends of the scale,
+    which stand for calibration and ceiling, and what these rules do not allow is told as refused.
 
     What is finished is recognised and left, so that an interrupted run continues.
 
@@ -73,33 +80,44 @@ def adversaries(
     UserError
         If an input is missing or has no control cells, or only one perturbed condition.
     """
+    scaled = config.definition == DEFINITION
+    if scaled:
+        check_settings(config, (0, 1))
     truth = existing(Path(truth), "truth")
     files = {"truth": truth, **({"split": Path(split)} if split else {})}
     real = inputs.open_truth(truth, config)
     wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
     perturbations = sorted({c.perturbation for c in real.rows})
     table = None if config.targets is None else Path(config.targets)
-    honest = HonestCells(real, sorted(wanted), Targets.read(table, perturbations, real.reader.genes), seed)
+    targets = Targets.read(table, perturbations, real.reader.genes)
+    counts = CountReader.of(real, None, RULES[config.rules].max_total) if scaled else None
+    honest = HonestCells(real, sorted(wanted), targets, seed, counts)
     more: dict[str, Any] = {"dataset": dataset or real.names["dataset"], "seed": seed, "force": force}
     scores, refused = Path(out) / "scores", {}
-    known = calibrate(
-        truth, Path(out) / "calibration", config, split=split, part=part, threads=threads, **more
-    )
-    ceiling(truth, scores / CEILING, config, split=split, part=part, threads=threads, **more)
+    more["threads"] = threads
+    beside: dict[str, Any] = {}
+    if not scaled:
+        beside["calibration"] = calibrate(
+            truth, Path(out) / "calibration", config, split=split, part=part, **more
+        )
+        ceiling(truth, scores / CEILING, config, split=split, part=part, **more)
     config = config.model_copy(update={"missing": "skip"})
     for attack in (*HONEST.values(), *ATTACKS.values()):
         file = Path(out) / "predictions" / f"{attack.name}.h5ad"
         made = {"attack": attack.name, "part": part, **config.model_dump()}
         _write(attack, honest, file, made, files, force=force)
         said = config.model_copy(update={"controls": "own"}) if attack.controls else config
-        about: dict[str, Any] = {"method": attack.name, "calibration": known, "threads": threads, **more}
         try:
-            evaluate(file, truth, scores / attack.name, said, **about)
+            found = evaluate(file, truth, scores / attack.name, said, method=attack.name, **beside, **more)
         except UserError as error:
             if attack.name in HONEST:
                 raise
             refused[attack.name] = str(error).replace(str(file), file.name)
-    return gains.write(scores, Path(out) / "table", refused, force=force)
+            continue
+        if scaled:
+            beside["ends"] = beside.get("ends", found)
+    references = [*HONEST] if scaled else [CEILING, *HONEST]
+    return gains.write(scores, Path(out) / "table", refused, references=references, force=force)
 
 
 def _write(
@@ -130,6 +148,7 @@ def _write(
             control=truth.control or "control",
             target_sum=honest.depth,
             facts=made_by.to_json(),
+            predicted=None if honest.counts is None else np.ones(len(truth.reader.genes), bool),
         ) as writer:
             conditions = attack.conditions(honest)
             with track(f"adversaries {attack.name}", len(conditions), "conditions") as progress:
@@ -146,4 +165,6 @@ def _write(
 def _append(writer: PredictionWriter, cells: Iterator[Sparse], condition: Condition, source: str) -> None:
     for block in cells:
         labels = {label: getattr(condition, label) for label in LABELS}
-        writer.append(block, pd.DataFrame({**labels, "source": source}, index=range(block.shape[0])))
+        depths = {DEPTH: np.asarray(block.sum(axis=1)).ravel()} if writer.counts else {}
+        obs = pd.DataFrame({**labels, "source": source, **depths}, index=range(block.shape[0]))
+        writer.append(block, obs)

@@ -116,12 +116,12 @@ class Attack:
         return [c for c in honest.conditions if honest.size(c) >= middle]
 
     def cells(self, honest: HonestCells, condition: Condition) -> Iterator[Sparse]:
-        """Yield the predicted cells of a condition, log1p CSR, a few at a time."""
+        """Yield the predicted cells of a condition, CSR, a few at a time; log1p, or counts if counts are handed in."""
         start = Start(honest, condition, self.rows(honest, condition))
         yield from _changed(start, start.rows, self.change)
 
     def handed_controls(self, honest: HonestCells, condition: Condition) -> Iterator[Sparse]:
-        """Yield the controls that the file holds for the group of a condition, log1p CSR, a few at a time."""
+        """Yield the controls that the file holds for the group of a condition, as `cells` does."""
         start = Start(
             honest, condition, self.rows(honest, condition) if self.controls else np.empty(0, np.int64)
         )
@@ -132,7 +132,8 @@ def _changed(start: Start, rows: np.ndarray, change: Change | None) -> Iterator[
     rng = start.honest.rng(start.condition)
     for some in blocks(rows, CELLS_AT_ONCE):
         cells = start.honest.view.cells(some)
-        yield cells if change is None else sp.csr_matrix(change(cells, start, rng), dtype=np.float32)
+        changed = cells if change is None else sp.csr_matrix(change(cells, start, rng), dtype=np.float32)
+        yield start.honest.handed(changed, cells, some, rng)
 
 
 def _few_repeated(honest: HonestCells, condition: Condition) -> np.ndarray:

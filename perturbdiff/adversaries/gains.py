@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from perturbdiff.adversaries.attacks import ATTACKS, HONEST, Attack
-from perturbdiff.evaluation.ceiling_stage import CEILING
+from perturbdiff.adversaries.attacks import ATTACKS, Attack
+from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData
 from perturbdiff.reporting.sections.focus_scores import standing
 from perturbdiff.reporting.sections.overview import verdict_of
+from perturbdiff.reporting.sections.scaled_score_section import is_scaled, scores_of
 from perturbdiff.reporting.sections.standing import oriented
 from perturbdiff.reporting.sections.verdict import FEWEST
 from perturbdiff.runtime import provenance, tabular
@@ -28,7 +30,9 @@ GAINS = (
 VERDICTS = ("attack", "hope", "base", "level", "verdict", "gains", "beats", "findings")
 
 
-def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = False) -> Path:
+def write(
+    scores: Path, out: Path, refused: Mapping[str, str], *, references: Collection[str], force: bool = False
+) -> Path:
     """Write the tables of all attacks: gains.csv, adversaries.csv and, to be read, adversaries.txt.
 
     Parameters
@@ -39,21 +43,23 @@ def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = 
         Folder to write.
     refused
         Attacks that `evaluate` refused to score, and what it said.
+    references
+        Names of the folders that every attack stands beside.
     """
-    folders = {name: scores / name for name in (CEILING, *HONEST, *ATTACKS) if name not in refused}
+    folders = {name: scores / name for name in (*references, *ATTACKS) if name not in refused}
     with provenance.stage(
         "adversaries", out, config={"refused": dict(refused)}, inputs=folders, folder=True, force=force
     ) as stage:
         if not stage.skip:
             runs = {run.method: run for run in read_runs(list(folders.values()))}
-            beside = [runs[name] for name in (*HONEST, CEILING)]
+            beside = [runs[name] for name in references]
             scored = {
                 name: ChapterData("adversaries", [runs[name], *beside], {}, runs[name], runs[attack.base])
                 for name, attack in ATTACKS.items()
                 if name in runs
             }
             gained = pd.concat(
-                [_gains(ATTACKS[name], about) for name, about in scored.items()], ignore_index=True
+                [_rows(ATTACKS[name], about) for name, about in scored.items()], ignore_index=True
             )
             rows = [
                 _judged(attack, scored[name], gained)
@@ -73,7 +79,9 @@ def write(scores: Path, out: Path, refused: Mapping[str, str], *, force: bool = 
 
 
 def default_of(about: ChapterData) -> list[str]:
-    """Return the metrics that the calibration lets count for a verdict on these data."""
+    """Return the metrics that the calibration lets count for a verdict on these data; of cell-eval2 its score."""
+    if is_scaled(about):
+        return [SCORE]
     return [str(name) for name in about.focus.calibration.get("default", [])]
 
 
@@ -82,8 +90,33 @@ def _beaten(judged: pd.DataFrame, default: Collection[str]) -> set[str]:
     return {name for names in judged["beats"] for name in names.split()} & set(default)
 
 
-def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
+def _rows(attack: Attack, about: ChapterData) -> pd.DataFrame:
     """Return a row per metric that has a better end."""
+    rows = _scaled_gains(attack, about) if is_scaled(about) else _gains(attack, about)
+    return pd.DataFrame(rows, columns=pd.Index(GAINS))
+
+
+def _scaled_gains(attack: Attack, about: ChapterData) -> list[tuple[Any, ...]]:
+    """Return what an attack gains between the mean response (0) and a replicate (1).
+
+    The interval is that of the attack's scaled score. A metric is beaten if it lies above the mean response.
+    """
+    base = scores_of(next(r for r in about.runs if r.method == attack.base))["scaled"].to_dict()
+    rows = []
+    for name, row in scores_of(about.focus).dropna(subset="scaled").iterrows():
+        honest, attacked, low = float(base[name]), float(row["scaled"]), float(row["scaled_low"])
+        share = (attacked - honest) / (1 - honest) if honest < 1 else math.nan
+        more, above = share >= SHARE, "better" if low > 0 else "level"
+        ends = (low, float(row["scaled_high"]), about.focus.summary["num_perturbations"], share)
+        judged = (0.0, above, more, more and low > 0, name == SCORE)
+        rows.append(
+            (attack.name, attack.base, name, "higher", honest, attacked, attacked - honest, *ends, *judged)
+        )
+    return rows
+
+
+def _gains(attack: Attack, about: ChapterData) -> list[tuple[Any, ...]]:
+    """Return what an attack gains over honest cells, paired by perturbation or condition."""
     rows = []
     for metric in about.every:
         stands = standing(about, metric)
@@ -110,7 +143,7 @@ def _gains(attack: Attack, about: ChapterData) -> pd.DataFrame:
                 metric.name in default_of(about),
             )
         )
-    return pd.DataFrame(rows, columns=pd.Index(GAINS))
+    return rows
 
 
 def _share(gained: float, honest: float, ceiling: float, metric: Column) -> float:
@@ -130,19 +163,19 @@ def _judged(attack: Attack, about: ChapterData, gained: pd.DataFrame) -> tuple[s
 
 def as_text(judged: pd.DataFrame, default: Collection[str]) -> str:
     """Return the table of verdicts, and which metrics of the default score are beaten, as text for a terminal."""
-    lines = []
+    lines, least = [], "the mean response" if SCORE in default else "chance"
     for row in judged.to_dict("records"):
         lines += [
             f"{row['attack']} (from {row['base'].replace('_', ' ')}): {row['hope']}",
             f"  verdict: {row['level']}. {row['verdict']}",
             f"  higher than honest: {row['gains'].replace(' ', ', ') or 'nothing'}",
-            f"  and better than chance: {row['beats'].replace(' ', ', ') or 'nothing'}",
+            f"  and better than {least}: {row['beats'].replace(' ', ', ') or 'nothing'}",
             f"  findings: {row['findings'].replace(' ', ', ') or 'none'}",
         ]
     good = judged.loc[judged["level"] == "good", "attack"]
     beaten = sorted(_beaten(judged, default))
     if default:
-        told = f"beaten: {', '.join(beaten)}" if beaten else "none is beaten by more than chance"
+        told = f"beaten: {', '.join(beaten)}" if beaten else f"none is beaten by more than {least}"
         lines.append(f"default score on these data: {', '.join(default)}; {told}.")
     else:
         lines.append("no metric can tell on these data, so that there is no default score.")

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.conditions.targets import Targets
+from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
+from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import generator, words
 
@@ -35,12 +38,15 @@ class HonestCells:
         Target genes of all perturbations of the truth.
     seed
         Of the draws. The draw of a condition does not depend on what else is predicted.
+    counts
+        Reads the counts of the truth, if counts are handed in; None: log1p values are.
     """
 
     truth: Cells
     conditions: list[Condition]
     targets: Targets
     seed: int = 0
+    counts: CountReader | None = None
     _pools: dict[Group, list[Condition]] = field(default_factory=dict, repr=False)
     _means: dict[Group, np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -56,6 +62,32 @@ class HonestCells:
         """Return the real cells as log1p values."""
         depth = self.depth if self.truth.scale == "counts" else None
         return ExpressionView(self.truth.reader, self.truth.rows, depth=depth)
+
+    def handed(self, values: Sparse, cells: Sparse, rows: np.ndarray, rng: np.random.Generator) -> Sparse:
+        """Return log1p values as they are handed in: as they are, or as whole counts at the depths of real cells.
+
+        Parameters
+        ----------
+        values
+            What is predicted, CSR [n, G].
+        cells
+            The real cells that it was made of, log1p CSR [n, G]; cells that were not changed keep their counts.
+        rows
+            Their rows.
+        rng
+            A count is rounded up with a probability equal to its fraction.
+        """
+        if self.counts is None:
+            return values
+        counts = self.counts(rows)
+        if values is cells:
+            return counts
+        shares = np.asarray(cells.expm1().sum(axis=1, dtype=np.float64)).ravel()
+        totals = np.asarray(counts.sum(axis=1)).ravel()
+        factor = np.divide(totals, shares, out=np.zeros_like(totals), where=shares > 0)
+        expected = np.expm1(values.data.astype(np.float64)) * np.repeat(factor, np.diff(values.indptr))
+        whole = np.floor(expected + rng.random(len(expected)))
+        return sp.csr_matrix((whole, values.indices, values.indptr), shape=values.shape)
 
     def size(self, condition: Condition) -> int:
         """Return how many cells a condition really has, which an honest prediction repeats."""

@@ -8,59 +8,25 @@ stream does not depend on the number of ranks or workers, or on the step where a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.control_matching import ControlPools, Rows
-from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.loading.set_streams import CellSet, RankShare
+from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import generator
 
 logger = logging.getLogger(__name__)
 
 FEWEST_CONTROLS_LEFT = 8  # fewer other cells would represent the population badly
-_CYCLE = 1024  # positions over which a mixture keeps its weights exactly
 
 ControlTargets: TypeAlias = bool | Literal["perturbed"]
 
 # first words of the seeds, so that each kind of draw has its own random stream
 ORDER, DRAW, MIX, TWIN = 1, 2, 3, 4
-
-
-@dataclass(frozen=True)
-class CellSet:
-    """Rows of one training example.
-
-    Attributes
-    ----------
-    condition
-        Row of the condition in its store's table.
-    target, control
-        int64 [m]: store rows of the cells of the condition, and of control cells.
-    store
-        Index of the store in a mixture.
-    """
-
-    condition: int
-    target: np.ndarray
-    control: np.ndarray
-    store: int = 0
-
-
-class SetStream(Protocol):
-    """What the loader needs: the sets of this rank at optimiser step ``k``."""
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of optimiser steps that pass over all cells once."""
-        ...
-
-    def step(self, k: int) -> list[CellSet]:
-        """Return the sets of step ``k`` on this rank."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,7 +38,7 @@ class _Plan:
     order: np.ndarray  # int [sets]
 
 
-class CellSetSampler:
+class CellSetSampler(RankShare):
     """The stream of cell sets of one store.
 
     Each epoch permutes the cells of each condition and divides them into blocks of ``set_size``. It fills the last
@@ -125,9 +91,8 @@ class CellSetSampler:
         exclude: np.ndarray | None = None,
         quiet: bool = False,
     ) -> None:
-        check_ranks(sets_per_step, rank, world_size)
-        self.set_size, self.sets_per_step, self.seed = set_size, sets_per_step, seed
-        self.rank, self.world_size = rank, world_size
+        super().__init__(sets_per_step, rank, world_size)
+        self.set_size, self.seed = set_size, seed
         self._rows = self._usable(conditions, exclude)
         self._is_control = conditions["is_control"].to_numpy(bool)
         usable = np.asarray(use, dtype=bool) & (self._rows.count > 0)
@@ -185,10 +150,6 @@ class CellSetSampler:
     def steps_per_epoch(self) -> int:
         """Number of optimiser steps that pass over all cells once. The last one may reach into the next epoch."""
         return -(-self.sets_per_epoch // self.sets_per_step)
-
-    def step(self, k: int) -> list[CellSet]:
-        """Return the B / W sets of optimiser step ``k`` on this rank."""
-        return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
 
     def set_at(self, position: int) -> CellSet:
         """Return the set at a position of the stream. It is the same for every rank."""
@@ -256,136 +217,3 @@ class CellSetSampler:
             of_condition[:] = np.arange(len(of_condition), dtype=np.int32)
             rng.shuffle(of_condition)
         return _Plan(epoch, positions, rng.permutation(self.sets_per_epoch))
-
-
-class MixtureSampler:
-    """Mixes the streams of several stores with exact weights.
-
-    Each store gets its share of every 1024 successive sets, in an order drawn from (seed, cycle). The sets of a store
-    follow its own stream, so none is left out.
-
-    Parameters
-    ----------
-    samplers
-        One for each store.
-    weights
-        Relative share of each store's sets. None: the number of sets in an epoch, as if all were one store.
-    sets_per_step, seed, rank, world_size
-        As in `CellSetSampler`. Those of the single samplers are not used.
-    """
-
-    def __init__(
-        self,
-        samplers: Sequence[CellSetSampler],
-        *,
-        sets_per_step: int,
-        seed: int,
-        weights: Sequence[float] | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        check_ranks(sets_per_step, rank, world_size)
-        sizes = {sampler.set_size for sampler in samplers}
-        if len(sizes) > 1:
-            raise UserError(
-                f"the stores of a mixture need one set size, found {listing(map(str, sorted(sizes)))}"
-            )
-        share = np.array(
-            weights if weights is not None else [s.sets_per_epoch for s in samplers], dtype=np.float64
-        )
-        if len(share) != len(samplers) or (share <= 0).any():
-            raise UserError(f"mixture: give one weight above 0 for each of the {len(samplers)} stores")
-        self.samplers, self.sets_per_step, self.seed = list(samplers), sets_per_step, seed
-        self.rank, self.world_size = rank, world_size
-        self.quota = _quota(share / share.sum())
-        self._cycle: tuple[int, np.ndarray, np.ndarray] | None = None
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of optimiser steps that pass over every store at least once."""
-        longest = max(s.sets_per_epoch / q for s, q in zip(self.samplers, self.quota, strict=True))
-        return -(-int(np.ceil(longest * self.quota.sum())) // self.sets_per_step)
-
-    def step(self, k: int) -> list[CellSet]:
-        """Return the B / W sets of optimiser step ``k`` on this rank."""
-        return [self.set_at(p) for p in rank_positions(k, self.sets_per_step, self.rank, self.world_size)]
-
-    def set_at(self, position: int) -> CellSet:
-        """Return the set at a position of the mixed stream. It is the same for every rank."""
-        store, local = self._place(position)
-        return replace(self.samplers[store].set_at(local), store=store)
-
-    def twin_at(self, position: int) -> CellSet:
-        """Return the twin of the set at a position (see `CellSetSampler.twin_at`)."""
-        store, local = self._place(position)
-        return replace(self.samplers[store].twin_at(local), store=store)
-
-    def _place(self, position: int) -> tuple[int, int]:
-        """Return the store at a position of the mixed stream, and the position in the store's own stream."""
-        cycle, index = divmod(position, int(self.quota.sum()))
-        if self._cycle is None or self._cycle[0] != cycle:
-            order = np.repeat(np.arange(len(self.samplers)), self.quota)
-            generator(MIX, self.seed, cycle).shuffle(order)
-            before = np.empty_like(order)
-            for i in range(len(self.samplers)):
-                before[order == i] = np.arange(self.quota[i])
-            self._cycle = (cycle, order, before)
-        store, before_here = int(self._cycle[1][index]), int(self._cycle[2][index])
-        return store, cycle * int(self.quota[store]) + before_here
-
-
-def check_ranks(sets_per_step: int, rank: int, world_size: int) -> None:
-    """Raise a `UserError` if the ranks cannot share the sets of a step evenly."""
-    if sets_per_step % world_size or not 0 <= rank < world_size:
-        raise UserError(
-            f"train.sets_per_step={sets_per_step} cannot be shared evenly by {world_size} processes; "
-            "choose a multiple of their number"
-        )
-
-
-def rank_positions(k: int, sets_per_step: int, rank: int, world_size: int) -> range:
-    """Return the stream positions of optimiser step ``k`` that belong to a rank."""
-    return range(k * sets_per_step + rank, (k + 1) * sets_per_step, world_size)
-
-
-def _quota(share: np.ndarray) -> np.ndarray:
-    """Return the number of positions that each store gets in a cycle, by largest remainders and at least one."""
-    exact = share * _CYCLE
-    quota = np.maximum(np.floor(exact).astype(np.int64), 1)
-    left = _CYCLE - int(quota.sum())
-    if left > 0:
-        quota[np.argsort(np.floor(exact) - exact, kind="stable")[:left]] += 1
-    return quota
-
-
-class PairedSetStream:
-    """The sets of a stream, each followed by its twin.
-
-    Parameters
-    ----------
-    stream
-        Gives the first set of each pair. It has half as many sets in a step.
-    """
-
-    def __init__(self, stream: CellSetSampler | MixtureSampler) -> None:
-        self.stream = stream
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of optimiser steps in which the first sets of the pairs pass over all cells once."""
-        return self.stream.steps_per_epoch
-
-    def step(self, k: int) -> list[CellSet]:
-        """Return the sets of step ``k`` on this rank, with twins next to each other."""
-        stream = self.stream
-        positions = rank_positions(k, stream.sets_per_step, stream.rank, stream.world_size)
-        return [cells for p in positions for cells in (stream.set_at(p), stream.twin_at(p))]
-
-
-def check_even(sets_per_step: int, world_size: int) -> None:
-    """Raise a `UserError` if the sets of a step do not make pairs on every rank."""
-    if sets_per_step % (2 * world_size):
-        raise UserError(
-            f"train.sets_per_step={sets_per_step} does not make pairs for {world_size} processes; "
-            f"loss.mmd_statistic=cross needs a multiple of {2 * world_size}"
-        )

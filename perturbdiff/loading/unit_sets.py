@@ -12,7 +12,8 @@ import pandas as pd
 
 from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.conditions.set_units import UnitPools, UnitRows
-from perturbdiff.loading.cell_sets import CellSet, CellSetSampler
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.set_streams import CellSet
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from perturbdiff.loading.cell_sets import ORDER, TWIN, CellSet, CellSetSampler
+from perturbdiff.loading.cell_sets import ORDER, TWIN, CellSetSampler
+from perturbdiff.loading.set_streams import CellSet
 from perturbdiff.runtime.seeds import generator
 
 WINDOW = 128

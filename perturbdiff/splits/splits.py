@@ -294,7 +294,7 @@ def count(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_split(path: Path) -> pd.DataFrame:
-    """Read a split.
+    """Read a split; one that ``perturbdiff split`` wrote must be as it was written.
 
     Returns
     -------
@@ -304,7 +304,7 @@ def read_split(path: Path) -> pd.DataFrame:
     Raises
     ------
     UserError
-        If the file is not a split, or contains a condition twice.
+        If the file is not a split, contains a condition twice, or was changed while its manifest stayed.
     """
     path = files.existing(Path(path), "split")
     if other := confusion(path, "a split", "a parquet table"):
@@ -325,6 +325,7 @@ def read_split(path: Path) -> pd.DataFrame:
     if twice.any():
         where = _condition(table, twice)
         raise UserError(f"{path}: condition {where} occurs twice, so it can be in two parts; keep one row")
+    provenance.verify(path)  # last, since what is wrong in the file says more than that it was changed
     table.attrs[_PATH] = str(path)
     return table
 

@@ -10,7 +10,7 @@ import torch
 from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.evaluation.metrics.slope import AGREE, mean_of, sums_of
-from perturbdiff.loading.cell_sets import CellSet
+from perturbdiff.loading.set_streams import CellSet
 from perturbdiff.runtime import seeds
 from perturbdiff.training.distributed.processes import Processes
 from perturbdiff.training.module import SLOPE, TrainingModule, generator

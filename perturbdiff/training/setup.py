@@ -24,14 +24,10 @@ from perturbdiff.checkpoint.pretrained_embeddings import (
 )
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.config.settings import Config
-from perturbdiff.loading.cell_sets import (
-    CellSetSampler,
-    MixtureSampler,
-    PairedSetStream,
-    SetStream,
-    check_even,
-)
+from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import SetLoader
+from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream, check_even
+from perturbdiff.loading.set_streams import SetStream
 from perturbdiff.loading.unit_sets import UnitSetSampler
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser

@@ -109,7 +109,7 @@ def bundle(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> Path:
+def runs(tmp_path_factory, without_pictures) -> Path:
     """A folder with store, split, statistics and evaluated methods."""
     folder = tmp_path_factory.mktemp("screen")
     made = small_store(folder, adata=screen())

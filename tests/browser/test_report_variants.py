@@ -8,7 +8,6 @@ import pytest
 from browser_checks import CONTRAST, OVERFLOWING, SHOW_ALL
 from report_runs import make_run
 
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.page.page import write_report
 
 EXTERNAL = ("cellflow", "state", "cpa", "squidiff")
@@ -29,7 +28,7 @@ def run(folder: Path, method: str, **changes) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory) -> dict[str, Path]:
+def pages(tmp_path_factory, without_pictures) -> dict[str, Path]:
     """Pages by what is odd about them."""
     folder = tmp_path_factory.mktemp("variants")
     methods = ("perturbdiff", *EXTERNAL, *BASELINES, "ceiling")
@@ -42,15 +41,11 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     expected = folder / "expected.csv"
     expected.write_text("dataset,method,kind,log\ntoy,gears,tool,gears.log\n")
     (folder / "gears.log").write_text("error: out of memory\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            svg, "image", lambda figure: b"image"
-        )  # drawing the PNG of a figure takes half of the time
-        return {
-            "many": write_report(many, folder / "many.html", title="Ten methods"),
-            "alone": write_report([alone], folder / "alone.html"),
-            "bare": write_report(bare, folder / "bare.html", expected=expected, logs=[folder]),
-        }
+    return {
+        "many": write_report(many, folder / "many.html", title="Ten methods"),
+        "alone": write_report([alone], folder / "alone.html"),
+        "bare": write_report(bare, folder / "bare.html", expected=expected, logs=[folder]),
+    }
 
 
 @pytest.mark.parametrize("name", ["many", "alone", "bare"])

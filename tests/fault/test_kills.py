@@ -16,7 +16,7 @@ def test_a_disturbed_command_run_again_gives_an_undisturbed_result(tmp_path):
         "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "fault.kills", "--each", "2", "--commands", names, "--processes", "2"],
+        [sys.executable, "-m", "fault.kills", "--each", "1", "--commands", names, "--processes", "2"],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,7 +89,7 @@ class Nextflow:
             "PERTURBDIFF_DATA": str(self.stand_ins),
         }
 
-    def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+    def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
         done = subprocess.run(
             [self.program, *arguments],
             cwd=self.folder,
@@ -107,9 +109,58 @@ class Nextflow:
         ]
         return Ran(done.returncode, "\n".join(lines), self.folder, self.folder / "out")
 
-    def run(self, *arguments: str, parser: str = "v2", timeout: float = 600) -> Ran:
+    def run(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
         fixed = ("run", str(ROOT / "main.nf"), "-profile", "test", "--outdir", "out")
         return self(*fixed, *arguments, parser=parser, timeout=timeout)
+
+
+class Questions:
+    """A Nextflow that answers questions about the workflow for as long as it runs, so that each needs no start."""
+
+    def __init__(self, nextflow: Nextflow) -> None:
+        for path in ROOT.iterdir():
+            if path.name != "main.nf" and not path.name.startswith("."):
+                (nextflow.folder / path.name).symlink_to(path)
+        (nextflow.folder / "main.nf").write_text(Path(__file__).with_name("questions.nf").read_text())
+        self.methods = nextflow.folder / "none"
+        self._process = subprocess.Popen(
+            [nextflow.program, "run", "main.nf", "-profile", "test"],
+            cwd=nextflow.folder,
+            env=nextflow.environment("v2") | {"PD_BASELINES": str(self.methods)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def _answer(self, **question) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        said = []
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            said.append("it has ended")
+        for line in self._process.stdout:
+            if line.startswith("answer: "):
+                return json.loads(line.removeprefix("answer: "))[0]
+            said.append(line)
+        raise AssertionError("".join(said))
+
+    def refusal(self, folder: Path, *, stub: bool = True, **given: object) -> str:
+        """Return what the workflow says of these parameters before any task; results would go to ``folder/out``."""
+        usual = {"outdir": str(folder / "out"), "ckpt_dir": str(folder / "checkpoints")}
+        told = self._answer(folder=str(folder), stub=stub, given=usual | given)
+        assert told is not None, "nothing is refused"
+        return told
+
+    def recipe(self, folder: Path, preset: str, overrides: str) -> dict[str, Any]:
+        """Return the values that the workflow finds in a preset, or a file in a folder, and a cell of overrides."""
+        return self._answer(folder=str(folder), preset=preset, overrides=overrides)
+
+    def end(self) -> None:
+        self._process.communicate(timeout=60)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -147,6 +198,14 @@ def nextflow_in(program, stand_ins, tmp_path_factory):
     # one for all processes of the tests
     classes = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "nextflow.jsa"
     return lambda folder: Nextflow(program, folder, stand_ins, classes)
+
+
+@pytest.fixture(scope="session")
+def questions(nextflow_in, tmp_path_factory) -> Iterator[Questions]:
+    """What the workflow refuses, without a start of Nextflow for each case."""
+    started = Questions(nextflow_in(tmp_path_factory.mktemp("questions")))
+    yield started
+    started.end()
 
 
 @pytest.fixture

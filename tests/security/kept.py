@@ -115,6 +115,14 @@ def bytes_for_texts(column: str) -> Change:
     return change
 
 
+def parts_reversed(path: Path, rng: random.Random) -> str:
+    """Hand the parts of a split to other conditions, so that it is another split."""
+    table = pd.read_parquet(path)
+    table["part"] = table["part"].to_numpy()[::-1]
+    table.to_parquet(path)
+    return "parts of other rows"
+
+
 KEPT: tuple[Case, ...] = (
     Case("report", 0, on("base/aggregate.csv", put(4280, b"\xf0"), "bytes")),  # no UTF-8: a traceback
     Case("bundle", 3, on("bundle/run.json", nest_deeply)),  # a RecursionError
@@ -134,4 +142,5 @@ KEPT: tuple[Case, ...] = (
     Case("zarr", 0, on("counts.zarr/obs/cell_type/codes/0", put_folder, "place")),  # another store
     Case("split", 0, on("split.parquet", bytes_for_texts("cell_type"))),  # a UnicodeDecodeError
     Case("embedding", 0, on("embedding.parquet", bytes_for_texts("name"))),
+    Case("split", 0, on("split.parquet", parts_reversed)),  # another ceiling
 )

@@ -12,7 +12,6 @@ import pytest
 from refusals import refused
 from report_runs import make_bundle, make_run
 
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.figures.seed_means import markdown_table
 from perturbdiff.reporting.loading.failed_runs import read_expected
 from perturbdiff.reporting.loading.results import read_runs
@@ -83,8 +82,7 @@ def test_a_damaged_split_is_one_line(run_cli, trained, tmp_path, place):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def run(tmp_path, without_pictures):
     folder = make_run(tmp_path / "run", "perturbdiff", perturbations=3)
     listed = outputs.entries(folder)
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -113,7 +111,7 @@ def test_a_changed_evaluation_makes_no_page(run_cli, run, tmp_path, name):
 @pytest.mark.parametrize(
     "name", ["metrics.parquet", "aggregate.csv", "summary.json", "de_real.parquet", "embedding.parquet"]
 )
-@pytest.mark.parametrize("place", [0, 0.3, 0.6, 0.99])
+@pytest.mark.parametrize("place", [0, 0.5, 0.99])
 def test_where_no_manifest_tells_damage_is_one_line_or_a_page(run, tmp_path, name, place):
     (run / "manifest.json").unlink()
     damaged(run / name, place)
@@ -140,15 +138,18 @@ def test_labels_of_a_run_come_back(run, tmp_path):
     assert set(found.pooled["perturbation"].astype(str)) == set(names)
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["=HYPERLINK(1)", "<img src=x onerror=alert(1)>", "a\u202egpj.exe", "x|y\nz", "'; DROP", "../../x"],
-)
-def test_a_method_s_name_changes_nothing_around_it(tmp_path, monkeypatch, method):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def test_methods_names_change_nothing_around_them(tmp_path, without_pictures):
+    names = (
+        "=HYPERLINK(1)",
+        "<img src=x onerror=alert(1)>",
+        "a\u202egpj.exe",
+        "x|y\nz",
+        "'; DROP",
+        "../../x",
+    )
     runs = [
-        make_run(tmp_path / "a", method, perturbations=3),
-        make_run(tmp_path / "b", "control", perturbations=3),
+        make_run(tmp_path / str(number), method, perturbations=2)
+        for number, method in enumerate((*names, "control"))
     ]
     page = write_report(runs, tmp_path / "page.html").read_text()
     assert "<img src=x" not in page

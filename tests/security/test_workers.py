@@ -168,22 +168,11 @@ subprocess.run(["sleep", "1"])
         assert seen.opened == {f"{public}/open"}
 
 
-@pytest.mark.parametrize("command", ["preprocess", "stats", "check", "vocabulary"])
+@pytest.mark.parametrize("command", ["preprocess", "stats"])
 def test_commands_with_workers_are_closed_to_others(command, counts_file, trained, tmp_path, public):
     arguments = {
         "preprocess": ["preprocess", counts_file, "--out", tmp_path / "o", *FEW_GENES],
         "stats": ["stats", trained / "store", "--out", tmp_path / "o"],
-        "check": ["store", "check", trained / "store"],
-        "vocabulary": [
-            "vocabulary",
-            "build",
-            counts_file,
-            "--out",
-            tmp_path / "o",
-            "--top",
-            "20",
-            *FEW_GENES,
-        ],
     }[command]
     (tmp_path / "run.py").write_text(COMMANDS)
     seen = Watched(

@@ -27,7 +27,7 @@ def is_scaled(about: ChapterData) -> bool:
 
 def scaled_table(about: ChapterData) -> Table:
     """Return the scored metrics: ours, both ends, and the scaled scores of every method."""
-    scores = {run.method: _scores(run) for run in about.ranked}
+    scores = {run.method: scores_of(run) for run in about.ranked}
     ours = scores[about.focus.method]
     heads = ("Metric", about.focus.method, "Mean response", "Replicate")
     heads += tuple(f"Scaled: {method}" for method in scores)
@@ -35,8 +35,8 @@ def scaled_table(about: ChapterData) -> Table:
     return Table(heads, rows, note=f"Scaled scores: {_SCALE}.", name=f"scaled-scores-{slug(about.name)}")
 
 
-def _scores(run: Run) -> pd.DataFrame:
-    """Return the rows of the first scope: the pool, or the mean of the contexts."""
+def scores_of(run: Run) -> pd.DataFrame:
+    """Return scores, ends and scaled scores by metric: those of the pool, or of the mean of the contexts."""
     table = run.aggregate
     first = table[table["scope"] == table["scope"].iloc[0]]
     numbers = {column: pd.Series(pd.to_numeric(first[column], errors="coerce")) for column in _NUMBERS}
@@ -70,7 +70,7 @@ def scaled_verdict(about: ChapterData) -> Verdict:
 
     Good: the interval of their mean is above the mean response, and so is each of the six. Mixed: only their mean is.
     """
-    table = _scores(about.focus)
+    table = scores_of(about.focus)
     value, low, high = (float(table.loc[SCORE, column]) for column in _NUMBERS[3:])
     if math.isnan(value):
         return Verdict(

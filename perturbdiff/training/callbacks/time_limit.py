@@ -14,7 +14,16 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+"""Signals that stop a training."""
+
+
+def ignored(number: int) -> bool:
+    """Whether this is Ctrl-C and whoever started us has it ignored.
+
+    Other signals are asked for by name: a batch script that ignores SIGUSR1 does so to outlive it, and means it for us.
+    """
+    return number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN
 
 
 class TimeLimit:
@@ -38,9 +47,13 @@ class TimeLimit:
             self.end = None
 
     def listen(self) -> None:
-        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a request to stop. A second Ctrl-C stops at once."""
+        """Turn SIGTERM, SIGUSR1, SIGUSR2 and Ctrl-C into a request to stop. A second Ctrl-C stops at once.
+
+        A Ctrl-C that whoever started us had ignored, as a shell does for what a script runs in the background, stays
+        ignored.
+        """
         if threading.current_thread() is threading.main_thread():
-            self._previous = {s: signal.signal(s, self._handle) for s in _SIGNALS}
+            self._previous = {s: signal.signal(s, self._handle) for s in SIGNALS if not ignored(s)}
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from perturbdiff.runtime.files import remove
+from perturbdiff.training.callbacks.time_limit import SIGNALS, ignored
 from perturbdiff.training.distributed.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ GRACE = 15.0
 
 _PAUSE = 0.1
 _SETTLE = 2.0  # seconds; a process that lost its peer may end before that peer is seen to have ended
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 _LINES = 20
 
 
@@ -318,7 +318,7 @@ def _collected_signals() -> Iterator[list[int]]:
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    handlers = {number: signal.signal(number, receive) for number in _SIGNALS}
+    handlers = {number: signal.signal(number, receive) for number in SIGNALS if not ignored(number)}
     try:
         yield received
     finally:

@@ -9,6 +9,11 @@ from own_screen import COLUMNS, SETTINGS, own_screen
 import perturbdiff
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick(without_pictures):
+    pass
+
+
 @pytest.fixture(scope="session")
 def screen() -> anndata.AnnData:
     return own_screen()

@@ -8,22 +8,18 @@ import sys
 import pytest
 
 
-def answer(**variables):
-    """Return what the program answers to a shell."""
-    code = "import sys; sys.argv = ['perturbdiff']; from perturbdiff.__main__ import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | variables
-    )
-    assert done.stderr == ""
-    return done.stdout
+@pytest.fixture
+def answer(run_cli, monkeypatch):
+    """Return a function from variables that a shell sets to what the program answers."""
 
+    def answered(**variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        outcome = run_cli()
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome.out
 
-def offered(words, incomplete=""):
-    """Return what bash is offered behind ``words``."""
-    line = ["perturbdiff", *words, incomplete]
-    return answer(
-        _PERTURBDIFF_COMPLETE="complete_bash", COMP_WORDS="\n".join(line), COMP_CWORD=str(len(line) - 1)
-    ).split()
+    return answered
 
 
 @pytest.mark.parametrize(
@@ -41,12 +37,16 @@ def offered(words, incomplete=""):
         (["train", "store", "--split"], "sp", set()),
     ],
 )
-def test_what_is_offered(words, incomplete, expected):
-    assert set(offered(words, incomplete)) == expected
+def test_what_is_offered(answer, words, incomplete, expected):
+    line = ["perturbdiff", *words, incomplete]
+    told = answer(
+        _PERTURBDIFF_COMPLETE="complete_bash", COMP_WORDS="\n".join(line), COMP_CWORD=str(len(line) - 1)
+    )
+    assert set(told.split()) == expected
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_offered_the_same(shell):
+def test_other_shells_are_offered_the_same(answer, shell):
     variables = {"_PERTURBDIFF_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     parts = answer(**variables, _TYPER_COMPLETE_ARGS="perturbdiff sample bundle store --part tes")
     assert "test" in parts

@@ -114,14 +114,14 @@ class Held:
         signal.raise_signal(signal.SIGINT)
 def slow(folders):
     Held()
-    time.sleep(30)
+    time.sleep(300)
 perturbdiff.doctor.diagnose = slow
 sys.argv = ["perturbdiff", "doctor"]
 from perturbdiff.__main__ import main
 main()
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=25
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250
     )
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == INTERRUPTED

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, PairedSetStream, check_even
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream, check_even
 from perturbdiff.runtime.errors import UserError
 
 SIZES = (("control", 40), ("p1", 30), ("p2", 3))

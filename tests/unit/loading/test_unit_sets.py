@@ -8,7 +8,7 @@ import pytest
 
 from perturbdiff.conditions.condition_table import condition_table
 from perturbdiff.conditions.set_units import UnitRows
-from perturbdiff.loading.cell_sets import MixtureSampler
+from perturbdiff.loading.mixtures import MixtureSampler
 from perturbdiff.loading.unit_sets import UnitSetSampler
 from perturbdiff.runtime.errors import UserError
 

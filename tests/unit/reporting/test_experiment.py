@@ -16,7 +16,6 @@ from perturbdiff.reporting.experiments.experiment import Estimates, Work, experi
 from perturbdiff.reporting.experiments.experiment_chapter import FIGURES, chapter, figure_names
 from perturbdiff.reporting.experiments.published_numbers import beside, read_published
 from perturbdiff.reporting.experiments.run_groups import groups
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.reporting.sections.chapter_data import drawn
@@ -32,12 +31,6 @@ METRICS = (
     "library_sd_ratio",
 )  # drawing takes long
 HEAD = "dataset,method,part,collection,arm,level,seed,init"
-
-
-@pytest.fixture(autouse=True)
-def quick_images(monkeypatch):
-    """The page's own tests draw PNGs."""
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from perturbdiff.reporting.figures import condition_plots, gene_plots, score_plots, separation_plot
 from perturbdiff.reporting.figures.score_plots import Forest
-from perturbdiff.reporting.figures.svg import PNG_DPI, export, looks
+from perturbdiff.reporting.figures.svg import PNG_DPI, export, image, looks
 from perturbdiff.reporting.loading.comparison import win_rates
 from perturbdiff.reporting.loading.de_tables import STEP, Split
 from perturbdiff.reporting.loading.metric_columns import Column
@@ -21,6 +21,11 @@ RATIO = Column("gene_sd_ratio", "SD of genes", "one")
 METHODS = [f"method {i}" for i in range(20)]
 LOOK = looks(METHODS, ["ceiling"])
 LIMIT = 150_000
+
+
+@pytest.fixture(autouse=True)
+def _with_pictures(monkeypatch):
+    monkeypatch.setattr("perturbdiff.reporting.figures.svg.image", image)
 
 
 def words(plot):
@@ -237,10 +242,10 @@ def test_export_writes_vector_image_and_numbers(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         f"{n}.{kind}" for n in ("one", "two") for kind in ("csv", "png", "svg")
     ]
-    image = Image.open(io.BytesIO((tmp_path / "one.png").read_bytes()))
+    picture = Image.open(io.BytesIO((tmp_path / "one.png").read_bytes()))
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', one.file).groups())
-    assert image.size == pytest.approx((width * PNG_DPI / 72, height * PNG_DPI / 72), abs=1)
-    assert image.convert("RGB").getpixel((0, 0)) == (253, 253, 252)  # readable on any ground
+    assert picture.size == pytest.approx((width * PNG_DPI / 72, height * PNG_DPI / 72), abs=1)
+    assert picture.convert("RGB").getpixel((0, 0)) == (253, 253, 252)  # readable on any ground
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert (tmp_path / "one.png").read_bytes() == one.png
     assert pd.read_csv(tmp_path / "one.csv")["value"].to_list() == [0.5, 0.7]

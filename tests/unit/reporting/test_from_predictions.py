@@ -9,15 +9,13 @@ from perturbdiff import sampling
 from perturbdiff.baselines import predict
 from perturbdiff.config.settings import EvaluateConfig, SampleConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import headline, write_report
 
 CONFIG = EvaluateConfig(embed_conditions=0, bootstrap=20, metrics=("expression",))
 
 
-def test_seeds_kinds_and_times_arrive(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def test_seeds_kinds_and_times_arrive(trained, tmp_path):
     store, split, made = trained / "store", trained / "split.parquet", tmp_path / "predictions"
     made.mkdir()
     for seed in (0, 1):

@@ -5,7 +5,6 @@ import json
 import pytest
 from report_runs import make_run
 
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.page.page import write_report
 
 
@@ -17,9 +16,7 @@ def written(tmp_path_factory):
     for run in runs:
         for name in ("embedding", "de_real", "de_pred"):
             (run / f"{name}.parquet").unlink()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(svg, "image", lambda figure: b"image")
-        write_report(runs, folder / "report.html")
+    write_report(runs, folder / "report.html")
     return folder / "report_mqc"
 
 

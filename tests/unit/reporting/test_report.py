@@ -11,15 +11,15 @@ import pytest
 from report_runs import SKILL, make_bundle, make_run
 
 from perturbdiff.reporting.figures import svg
+from perturbdiff.reporting.figures.svg import image
 from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.runtime.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def quick_images(request, monkeypatch):
-    """Drawing every figure a second time, as PNG, takes half of a test's time; one test does it."""
-    if "self_contained" not in request.node.name:
-        monkeypatch.setattr(svg, "image", lambda figure: b"image")
+@pytest.fixture
+def with_pictures(monkeypatch):
+    """One page with the PNGs that the others do without."""
+    monkeypatch.setattr(svg, "image", image)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-def test_page_is_complete_self_contained_and_valid(runs, tmp_path):
+def test_page_is_complete_self_contained_and_valid(runs, tmp_path, with_pictures):
     bundle = make_bundle(tmp_path / "bundle")
     split = tmp_path / "split.parquet"
     table = {

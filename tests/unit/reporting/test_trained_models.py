@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 from report_runs import make_run
 
-from perturbdiff.reporting.figures import svg
 from perturbdiff.reporting.figures.svg import looks
 from perturbdiff.reporting.figures.trained_models import costs, pretrained, record_files, trained
 from perturbdiff.reporting.loading.failed_runs import FailedRun
@@ -125,8 +124,7 @@ def test_a_line_for_each_method(world):
     assert trained(read_runs(paths[2:]), [], {}, {}, look) is None
 
 
-def test_it_stands_on_the_page_and_beside_it(world, monkeypatch):
-    monkeypatch.setattr(svg, "image", lambda figure: b"image")
+def test_it_stands_on_the_page_and_beside_it(world):
     folder, paths, bundles = world
     given = {"records": [folder / "predictions"], "bundles": bundles}
     out = write_report(paths, folder / "r.html", **given)

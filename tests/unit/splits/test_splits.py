@@ -1,4 +1,5 @@
 import logging
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -368,6 +369,18 @@ def test_pca_needs_a_store(small, tmp_path):
     assert len(set(table["cell_type"][table["part"] == "test"])) == 1
     with pytest.raises(UserError, match="make the split from a store"):
         make_split(small.counts, tmp_path / "t.parquet", recipe)
+
+
+def test_a_split_that_was_changed_is_refused_unless_it_is_ones_own(small, tmp_path):
+    path = tmp_path / "split.parquet"
+    for record in ("", ".manifest.json", ".run.json"):
+        shutil.copy(f"{small.split}{record}", f"{path}{record}")
+    table = read_split(path)
+    table.assign(part="train").to_parquet(path)
+    with pytest.raises(UserError, match="split.parquet: was changed since it was made"):
+        read_split(path)
+    mine = path.rename(tmp_path / "mine.parquet")
+    assert set(read_split(mine)["part"]) == {"train"}
 
 
 def test_damaged_splits_are_refused(small, tmp_path):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_training import tiny_module
 
-from perturbdiff.loading.cell_sets import CellSetSampler, MixtureSampler, PairedSetStream
+from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream
 from perturbdiff.loading.windows import WindowedSampler
 
 CONDITIONS = pd.DataFrame(

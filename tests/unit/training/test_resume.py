@@ -215,6 +215,20 @@ def test_signals_are_put_back():
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+def test_a_ctrl_c_that_is_ignored_stays_so():
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # as what a script starts in the background inherits it
+    allocation = TimeLimit(margin=10)
+    try:
+        with allocation.listening():
+            signal.raise_signal(signal.SIGINT)
+            assert allocation.reason() is None
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_checkpoint_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
     folder = CheckpointFolder(tmp_path / "kept", {})
     with folder.locked():
