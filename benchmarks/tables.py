@@ -32,6 +32,8 @@ END = "<!-- end -->"
 HEADINGS = {
     "energy_distance": "energy distance ↓",
     "R2": "R² ↑",
+    "R2_weighted": "weighted R² ↑",
+    "PDCorr_perturbed": "PDCorr from others ↑",
     "DEOver": "DE overlap ↑",
     "DEOver_10": "DE overlap, ≥ 10 DE genes ↑",
     "nonzero_ratio": "non-zeros / real",
