@@ -13,6 +13,7 @@ does not depend on the number of cells. With ``--files N`` the cells go to ``cou
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import anndata as ad
@@ -22,15 +23,21 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-CELL_TYPES, BATCHES, PERTURBATIONS = 8, 4, 40
 CONTROL_SHARE = 0.1
-DENSITY = 0.0535
-"""Share of non-zero entries before depth and the other factors vary it."""
-
 BLOCK = 4000
 CHUNK = 65_536
 MOST_VALUES = 6000
 """No cell has more stored values than this."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """How many labels of each kind there are; the share of entries that are not 0 before depth and labels vary it."""
+
+    cell_types: int = 8
+    batches: int = 4
+    perturbations: int = 40
+    density: float = 0.0535
 
 
 @numba.njit(nogil=True, cache=True)
@@ -73,33 +80,39 @@ def draw(
     return end
 
 
-def parameters(genes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def parameters(
+    genes: int, rng: np.random.Generator, design: Design
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean counts by cell type, batch and gene, and each perturbation's targets and their fold changes."""
     mean = np.exp(rng.normal(0, 1.8, genes))
     low, high = 1e-6, 100.0
     for _ in range(60):  # the factor at which the wanted share of entries is not zero
         middle = np.sqrt(low * high)
-        dense = (mean * middle / (1 + mean * middle)).mean() > DENSITY
+        dense = (mean * middle / (1 + mean * middle)).mean() > design.density
         low, high = (low, middle) if dense else (middle, high)
-    types = np.exp(rng.normal(0, 0.5, (CELL_TYPES, 1, genes)) * (rng.random((CELL_TYPES, 1, genes)) < 0.3))
-    batches = np.exp(rng.normal(0, 0.1, (1, BATCHES, genes)))
-    targets = rng.integers(0, genes, (PERTURBATIONS, max(1, genes // 100)))
+    of_types = (design.cell_types, 1, genes)
+    types = np.exp(rng.normal(0, 0.5, of_types) * (rng.random(of_types) < 0.3))
+    batches = np.exp(rng.normal(0, 0.1, (1, design.batches, genes)))
+    targets = rng.integers(0, genes, (design.perturbations, max(1, genes // 100)))
     fold = np.exp(rng.normal(0, 0.8, targets.shape))
     fold[0] = 1  # the control
     return (mean * low * types * batches).astype(np.float32), targets, fold.astype(np.float32)
 
 
-def labels(cells: int, rng: np.random.Generator) -> pd.DataFrame:
+def labels(cells: int, rng: np.random.Generator, design: Design) -> pd.DataFrame:
     """Return the obs of so many cells, named as barcodes, in random order."""
-    share = np.minimum(rng.pareto(2.0, PERTURBATIONS - 1), 4) + 0.3
+    share = np.minimum(rng.pareto(2.0, design.perturbations - 1), 4) + 0.3
     share = np.concatenate([[CONTROL_SHARE], share / share.sum() * (1 - CONTROL_SHARE)])
-    types = rng.dirichlet(np.full(CELL_TYPES, 4.0))
+    types = rng.dirichlet(np.full(design.cell_types, 4.0))
     names = {
-        "cell_type": (rng.choice(CELL_TYPES, cells, p=types), [f"type{k}" for k in range(CELL_TYPES)]),
-        "batch": (rng.integers(0, BATCHES, cells), [f"plate{k}" for k in range(BATCHES)]),
+        "cell_type": (
+            rng.choice(design.cell_types, cells, p=types),
+            [f"type{k}" for k in range(design.cell_types)],
+        ),
+        "batch": (rng.integers(0, design.batches, cells), [f"plate{k}" for k in range(design.batches)]),
         "perturbation": (
-            rng.choice(PERTURBATIONS, cells, p=share),
-            ["control", *(f"drug{k}" for k in range(1, PERTURBATIONS))],
+            rng.choice(design.perturbations, cells, p=share),
+            ["control", *(f"drug{k}" for k in range(1, design.perturbations))],
         ),
     }
     codes = {n: pd.Categorical.from_codes(c.astype(np.int16), k) for n, (c, k) in names.items()}
@@ -108,12 +121,12 @@ def labels(cells: int, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(codes, index=pd.Index(letters.astype(object)) + "-1")
 
 
-def create(path: Path, obs: pd.DataFrame, genes: int, compression: str | None) -> h5py.File:
+def create(path: Path, obs: pd.DataFrame, genes: int, compression: str | None, values: str) -> h5py.File:
     """Write everything but the values; return the file, open, with datasets that grow."""
     var = pd.DataFrame(index=[f"GENE{k:05d}" for k in range(genes)])
     ad.AnnData(sp.csr_matrix((len(obs), genes), dtype=np.float32), obs, var).write_h5ad(path)
     file = h5py.File(path, "r+")
-    for name, dtype in (("data", "f4"), ("indices", "i4")):
+    for name, dtype in (("data", values), ("indices", "i4")):
         del file["X"][name]
         file["X"].create_dataset(
             name, (0,), dtype, maxshape=(None,), chunks=(CHUNK,), compression=compression
@@ -132,13 +145,15 @@ def simulate(
     cells: int,
     genes: int = 20_000,
     *,
+    design: Design = Design(),
     num_files: int = 1,
     compression: str | None = None,
+    values: str = "f4",
     seed: int = 1,
 ) -> list[Path]:
     """Write ``cells`` cells to ``path``, or spread over ``num_files`` files beside it; return the files."""
     rng = np.random.default_rng(seed)
-    mean, targets, fold = parameters(genes, rng)
+    mean, targets, fold = parameters(genes, rng, design)
     edges = np.linspace(0, cells, num_files + 1).astype(int)
     numbered = [path.with_name(f"{path.stem}-{k}{path.suffix}") for k in range(num_files)]
     paths = numbered if num_files > 1 else [path]
@@ -146,11 +161,11 @@ def simulate(
     counts = np.empty(BLOCK * MOST_VALUES, np.float32)
     for number, (own, first, last) in enumerate(zip(paths, edges, edges[1:], strict=False)):
         draws = np.random.default_rng([seed, number])
-        obs = labels(int(last - first), draws)
+        obs = labels(int(last - first), draws, design)
         depth = np.exp(draws.normal(-0.08, 0.4, len(obs))).astype(np.float32)
         codes = [obs[n].cat.codes.to_numpy() for n in ("cell_type", "batch", "perturbation")]
         pointers = [np.zeros(1, np.int64)]
-        with create(own, obs, genes, compression) as file:
+        with create(own, obs, genes, compression, values) as file:
             for start in range(0, len(obs), BLOCK):
                 rows = slice(start, min(start + BLOCK, len(obs)))
                 lengths = np.empty(rows.stop - start, np.int64)

@@ -20,14 +20,21 @@ MIB = 2**20
 
 
 def run(command: Sequence[str], folder: Path) -> dict:
-    """Run a command that prints a JSON object on its last line; return that with what was seen meanwhile.
+    """Run a command that prints a JSON object on its last line; return that with what `watch` saw meanwhile."""
+    said, peak = watch(command, folder)
+    return {**json.loads(said.splitlines()[-1]), **peak}
+
+
+def watch(command: Sequence[str], folder: Path) -> tuple[str, dict[str, float]]:
+    """Run a command; return what it printed and what was seen meanwhile.
 
     Returns
     -------
-    dict
-        The object; ``private``, the highest sum over the process and all its descendants of memory that no other
-        process shares (MiB; pages of a file that only one process maps count); ``pss``, the same with shared
-        memory divided among those who share it; ``processes``, the most seen at once.
+    str, dict
+        The standard output; ``private``, the highest sum over the process and all its descendants of memory that no
+        other process shares (MiB; pages of a file that only one process maps count); ``pss``, the same with shared
+        memory divided among those who share it; ``processes``, the most seen at once; ``disk``, the most bytes in
+        ``folder``.
     """
     process = subprocess.Popen(list(command), stdout=subprocess.PIPE, text=True)
     peak = {"private": 0.0, "pss": 0.0, "processes": 0.0, "disk": 0.0}
@@ -41,7 +48,7 @@ def run(command: Sequence[str], folder: Path) -> dict:
     said = process.stdout.read()
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    return {**json.loads(said.splitlines()[-1]), **peak}
+    return said, peak
 
 
 def _memory(root: psutil.Process) -> dict[str, float]:

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-MIB, GIB, GB, TB = 2**20, 2**30, 1e9, 1e12
+MIB, GIB, MB, GB, TB = 2**20, 2**30, 1e6, 1e9, 1e12
 START, END = "<!-- computed: start -->", "<!-- computed: end -->"
 BYTES_PER_RAW_VALUE = 8.0
 """float32 value and int32 column."""
@@ -152,6 +152,29 @@ def preprocess_table(rates: Rates) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What preprocessing needs, bytes, and the data files of the store."""
+
+    worker: float
+    labels: float
+    store: float
+    scratch: float
+    files: int
+
+
+def needs(data: Data, rates: Rates) -> Needs:
+    """Return what preprocessing needs beside time."""
+    parts = max(1, round(data.cells / part_cells(data.cells)))
+    return Needs(
+        worker=rates.worker + data.raw_genes * BYTES_PER_GENE_SUM,
+        labels=data.cells * BOOKKEEPING,
+        store=data.cells * (data.values * rates.store * max(1, index_bytes(data) / 2) + rates.obs),
+        scratch=data.cells * data.values * rates.disk,
+        files=round(parts * rates.data_files),
+    )
+
+
 def resource_table(rates: Rates) -> list[str]:
     """Return the table of memory, disk, files and requests of preprocessing."""
     lines = [
@@ -160,14 +183,10 @@ def resource_table(rates: Rates) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for data in SETS:
-        sums = data.raw_genes * BYTES_PER_GENE_SUM
-        parts = max(1, round(data.cells / part_cells(data.cells)))
-        stored = data.cells * (data.values * rates.store * max(1, index_bytes(data) / 2) + rates.obs)
-        scratch = data.cells * data.values * rates.disk
-        requests = 3 * input_bytes(data, rates, gzip=False) / rates.reads
+        need, requests = needs(data, rates), 3 * input_bytes(data, rates, gzip=False) / rates.reads
         lines.append(
-            f"| {title(data)} | {(rates.worker + sums) / MIB:.0f} MiB | {data.cells * BOOKKEEPING / MIB:.0f} MiB "
-            f"| {amount(stored)} | {amount(scratch)} | {parts * rates.data_files:.0f} | {requests / 1e6:.1f} M |"
+            f"| {title(data)} | {memory(need.worker)} | {memory(need.labels)} "
+            f"| {amount(need.store)} | {amount(need.scratch)} | {need.files} | {requests / 1e6:.1f} M |"
         )
     return lines
 
@@ -275,7 +294,13 @@ def clock(value: float) -> str:
     return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
+def memory(value: float) -> str:
+    return f"{value / MIB:.0f} MiB"
+
+
 def amount(value: float) -> str:
+    if value < GB:
+        return f"{value / MB:.3g} MB"
     return f"{value / TB:.2f} TB" if value >= TB else f"{value / GB:.3g} GB"
 
 

@@ -4,12 +4,15 @@ The labels are those of the published splits (`assets/splits`); values are drawn
 """
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import scipy.sparse as sp
+from pyarrow import parquet
 
 from perturbdiff.splits.split_rules import read_toml
 
@@ -107,3 +110,51 @@ def state_replogle(path: Path) -> Path:
     cells.obsm["X_hvg"] = logs[:, variable]
     cells.write_h5ad(path)
     return path
+
+
+def tahoe_parquet(folder: Path, plates: list[Path], *, row_group_size: int = 1000) -> Path:
+    """Tahoe-100M on the Hugging Face hub: the cells of ``plates`` that passed, a shard for each, and its tables.
+
+    A cell's first entry is a marker (token 1, value -2). A sample is a drug at a dose on a plate.
+    """
+    (folder / "data").mkdir(parents=True)
+    (folder / "metadata").mkdir()
+    samples: dict[tuple[str, str], str] = {}
+    for number, plate in enumerate(plates):
+        cells = ad.read_h5ad(plate)
+        cells = cells[cells.obs["pass_filter"] == "full"]
+        obs, counts = cells.obs.astype(str), sp.csr_matrix(cells.X)
+        pairs = list(zip(obs["plate"], obs["drugname_drugconc"], strict=True))
+        table = {
+            "genes": [[1, *(counts.indices[a:b] + 3)] for a, b in pairwise(counts.indptr)],
+            "expressions": [np.float32([-2, *counts.data[a:b]]) for a, b in pairwise(counts.indptr)],
+            "drug": obs["drug"],
+            "sample": [samples.setdefault(pair, f"smp_{1500 + len(samples)}") for pair in pairs],
+            "BARCODE_SUB_LIB_ID": obs.index,
+            "cell_line_id": obs["cell_line"],
+            "moa-fine": "unclear",
+            "canonical_smiles": None,
+            "pubchem_cid": "1923.0",
+            "plate": obs["plate"],
+        }
+        texts = [name for name in table if name not in ("genes", "expressions")]
+        schema = pa.schema(
+            [("genes", pa.list_(pa.int64())), ("expressions", pa.list_(pa.float32()))]
+            + [(name, pa.string()) for name in texts]
+        )
+        made = pa.Table.from_pandas(pd.DataFrame(table), schema, preserve_index=False)
+        shard = folder / "data" / f"train-{number:05d}-of-{len(plates):05d}.parquet"
+        parquet.write_table(made, shard, row_group_size=row_group_size)
+    genes = pd.DataFrame(
+        {
+            "gene_symbol": _symbols(),
+            "ensembl_id": [f"ENSG{k:011d}" for k in range(GENES)],
+            "token_id": np.arange(GENES) + 3,
+        }
+    )
+    genes.iloc[::-1].to_parquet(folder / "metadata" / "gene_metadata.parquet", index=False)
+    wells = pd.DataFrame([*samples], columns=["plate", "drugname_drugconc"]).assign(
+        sample=[*samples.values()]
+    )
+    wells.to_parquet(folder / "metadata" / "sample_metadata.parquet", index=False)
+    return folder

@@ -56,7 +56,7 @@ def standing(folder: Path) -> Iterator[Path]:
         assert server.stdout is not None
         assert server.stdout.readline(), "the server of commands did not start"
         yield folder
-        server.communicate(timeout=60)  # it ends when nobody holds its input
+        server.communicate(timeout=600)  # it ends when nobody holds its input
 
 
 def serve(address: str) -> None:

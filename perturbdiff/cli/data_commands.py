@@ -32,7 +32,7 @@ from perturbdiff.runtime.errors import UserError
 
 @with_options(data_options)
 def preprocess(
-    inputs: Annotated[list[Path], typer.Argument(help="h5ad, zarr or 10x h5 files with raw counts.")],
+    inputs: Annotated[list[Path], typer.Argument(help="h5ad, zarr, 10x or Parquet files with raw counts.")],
     out: Out,
     split: Annotated[
         Path | None,

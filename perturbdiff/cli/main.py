@@ -143,7 +143,7 @@ app.command(cls=Work)(preprocess)
 @app.command(cls=Work)
 @with_options(data_options)
 def split(
-    source: Annotated[Path, typer.Argument(help="A store, or the raw input (h5ad, zarr, 10x h5).")],
+    source: Annotated[Path, typer.Argument(help="A store, or the raw input (h5ad, zarr, 10x, Parquet).")],
     out: Out,
     toml: Annotated[
         Path | None, typer.Option("--toml", help="STATE-style TOML file that defines the split.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
@@ -142,6 +143,11 @@ class DataConfig(Section):
         description="genes of one file that have the same name: stop with an error, add up their counts, or take the "
         "first of them",
     )
+    gene_aliases: Column = Field(
+        default=None,
+        description="CSV file with the columns alias, symbol: genes that have an alias as their name get the symbol; "
+        "none: names stay",
+    )
     join_genes: Literal["intersection", "union"] = Field(
         default="intersection",
         description="genes of several inputs: those in all files, or those in any file (counts are 0 where a file "
@@ -183,10 +189,16 @@ class DataConfig(Section):
         """What values are once they were read: normalised ones have become log1p."""
         return "counts" if self.input_scale == "counts" else "log1p"
 
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that these settings name, by their role among a stage's inputs."""
+        return {} if self.gene_aliases is None else {"gene aliases": Path(self.gene_aliases)}
+
     def recorded(self) -> dict[str, Any]:
         """Return the settings for a record, without later ones that are not used, so that older records stay equal."""
         later = ("set_key", "keep", "duplicate_genes")
         unused = {name for name in later if getattr(self, name) == type(self).model_fields[name].default}
+        unused.add("gene_aliases")  # recorded as an input, by its content
         return self.model_dump(mode="json", exclude=unused)
 
 

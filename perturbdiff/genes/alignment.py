@@ -70,7 +70,7 @@ def align_genes(
         )
     settings = {name: value for name, value in config.recorded().items() if name in SETTINGS}
     settings["format"] = FORMAT
-    roles = {"data": source, "genes": genes}
+    roles = {"data": source, "genes": genes, **config.files}
     wanted = read_names(genes)
     with provenance.stage("align", out, config=settings, inputs=roles, folder=True, force=force) as run:
         if not run.skip:

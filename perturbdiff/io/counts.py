@@ -1,4 +1,4 @@
-"""Opening the inputs: files of raw counts (h5ad, Zarr v2 and v3, 10x h5), checked before anything is written."""
+"""Opening the inputs: files of raw counts (see `perturbdiff.io.layouts`), checked before anything is written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_aliases import read_aliases
 from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.cell_filter import CellFilter, KeptCells
@@ -104,7 +105,8 @@ class CountsFile(InputFile):
     ) -> None:
         self.config, self.scratch = config, scratch
         if not checked and not is_hdf5(path) and (other := confusion(path, "a file of counts", *COUNTS)):
-            raise UserError(f"{path}: {other}; give h5ad, zarr or 10x h5 files with raw counts")
+            raise UserError(f"{path}: {other}; give h5ad, zarr, 10x h5 or Parquet files with raw counts")
+        aliases = None if config.gene_aliases is None else read_aliases(Path(config.gene_aliases))
         root = open_root(path, checked=checked)
         super().__init__(
             path,
@@ -113,6 +115,7 @@ class CountsFile(InputFile):
             gene_key=config.gene_key,
             scratch=scratch,
             duplicates=config.duplicate_genes,
+            aliases=aliases,
         )
         if isinstance(self.matrix, SummedColumns) and config.input_scale == "log1p":
             self.close()
@@ -227,6 +230,8 @@ class Inputs:
         twice = [str(p) for p, n in Counter(Path(p).resolve() for p in paths).items() if n > 1]
         if twice:
             raise UserError(f"{twice[0]}: given twice; give each input once")
+        if config.gene_aliases is not None:  # workers may run elsewhere
+            config = config.model_copy(update={"gene_aliases": str(Path(config.gene_aliases).absolute())})
         self.config = config
         self.files: list[CountsFile] = []
         tables = tables_for(len(paths), obs)
@@ -240,6 +245,9 @@ class Inputs:
         self.offsets = np.cumsum([0, *(f.n_cells for f in self.files)])
         for file in self.files:
             self._check_scale(file)
+            if config.gene_aliases is not None:
+                some = file.num_renamed, len(file.genes)
+                logger.info("%s: %d of %d genes are renamed (data.gene_aliases)", file.path, *some)
             if file.left_out:
                 kinds = listing(f"{n} {kind}" for kind, n in file.left_out.items())
                 logger.warning("%s: features that are not genes are left out (%s)", file.path, kinds)

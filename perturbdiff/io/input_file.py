@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.gene_aliases import renamed
 from perturbdiff.io.columns import CheckedColumn, Column, whole_column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.derived_matrices import Duplicates, one_column_per_gene
@@ -41,6 +42,8 @@ class InputFile:
         Whether a file without cells is no mistake.
     duplicates
         What becomes of genes with one name: an error, their sum, or the first of them.
+    aliases
+        Symbol of each alias, by which genes are renamed.
 
     Attributes
     ----------
@@ -52,6 +55,8 @@ class InputFile:
         Number of rows.
     matrix
         The values; ``matrix.num_values`` of them are stored.
+    num_renamed
+        Number of genes that have an alias as their name in the file.
     left_out
         Number of features that are not genes, by their type (10x files).
 
@@ -71,6 +76,7 @@ class InputFile:
         scratch: Path = Path(),
         may_be_empty: bool = False,
         duplicates: Duplicates = "error",
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         self.path, self._root = path, root
         try:
@@ -78,6 +84,10 @@ class InputFile:
                 self._layout = find_layout(path, root, layer)
                 self.n_cells, self.left_out = self._layout.n_cells, self._layout.left_out
                 names, matrix = self._layout.gene_names(gene_key), self._layout.matrix(scratch)
+                self.num_renamed = sum(name in (aliases or {}) for name in names)
+                names = (
+                    renamed(path, names, aliases or {}, may_join=duplicates != "error") if aliases else names
+                )
                 self.genes, self.matrix = one_column_per_gene(names, matrix, duplicates)
             self._check(layer, may_be_empty=may_be_empty)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3), MuData, and h5 files of 10x Genomics."""
+"""Finds values, genes and labels in AnnData (h5ad, Zarr v2 and v3), MuData, 10x h5 files and Parquet of tokens."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from perturbdiff.io.matrices import (
     check_pointers,
     some_values,
 )
+from perturbdiff.io.token_layout import layout_of
+from perturbdiff.io.token_parquet import TokenParquet
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 _GENES = "Gene Expression"
@@ -79,6 +81,12 @@ def find_layout(path: Path, root: Any, layer: str) -> Layout:
     UserError
         If it is neither AnnData nor a 10x file, or has no such ``layer``.
     """
+    if isinstance(root, TokenParquet):
+        if layer != "X":
+            raise UserError(
+                f"{path}: Parquet files of cells have one matrix, not '{layer}'; set data.layer=X"
+            )
+        return layout_of(root)
     if "mod" in root:
         root = _modality(path, root["mod"])
     if "obs" in root and "var" in root:

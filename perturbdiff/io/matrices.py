@@ -117,7 +117,9 @@ class RowMatrix(Protocol):
         ...
 
 
-def _block(start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, columns: int) -> Block:
+def checked_block(
+    start: int, indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, columns: int
+) -> Block:
     """Check a block and bring it to the promised types; int32 columns and float32 values are not copied."""
     first, last = int(indptr[0]), int(indptr[-1])
     if len(indices) != last - first or len(data) != len(indices):
@@ -188,7 +190,7 @@ class CsrMatrix:
             while a < len(indptr) - 1:
                 b = max(a + 1, int(np.searchsorted(indptr, indptr[a] + limit, "right")) - 1)
                 span = slice(int(indptr[a]), int(indptr[b]))
-                yield _block(row + a, indptr[a : b + 1], indices[span], data[span], self.shape[1])
+                yield checked_block(row + a, indptr[a : b + 1], indices[span], data[span], self.shape[1])
                 a = b
             row += len(indptr) - 1
 
@@ -303,7 +305,7 @@ class DenseMatrix:
         while row < end:
             last = min(row - row % rows + rows, end)
             part = self._stripe(row, last, limit)
-            yield _block(row, part.indptr.astype(np.int64), part.indices, part.data, self.shape[1])
+            yield checked_block(row, part.indptr.astype(np.int64), part.indices, part.data, self.shape[1])
             row = last
 
     def _stripe(self, start: int, stop: int, limit: int) -> sparse.csr_matrix:

@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.tenx_folder import is_tenx_folder, open_tenx_folder
+from perturbdiff.io.token_parquet import TokenParquet, is_token_parquet
 from perturbdiff.io.zarr_check import check_zarr, open_group
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
@@ -285,7 +286,7 @@ _UNPACKED_AT_LEAST, _UNPACKED_TIMES = 64 << 20, 100
 
 
 def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
-    """Open an HDF5 file, a Zarr folder or a 10x folder for reading.
+    """Open an HDF5 file, a Zarr folder, a 10x folder or Parquet files of cells for reading.
 
     Parameters
     ----------
@@ -298,7 +299,7 @@ def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
 
     Returns
     -------
-    h5py.File, zarr.Group or mapping
+    h5py.File, zarr.Group, TokenParquet or mapping
         The root. A 10x folder has the form of a 10x h5 file.
 
     Raises
@@ -308,6 +309,8 @@ def open_root(path: Path, *, cache: int = 0, checked: bool = False) -> Any:
     """
     if is_tenx_folder(files.existing(path, "input")):
         return open_tenx_folder(path)
+    if is_token_parquet(path):
+        return TokenParquet(path)
     if not checked:
         check(path)
     with explain_damage(path):

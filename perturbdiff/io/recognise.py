@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from perturbdiff.io.token_parquet import is_token_parquet
 from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError
 
@@ -25,7 +26,7 @@ _STAGES = {
     "report": "a report",
     "embed": "a table of vectors",
 }
-_ZARR, _TENX = "a Zarr file of cells", "a 10x folder"
+_ZARR, _TENX, _TOKENS = "a Zarr file of cells", "a 10x folder", "Parquet files of cells"
 _FOLDERS = {
     "conditions.parquet": "a store",
     "model.safetensors": "a model bundle",
@@ -46,7 +47,7 @@ _ENDINGS = {
 _HDF5, _PARQUET = b"\x89HDF\r\n\x1a\n", b"PAR1"
 
 
-COUNTS = ("an h5ad file of cells", _ZARR, _TENX)
+COUNTS = ("an h5ad file of cells", _ZARR, _TENX, _TOKENS)
 """What may hold counts."""
 
 
@@ -68,6 +69,7 @@ def what_is(path: Path) -> str:
         return made
     if path.is_dir():
         found = next((kind for name, kind in _FOLDERS.items() if (path / name).exists()), "")
+        found = found or (_TOKENS if is_token_parquet(path) else "")
         return _cells(path, found) if found == _ZARR else found
     if not path.is_file():
         return ""
@@ -106,6 +108,8 @@ def _parquet(path: Path) -> str:
         names = parquet.read_schema(path).names
     except (pyarrow.ArrowException, OSError, ValueError):
         return ""
+    if is_token_parquet(path):
+        return _TOKENS
     return "a split" if {"perturbation", "part"} <= set(names) else "a parquet table"
 
 

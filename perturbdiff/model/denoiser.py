@@ -20,7 +20,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.expected_changes import ExpectedChanges
+from perturbdiff.model.gene_layers import GeneTable, InputLayers, Rectified
 from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
 from perturbdiff.model.mmdit import MMDiTBlock
 
@@ -38,93 +39,6 @@ if TYPE_CHECKING:
 NULL_STD = 0.02
 ANCHORED_STD = 1e-3
 GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value, which lies between 0.007 and 2.7
-
-
-class GeneTable(nn.Module):
-    """Frozen vectors of genes. Each is mapped to one number, which is added to the gene's expression.
-
-    The input layers turn these numbers into one vector for every cell, as the shared embedding is.
-
-    Attributes
-    ----------
-    vectors
-        Buffer, float32 [G, inputs].
-    """
-
-    vectors: Tensor
-
-    def __init__(self, genes: int, inputs: int) -> None:
-        super().__init__()
-        self.register_buffer("vectors", torch.zeros(genes, inputs))
-        self.project = nn.Linear(inputs, 1)
-
-    def forward(self) -> Tensor:
-        """Return one number for each gene [G]."""
-        return self.project(self.vectors.to(self.project.weight.dtype))[:, 0]
-
-
-class InputLayers(nn.Module):
-    """Linear maps from genes to D, one for each data set. A set of cells passes through the map of its data set."""
-
-    def __init__(self, inputs: int, width: int, datasets: int) -> None:
-        super().__init__()
-        self.width = width
-        self.layers = nn.ModuleList(linear(inputs, width) for _ in range(datasets))
-
-    def forward(self, parts: Sequence[Tensor | None], dataset: Tensor | None) -> Tensor:
-        """Map the concatenation of ``parts``, each [B, S, G] or None for zeros, to [B, S, D].
-
-        ``dataset`` [B] gives the layer of each set. It may be None if there is only one layer.
-        """
-        if len(self.layers) == 1:
-            return _split_linear(parts, self.layers[0])
-        if dataset is None:
-            raise ValueError(f"the model has {len(self.layers)} input layers: say each set's data set")
-        first = next(part for part in parts if part is not None)
-        out = first.new_empty(*first.shape[:-1], self.width)
-        for index, layer in enumerate(self.layers):
-            selected = dataset == index  # also if no set is selected, so that every weight has a gradient
-            embedded = _split_linear([None if part is None else part[selected] for part in parts], layer)
-            out = out.to(embedded.dtype)
-            out[selected] = embedded
-        return out
-
-
-def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
-    """Apply a linear layer to concatenated ``parts``, without concatenating them. A None part costs nothing."""
-    weight, bias = cast("Tensor", layer.weight), cast("Tensor", layer.bias)
-    total: Tensor | None = None
-    size = weight.shape[1] // len(parts)
-    for index, part in enumerate(parts):
-        if part is None:
-            continue
-        columns = weight[:, index * size : (index + 1) * size]
-        term = F.linear(part.to(weight.dtype), columns, bias if total is None else None)
-        total = term if total is None else total + term
-    if total is None:
-        raise ValueError("nothing to embed")
-    return total
-
-
-class _Rectified(torch.autograd.Function):
-    """Computes max(raw, 0), and zero below ``floor``.
-
-    The gradient ignores the floor, and below 0 it is multiplied by ``leak``, so that a gene whose values are zero in
-    all cells can recover. This is one function because each operation is a pass over all cells and genes.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, floor: Tensor | None, leak: float) -> Tensor:
-        value = F.relu(raw)
-        ctx.save_for_backward(raw)
-        ctx.leak = leak
-        return value if floor is None else torch.where(value < floor, 0.0, value)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (raw,) = ctx.saved_tensors
-        passed = torch.ops.aten.leaky_relu_backward(gradient, raw, ctx.leak, False)
-        return passed.masked_fill_(raw == 0, 0.0), None, None
 
 
 class Denoiser(nn.Module):
@@ -346,7 +260,7 @@ class Denoiser(nn.Module):
         if self.config.head == "softplus":
             return self._gate(F.softplus(raw))
         floor = self.gate_threshold / self.unit if self.config.gate else None
-        return _Rectified.apply(raw, floor, self.config.leak)
+        return Rectified.apply(raw, floor, self.config.leak)
 
     def _gate(self, value: Tensor) -> Tensor:
         if not self.config.gate:

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from perturbdiff.genes.selection import (
 )
 from perturbdiff.io.cell_labels import extra_column, extra_names, read_labels
 from perturbdiff.io.counts import Inputs
+from perturbdiff.io.token_parquet import tables_beside
 from perturbdiff.preprocessing import passes, reordering
 from perturbdiff.preprocessing.gene_passes import second_pass
 from perturbdiff.preprocessing.knockdown import apply_knockdown, target_genes
@@ -144,7 +146,7 @@ def preprocess(
     Parameters
     ----------
     inputs
-        One or more h5ad files, Zarr folders or 10x h5 files. Genes are aligned by name.
+        One or more h5ad files, Zarr folders, 10x h5 files or Parquet files of cells. Genes are aligned by name.
     out
         Folder of the store.
     config
@@ -181,8 +183,12 @@ def preprocess(
             f"data.min_counts needs counts, but data.input_scale is {config.input_scale}; set data.min_counts=0"
         )
     roles = {f"input {k}": Path(path) for k, path in enumerate(inputs)}
+    roles |= {
+        f"table {k}": path for k, path in enumerate(dict.fromkeys(chain(*map(tables_beside, roles.values()))))
+    }
     roles |= {f"obs {k}": Path(path) for k, path in enumerate(obs)}
     roles |= {name: path for name, path in (("split", split), ("genes", genes)) if path is not None}
+    roles |= config.files
     settings = {"data": config.recorded(), "format": FORMAT}
     where = machine or Machine()
     before = {path: files.signature(path) for path in roles.values() if path.exists()}

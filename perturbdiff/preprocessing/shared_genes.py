@@ -292,7 +292,7 @@ def build_vocabulary(
     roles = {f"study {name}": path for name, path in zip(short_paths(paths), paths, strict=True)}
     roles |= {f"add {name}": path for name, path in zip(short_paths(add), add, strict=True)}
     roles |= {f"cover {name}": path for name, path in zip(short_paths(cover), cover, strict=True)}
-    roles |= {} if assign is None else {"assign": assign}
+    roles |= config.files | ({} if assign is None else {"assign": assign})
     settings = {name: value for name, value in config.recorded().items() if name in SETTINGS} | {
         "composites": composites,
         "join": join,

@@ -296,7 +296,8 @@ def pieces_of(study: Study, config: DataConfig, scratch: Path) -> list[StudyPiec
     path, scratch = study.path.absolute(), scratch.absolute()
     settings = {name: getattr(config, name) for name in _SETTINGS}
     signature = files.signature(path)
-    state = name_of([_FORMAT, VALUES_PER_PIECE, settings, path.resolve(), signature])
+    tables = [files.signature(table) for table in config.files.values()]
+    state = name_of([_FORMAT, VALUES_PER_PIECE, settings, path.resolve(), signature, *tables])
     edges = np.linspace(0, study.n_cells, min(study.num_pieces, study.n_cells) + 1).astype(np.int64).tolist()
     return [
         StudyPiece(path, study.n_cells, a, b, config, signature, scratch / f"{state}-{a:012d}.npz")

@@ -18,6 +18,7 @@ from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.loading.loader import resident
 from perturbdiff.runtime.seeds import generator, words
+from perturbdiff.store import stored_rows
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class ControlSets:
     seed
         Seed of the choice of a condition's controls, and of their order.
     memory_share
-        Share of the free memory that the store may take. If it is larger, it is read from disk.
+        Share of the free memory that the store may take, if it is better in memory.
     choice
         ``shuffled``: the control cells are distributed over a condition's sets in random order, and reused in a
         new order when all are used. ``balanced``: as in `BalancedControls`.
@@ -75,9 +76,15 @@ class ControlSets:
 
     @cached_property
     def _store(self) -> Any:
-        return resident(
-            self._source, self._memory_share
-        )  # loaded with the first set, because planning needs no values
+        """The store, on disk unless a pool of controls is too large for its cache of decoded chunks.
+
+        Requests that follow each other draw from one pool, so a smaller pool is decoded once. The cells between the
+        pools are never read. It is opened with the first set, because planning needs no values.
+        """
+        largest = max((int(self._rows.count[pool].sum()) for pool in self._pools), default=0)
+        cells = max(self._source.n_cells, 1)
+        fits = largest * self._source.nbytes_in_memory / cells <= stored_rows.CACHE_BYTES
+        return self._source if fits else resident(self._source, self._memory_share)
 
     @cached_property
     def _choose(self) -> BalancedControls:

@@ -29,7 +29,7 @@ MODEL = "perturbdiff"
 
 _COLUMNS = (
     "perturbation_key", "control", "cell_type_key", "batch_key", "dose_key", "layer", "gene_key", "keep",
-    "duplicate_genes",
+    "duplicate_genes", "gene_aliases",
 )  # fmt: skip
 _KNOWN = {"cell_type", "batch"}  # columns of a table of conditions that can be held out
 _MEASURED_SIZE = (64, 2)  # width and depth of the default recipe

@@ -16,6 +16,7 @@ from perturbdiff.io.cell_labels import read_conditions
 from perturbdiff.io.columns import as_text
 from perturbdiff.io.recognise import confusion
 from perturbdiff.io.tenx_folder import is_tenx_folder
+from perturbdiff.io.token_parquet import is_token_parquet
 from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator
@@ -140,6 +141,7 @@ def decide(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the conditions of ``source`` with their ``context`` and ``part``, and the held-out contexts."""
     raw = not source.is_dir() or (source / "obs").exists() or is_tenx_folder(source)
+    raw = raw or is_token_parquet(source)
     store = None if raw else Store(source)
     if store is not None and obs is not None:
         raise UserError(f"{source}: is a store, which has its labels; leave out --obs")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from perturbdiff.config.settings import Config
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.model.covariates import DoseTable
-from perturbdiff.model.denoiser import InputLayers
+from perturbdiff.model.gene_layers import InputLayers
 from perturbdiff.model.layers import Attention
 
 GROUPS: dict[str, tuple[str, ...]] = {

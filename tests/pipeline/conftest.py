@@ -160,7 +160,7 @@ class Questions:
         return self._answer(folder=str(folder), preset=preset, overrides=overrides)
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=600)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,9 +18,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_others_put_into_outdir_stays_as_it_is(nextflow, tmp_path):
-    given = (*FEW, sheet(tmp_path, "m,kang,kang.h5ad,tiny,train,,", "other,kang,kang.h5ad,tiny,train,,"))
-    out = tmp_path / "out"
+def put(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_what_others_put_into_outdir_stays_as_it_is(nextflow, questions, tmp_path):
+    path = sheet(tmp_path, "m,kang,kang.h5ad,tiny,train,,", "other,kang,kang.h5ad,tiny,train,,")
     foreign = {
         "report.html": "mine",
         "report_tables/mine.csv": "mine",
@@ -28,67 +33,60 @@ def test_what_others_put_into_outdir_stays_as_it_is(nextflow, tmp_path):
         "predictions/other.h5ad": "from elsewhere",
         "logs/TRAIN.m.log": "mine",
         "pipeline_info/design.csv": "mine",
+    }
+    others = {
         "diary.txt": "nothing that a run writes",
         "models/diary.txt": "nothing that a run writes",
         "models/another/model.safetensors": "nothing that a run writes",
     }
-    for name, text in foreign.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text)
-    ran = nextflow.run(*given)
-    assert ran.code != 0
-    assert "move them away, or name another --outdir" in ran.output
-    for name, text in foreign.items():
-        assert (f"{out / name}" in ran.output) == (not text.startswith("nothing")), f"{name}: {ran.output}"
-    found = contents(out)
-    assert {name: found[name].decode() for name in foreign} == foreign
-    assert "Submitted" not in ran.output
+    first = tmp_path / "first"
+    put(first, foreign | others)
+    told = questions.refusal(tmp_path, input=path, outdir=str(first))
+    assert "move them away, or name another --outdir" in told
+    for name in foreign | others:
+        assert (f"{first / name}" in told) == (name in foreign), f"{name}: {told}"
+    found = contents(first)
+    assert {name: found[name].decode() for name in foreign | others} == foreign | others
 
-    for name, text in foreign.items():
-        if not text.startswith("nothing"):
-            (out / name).unlink()
-    ran = nextflow.run(*given)
-    assert ran.code == 0, ran.output
-    others = {name: text for name, text in foreign.items() if text.startswith("nothing")}
-    again = nextflow.run(*given)  # without -resume, so that all is published again
-    assert again.code == 0, again.output
-    assert {name: contents(out)[name].decode() for name in others} == others
+    out = tmp_path / "out"
+    put(out, others)
+    for _ in range(2):  # without -resume, so that all is published again
+        ran = nextflow.run(*FEW, path)
+        assert ran.code == 0, ran.output
+        assert {name: contents(out)[name].decode() for name in others} == others
 
-    put = {
-        "models/m/notes.txt": "mine",
-        "metrics/m.metrics/own.csv": "mine",
-        "report_figures/own.svg": "mine",
-    }
-    for name, text in put.items():
-        (out / name).write_text(text)
+    mine = dict.fromkeys(
+        ("models/m/notes.txt", "metrics/m.metrics/own.csv", "report_figures/own.svg"), "mine"
+    )
+    put(out, mine)
     with (out / "pipeline_info" / ".lock").open("r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
-        busy = nextflow.run(*given)
-    assert busy.code != 0
-    assert "another run of the workflow writes to --outdir" in busy.output
-    ran = nextflow.run(*given)
+        busy = questions.refusal(tmp_path, input=path)
+    assert "another run of the workflow writes to --outdir" in busy
+    ran = nextflow.run(*FEW, path)
     assert ran.code != 0
-    for name in put:
+    for name in mine:
         assert f"{out / name}" in ran.output
-    assert {name: contents(out)[name].decode() for name in put} == put
+    assert "Submitted" not in ran.output
+    assert {name: contents(out)[name].decode() for name in mine} == mine
 
 
-def test_results_do_not_go_where_inputs_lie_nor_onto_each_other(nextflow, tmp_path):
+def test_results_do_not_go_where_inputs_lie_nor_onto_each_other(questions, tmp_path):
     (tmp_path / "bundle").mkdir()
     rows = ("m,kang,kang.h5ad,tiny,train,,", "M,kang,kang.h5ad,tiny,train,,", "recipe.yaml,kang,kang.h5ad,tiny,train,,",
             "x.part-0-of-2,kang,kang.h5ad,tiny,train,,")  # fmt: skip
-    given = (*FEW, sheet(tmp_path, *rows))
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "kang.h5ad").touch()
     (tmp_path / "data" / "sheet.csv").write_text("\n".join([HEADER, "m,kang,kang.h5ad,tiny,train,,"]) + "\n")
-    ran = nextflow.run(*given, "--outdir", ".")
-    assert ran.code != 0
+    told = questions.refusal(tmp_path, input=sheet(tmp_path, *rows), outdir=str(tmp_path))
     for message in (
         "is or holds the folder that Nextflow was started in",
         "models/m and models/M would be one result",
         "id 'recipe.yaml': files of tasks are named so",
         "id 'x.part-0-of-2': files of tasks are named so",
     ):
-        assert message in ran.output
-    ran = nextflow.run(*FEW, "data/sheet.csv", "--outdir", "data")
-    assert ran.code != 0
-    assert "data/sheet.csv, which this run reads" in ran.output
+        assert message in told
+    told = questions.refusal(
+        tmp_path, input=str(tmp_path / "data" / "sheet.csv"), outdir=str(tmp_path / "data")
+    )
+    assert "data/sheet.csv, which this run reads" in told

@@ -1,27 +1,12 @@
 """The workflow resolves recipes itself, to know what a stage depends on: to the same values as the package."""
 
-import json
-from pathlib import Path
-
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 
-ROOT = Path(__file__).parents[2]
 QUICK = "baseline.settings=quick;baseline.options.epochs=30;baseline.options.lr=0.01;baseline.options.loss=nb"
-SCRIPT = """
-include {{ expand; overlay; parseOverrides; readPreset }} from '{root}/modules/plan/recipes'
-
-workflow {{
-    def cases = new groovy.json.JsonSlurper().parseText(file('cases.json').text)
-    def found = cases.collect {{ one -> overlay(readPreset(one[0], '.'), expand(parseOverrides(one[1]))) }}
-    file('found.json').text = groovy.json.JsonOutput.toJson(found)
-}}
-"""
 
 
-def test_presets_variants_and_sizes_are_the_packages(nextflow, tmp_path):
-    (tmp_path / "script.nf").write_text(SCRIPT.format(root=ROOT))
-    (tmp_path / "perturbdiff").symlink_to(ROOT / "perturbdiff")  # where a launched project has its presets
+def test_presets_variants_and_sizes_are_the_packages(questions, tmp_path):
     (tmp_path / "mine.yaml").write_text("base: kang18\nvariant: paper\nsize: small\nmodel: {depth: 2}\n")
     cases = [[name, ""] for name in recipes.presets()]
     cases += [
@@ -29,21 +14,17 @@ def test_presets_variants_and_sizes_are_the_packages(nextflow, tmp_path):
         ["demo", QUICK],
         ["mine.yaml", "variant=recommended"],
     ]
-    (tmp_path / "cases.json").write_text(json.dumps(cases))
-    ran = nextflow("run", "script.nf")
-    assert ran.code == 0, ran.output
-    found = json.loads((tmp_path / "found.json").read_text())
-    for (name, text), tree in zip(cases, found, strict=True):
+    for name, text in cases:
         source = tmp_path / name if name.endswith(".yaml") else name
         overrides = [part.strip() for part in text.split(";") if part]
+        tree = questions.recipe(tmp_path, name, text)
         assert Config.model_validate(tree) == recipes.load(source, overrides), name
 
 
-def test_an_unknown_variant_is_told(nextflow, tmp_path):
+def test_an_unknown_variant_is_told(questions, tmp_path):
     (tmp_path / "kang.h5ad").touch()
     (tmp_path / "sheet.csv").write_text(
         "id,dataset,input,preset,mode,overrides\na,kang,kang.h5ad,tiny,train,variant=releasedd\n"
     )
-    ran = nextflow.run("-stub", "--input", "sheet.csv")
-    assert ran.code != 0
-    assert "line 2 (a): unknown variant 'releasedd'; variants: paper, recommended, released" in ran.output
+    told = questions.refusal(tmp_path, input=str(tmp_path / "sheet.csv"))
+    assert "line 2 (a): unknown variant 'releasedd'; variants: paper, recommended, released" in told

@@ -43,7 +43,7 @@ def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
     assert again.ran() == [], f"the sheet is the same run: {again.output}"
 
 
-def test_labels_may_come_in_a_table_beside_the_file(nextflow, tmp_path):
+def test_labels_may_come_in_a_table_beside_the_file(nextflow, questions, tmp_path):
     place, _, table = tenx_folder(tmp_path)
     ran = nextflow.run("-stub", "--input", place, "--obs", table, "--baselines", "none", "--ceiling", "false")
     assert ran.code == 0, ran.output
@@ -51,13 +51,13 @@ def test_labels_may_come_in_a_table_beside_the_file(nextflow, tmp_path):
     assert (Path(work) / "obs1" / "labels.csv").samefile(table)
     sheet = (ran.outdir / "plan" / "samplesheet.csv").read_text()
     assert f'"{table}"' in sheet
-    wrong = nextflow.run("-stub", "--input", ran.outdir / "plan" / "samplesheet.csv", "--obs", table)
-    assert "--obs: is for one file of counts" in wrong.output
+    wrong = questions.refusal(tmp_path, input=str(ran.outdir / "plan" / "samplesheet.csv"), obs=str(table))
+    assert "--obs: is for one file of counts" in wrong
 
 
-def test_what_is_missing_is_told_before_any_task(nextflow, tmp_path):
+def test_what_is_missing_is_told_before_any_task(questions, tmp_path):
     (path,) = nothing_known(tmp_path)
-    ran = nextflow.run("-stub", "--input", path)
-    assert ran.code != 0
-    assert "the cells have no labels" in ran.output
-    assert "--obs TABLE.csv" in ran.output
+    told = questions.refusal(tmp_path, input=path)
+    assert "the cells have no labels" in told
+    assert "--obs TABLE.csv" in told
+    assert not (tmp_path / "out").exists()

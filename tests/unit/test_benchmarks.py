@@ -70,6 +70,15 @@ def test_full_transcriptome_is_what_anndata_writes(tmp_path, monkeypatch):
     assert (files[0].X[:150] != files[1].X[:150]).nnz > 0
 
 
+def test_the_tables_of_ten_million_cells_are_those_of_the_measurement(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script = ROOT / "benchmarks" / "ten_million.py"
+    measured = ROOT / "benchmarks" / "measured" / "ten_million.json"
+    monkeypatch.setattr(sys, "argv", [str(script), "--table", str(measured)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.strip() in (ROOT / "lab" / "scale.md").read_text()
+
+
 def test_preprocess_benchmark_prints_a_table_from_which_scale_is_computed(tmp_path):
     command = [
         sys.executable,

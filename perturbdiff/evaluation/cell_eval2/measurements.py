@@ -19,7 +19,7 @@ from perturbdiff.evaluation.cell_eval2.jackknife import NoiseSums, sampling_nois
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.metrics.differential import benjamini_hochberg, rank_test
 from perturbdiff.evaluation.metrics.sorted_columns import Columns, count_values
-from perturbdiff.evaluation.scoring.condition_pass import Workers, usable
+from perturbdiff.evaluation.scoring.worker_threads import Workers, usable
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.progress import track

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.reporting.loading.results import Run, families, seed_of
+from perturbdiff.reporting.loading.results import Run
+from perturbdiff.reporting.loading.seed_groups import families, seed_of
 from perturbdiff.reporting.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing, nearest
 

@@ -9,17 +9,8 @@ import pandas as pd
 
 from perturbdiff.reporting.experiments.experiment import DRAWS, Estimate, Estimates
 from perturbdiff.reporting.experiments.run_groups import Line
-from perturbdiff.reporting.figures.page_tables import (
-    Cell,
-    Row,
-    Table,
-    aligned,
-    decimals_for,
-    interval,
-    mark,
-    number,
-    plus_minus,
-)
+from perturbdiff.reporting.figures.number_texts import decimals_for, interval, number, plus_minus
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, aligned, mark
 from perturbdiff.reporting.figures.seed_means import markdown_table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.comparison import ranks

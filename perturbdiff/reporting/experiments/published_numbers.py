@@ -11,7 +11,8 @@ import pandas as pd
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.reporting.experiments.experiment import Estimates
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, decimals_for, number, plus_minus
+from perturbdiff.reporting.figures.number_texts import decimals_for, number, plus_minus
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.text_tables import read_texts

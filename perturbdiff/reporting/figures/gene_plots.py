@@ -22,7 +22,8 @@ from perturbdiff.reporting.figures.axes import (
     spread,
 )
 from perturbdiff.reporting.figures.hover import name_points
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, number, small
+from perturbdiff.reporting.figures.number_texts import number, small
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import (
     INK,
     NARROW,

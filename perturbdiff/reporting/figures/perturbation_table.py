@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, amount, decimals_for, number
+from perturbdiff.reporting.figures.number_texts import amount, decimals_for, number
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.loading.de_tables import Side, top_genes
 from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, Column, metric_columns, named
 from perturbdiff.reporting.loading.results import POOLED, Run

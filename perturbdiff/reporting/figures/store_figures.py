@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.reporting.figures import page_tables, store_plots
+from perturbdiff.reporting.figures import number_texts, page_tables, store_plots
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import Plot
 from perturbdiff.reporting.loading.results import read_json, unique_names
@@ -90,7 +90,9 @@ def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, dict) and {"median", "quartile_1", "quartile_3"} <= set(value):
-            middle, low, high = (page_tables.amount(value[k]) for k in ("median", "quartile_1", "quartile_3"))
+            middle, low, high = (
+                number_texts.amount(value[k]) for k in ("median", "quartile_1", "quartile_3")
+            )
             facts[f"{_words(key)}: median (middle half)"] = f"{middle} ({low} to {high})"
         elif isinstance(value, str | int | float):
             facts[key] = value
@@ -104,7 +106,7 @@ def _words(key: str) -> str:
 def _shown(key: str, value: Any) -> str:
     if isinstance(value, float) and any(word in key for word in _SHARES) and 0 <= value <= 1:
         return f"{100 * value:.1f} %"
-    return page_tables.amount(value)
+    return number_texts.amount(value)
 
 
 @dataclass
@@ -221,13 +223,13 @@ def _sparsity(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         rows = _where(by_type, gene_set=gene_set)
         total = _where(rows, scope="all cells").iloc[0]
         text = (
-            f"of {page_tables.amount(int(total['n_genes']))} genes",
-            f"mean {page_tables.amount(round(float(total['mean']), 1))}",
+            f"of {number_texts.amount(int(total['n_genes']))} genes",
+            f"mean {number_texts.amount(round(float(total['mean']), 1))}",
             f"{100 * float(total['share_nonzero']):.1f} % non-zero",
         )
         label = f"{start}sparsity" if gene_set == "store" else f"{start}sparsity-list"
         plot = store_plots.histogram(label, title, table, "n_cells", ("non-zero genes", "cells"), text)
-        figures.append((plot, f"{title}, over {page_tables.amount(int(total['n_cells']))} cells."))
+        figures.append((plot, f"{title}, over {number_texts.amount(int(total['n_cells']))} cells."))
     if by_type is not None:
         rows = _where(by_type, gene_set="store", scope="cell type")
         if len(rows) > 1:
@@ -272,8 +274,8 @@ def _group_sizes(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         if table is None or not described or table[key].sum() < 2:
             continue
         text = (
-            f"{page_tables.amount(int(table[key].sum()))} {what}",
-            f"mean {page_tables.amount(round(float(described['mean']), 1))} cells",
+            f"{number_texts.amount(int(table[key].sum()))} {what}",
+            f"mean {number_texts.amount(round(float(described['mean']), 1))} cells",
         )
         label = f"{start}{name.replace('_', '-')}"
         plot = store_plots.histogram(label, title, table, key, ("cells", what), text, log_axis=True)
@@ -315,7 +317,7 @@ def _distances(start: str, reader: _Tables) -> list[tuple[Plot, str]]:
         correlation = (
             ""
             if rho is None or kind != "between"
-            else f" Their rank correlation is {page_tables.number(rho, 2)}."
+            else f" Their rank correlation is {number_texts.number(rho, 2)}."
         )
         caption = (
             f"Number of cells and energy distance ({_KINDS[kind]}) by cell type, with mean and 95 % interval."
@@ -330,18 +332,18 @@ def _distance_table(summary: pd.DataFrame | None) -> Table | None:
         return None
     rows = []
     pooled = pd.DataFrame(summary[summary["level"].isin(list(_LEVELS))])
-    digits = page_tables.decimals_for(pooled["mean"].tolist())
+    digits = number_texts.decimals_for(pooled["mean"].tolist())
     for row in pooled.to_dict("records"):
-        low, high = (page_tables.number(float(row[end]), digits) for end in ("low", "high"))
+        low, high = (number_texts.number(float(row[end]), digits) for end in ("low", "high"))
         interval = "" if np.isnan(row["low"]) else f"{low} to {high}"
         above = "" if np.isnan(row["above_within"]) else f"{100 * row['above_within']:.0f} %"
         cells = (
             Cell(_KINDS[row["kind"]]),
-            Cell(page_tables.number(float(row["mean"]), digits), "num", interval),
-            Cell(page_tables.number(float(row["median"]), digits), "num"),
-            Cell(page_tables.number(float(row["sd"]), digits), "num"),
+            Cell(number_texts.number(float(row["mean"]), digits), "num", interval),
+            Cell(number_texts.number(float(row["median"]), digits), "num"),
+            Cell(number_texts.number(float(row["sd"]), digits), "num"),
             Cell(above, "num"),
-            Cell(page_tables.amount(int(row["n_pairs"])), "num"),
+            Cell(number_texts.amount(int(row["n_pairs"])), "num"),
         )
         rows.append(Row(_LEVELS[row["level"]], cells))
     heads = (

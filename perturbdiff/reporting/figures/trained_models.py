@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, duration, memory
+from perturbdiff.reporting.figures.number_texts import duration, memory
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import Look
 from perturbdiff.reporting.loading.failed_runs import FailedRun
-from perturbdiff.reporting.loading.results import Run, read_json, seed_of, unique_names
+from perturbdiff.reporting.loading.results import Run, read_json, unique_names
+from perturbdiff.reporting.loading.seed_groups import seed_of
 from perturbdiff.runtime import files, provenance
 from perturbdiff.runtime.errors import UserError
 

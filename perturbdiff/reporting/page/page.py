@@ -21,7 +21,8 @@ from perturbdiff.reporting.figures.svg import Look, Plot, export, looks, page_co
 from perturbdiff.reporting.figures.trained_models import costs, pretrained, record_files, trained
 from perturbdiff.reporting.loading.failed_runs import FailedRun, read_expected
 from perturbdiff.reporting.loading.metric_columns import metric_columns
-from perturbdiff.reporting.loading.results import Run, families, read_json, read_runs, unique_names
+from perturbdiff.reporting.loading.results import Run, read_json, read_runs, unique_names
+from perturbdiff.reporting.loading.seed_groups import families
 from perturbdiff.reporting.page.multiqc import write_multiqc
 from perturbdiff.reporting.page.table_files import write_arms, write_tables
 from perturbdiff.reporting.page.training_curves import curves

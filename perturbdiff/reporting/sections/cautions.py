@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perturbdiff.reporting.figures.page_tables import number
+from perturbdiff.reporting.figures.number_texts import number
 from perturbdiff.reporting.loading.results import Run
 from perturbdiff.reporting.sections.chapter_data import ChapterData
 from perturbdiff.reporting.sections.focus_scores import perturbations

@@ -24,7 +24,8 @@ from perturbdiff.reporting.loading.metric_columns import (
     named,
     score_table,
 )
-from perturbdiff.reporting.loading.results import Run, families
+from perturbdiff.reporting.loading.results import Run
+from perturbdiff.reporting.loading.seed_groups import families
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 TOP_PERTURBATIONS = 6

@@ -9,7 +9,8 @@ import pandas as pd
 
 from perturbdiff.reporting.figures import condition_plots, gene_plots, separation_plot
 from perturbdiff.reporting.figures.gene_plots import MOST_PANELS, gene_table
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, number
+from perturbdiff.reporting.figures.number_texts import number
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.score_plots import MOST_METHODS
 from perturbdiff.reporting.figures.svg import Plot
 from perturbdiff.reporting.loading.results import POOLED, Run

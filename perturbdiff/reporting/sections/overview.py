@@ -6,17 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from perturbdiff.reporting.figures import page_tables
-from perturbdiff.reporting.figures.page_tables import (
-    Cell,
-    Row,
-    Scale,
-    Table,
-    decimals_for,
-    interval,
-    number,
-    plus_minus,
-)
+from perturbdiff.reporting.figures import number_texts
+from perturbdiff.reporting.figures.number_texts import decimals_for, interval, number, plus_minus
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Scale, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR
 from perturbdiff.reporting.sections import verdict
@@ -157,10 +149,10 @@ def _key_table(about: ChapterData, standings: Sequence[Standing]) -> Table:
 
 def _key_row(s: Standing, color: str) -> Row:
     best = s.baseline.value if s.baseline else math.nan
-    digits = page_tables.decimals_for([v for v in (s.ours.value, best, s.chance) if not math.isnan(v)])
+    digits = number_texts.decimals_for([v for v in (s.ours.value, best, s.chance) if not math.isnan(v)])
     count = f"{s.ours.defined} of {s.ours.total}" if s.ours.defined < s.ours.total else ""
     low, high = s.ours.low, s.ours.high
-    ours = Cell(number(s.ours.value, digits), "num ours", page_tables.interval(low, high, digits))
+    ours = Cell(number(s.ours.value, digits), "num ours", number_texts.interval(low, high, digits))
     ours = replace(ours, value=s.ours.value, low=low, high=high, count=count)
     theirs = Cell(number(best, digits), "num", s.best or "", value=best)
     along, *marks = (place(v, s) for v in (s.ours.value, low, high, best))
@@ -177,7 +169,7 @@ def _key_row(s: Standing, color: str) -> Row:
         Cell(
             number(s.ceiling.value, digits),
             "num faint",
-            page_tables.plus_minus(s.ceiling.split_sd, digits),
+            number_texts.plus_minus(s.ceiling.split_sd, digits),
             value=s.ceiling.value,
         ),
     )

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, number
+from perturbdiff.reporting.figures.number_texts import number
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.sections.chapter_data import ChapterData, Section
 
 _INTRO = (

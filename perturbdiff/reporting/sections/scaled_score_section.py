@@ -9,8 +9,9 @@ import pandas as pd
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS, SCORED
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
-from perturbdiff.reporting.figures import page_tables
-from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, number
+from perturbdiff.reporting.figures import number_texts
+from perturbdiff.reporting.figures.number_texts import number
+from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.results import Run
 from perturbdiff.reporting.sections.chapter_data import ChapterData
@@ -46,7 +47,7 @@ def scores_of(run: Run) -> pd.DataFrame:
 def _row(name: str, ours: pd.DataFrame, scores: dict[str, pd.DataFrame]) -> Row:
     arrow = "↓" if name != SCORE and METRICS[name].direction == "lower" else "↑"
     values = [float(ours.loc[name, column]) for column in _NUMBERS[:3]]
-    digits = page_tables.decimals_for([v for v in values if not math.isnan(v)])
+    digits = number_texts.decimals_for([v for v in values if not math.isnan(v)])
     raw = (
         [Cell("", "num")] * 3 if name == SCORE else [Cell(number(v, digits), "num", value=v) for v in values]
     )
@@ -61,7 +62,7 @@ def _scaled(table: pd.DataFrame, name: str) -> Cell:
         return Cell("n/a", "num")
     value, low, high = (float(table.loc[name, column]) for column in _NUMBERS[3:])
     return Cell(
-        number(value, 2), "num ours", page_tables.interval(low, high, 2), value=value, low=low, high=high
+        number(value, 2), "num ours", number_texts.interval(low, high, 2), value=value, low=low, high=high
     )
 
 
@@ -80,7 +81,7 @@ def scaled_verdict(about: ChapterData) -> Verdict:
         )
     each = {name: float(table.loc[name, "scaled"]) for name in SCORED}
     above = [name for name, score in each.items() if score > 0]
-    shown = f"{number(value, 2)} {page_tables.interval(low, high, 2)}".strip()
+    shown = f"{number(value, 2)} {number_texts.interval(low, high, 2)}".strip()
     if not low > 0:
         level: Level = "poor" if high < 0 else "level"
         title = "Not better than the mean response given to every perturbation"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from perturbdiff.reporting.figures import condition_plots, page_tables, score_plots, seed_means
-from perturbdiff.reporting.figures.page_tables import Table, number
+from perturbdiff.reporting.figures import condition_plots, number_texts, score_plots, seed_means
+from perturbdiff.reporting.figures.number_texts import number
+from perturbdiff.reporting.figures.page_tables import Table
 from perturbdiff.reporting.figures.score_plots import Forest
 from perturbdiff.reporting.figures.svg import Plot, slug
 from perturbdiff.reporting.loading.comparison import compare, paired, scaled, win_rates
@@ -159,7 +160,7 @@ def _duel(subject: ChapterData, metric: Column) -> tuple[Plot, str] | None:
     if pairs.empty:
         return None
     result = compare(pairs, higher=metric.higher)
-    digits = page_tables.decimals_for([result.gain])
+    digits = number_texts.decimals_for([result.gain])
     gain, *ends = (number(v, digits) for v in (result.gain, *result.gain_interval))
     sentence = (
         f"{focus.method} is better {'above' if metric.higher else 'below'} the line. Mean advantage {gain} "

@@ -10,7 +10,6 @@ node, inside the container.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -18,51 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from perturbdiff.runtime.files import remove
 from perturbdiff.training.callbacks.time_limit import SIGNALS, ignored
-from perturbdiff.training.distributed.processes import LAUNCHER, MEETING, START_SECONDS, meeting_name
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
+from perturbdiff.training.distributed.nodes import GRACE, Nodes, Place, meet
+from perturbdiff.training.distributed.processes import LAUNCHER, MEETING
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-GRACE = 15.0
-"""Seconds that processes have to end by themselves after another one has failed."""
 
 _PAUSE = 0.1
 _SETTLE = 2.0  # seconds; a process that lost its peer may end before that peer is seen to have ended
 _LINES = 20
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of this node's processes in the run.
-
-    Attributes
-    ----------
-    processes
-        Number of processes on each node.
-    nodes, node
-        Number of nodes, and the index of this one.
-    address, port
-        Where the first node's launcher listens; port 0 means any free port.
-    """
-
-    processes: int
-    nodes: int = 1
-    node: int = 0
-    address: str = "127.0.0.1"
-    port: int = 0
 
 
 def threads(env: Mapping[str, str], processes: int) -> int:
@@ -192,76 +163,6 @@ class Ranks:
             remove(self._temporary)
 
 
-class Nodes:
-    """Messages between the launchers of the nodes. On one node there are none.
-
-    Parameters
-    ----------
-    store
-        Store on the first node's launcher; None on one node.
-    place
-        The place of this node.
-    """
-
-    def __init__(self, store: Store | None, place: Place) -> None:
-        self._store, self._place = store, place
-
-    def name(self) -> str:
-        """Return the run's name, which the first node makes up."""
-        run = uuid.uuid4().hex
-        if self._store is None:
-            return run
-        if self._place.node == 0:
-            self._store.set("run", run)
-        return self._store.get("run").decode()
-
-    def failed(self) -> None:
-        """Tell the other nodes that a process of this node failed."""
-        if self._store is not None:
-            with suppress(RuntimeError):
-                self._store.set("failed", "1")
-
-    def other_failed(self) -> bool:
-        """Return whether another node reported a failure, or the first node is gone."""
-        if self._store is None:
-            return False
-        try:
-            return self._store.check(["failed"])
-        except RuntimeError:
-            return True
-
-    def gather(self, codes: dict[int, int]) -> dict[int, int]:
-        """Publish the exit codes of this node's processes, collect those of all nodes, and leave together.
-
-        A node that does not answer counts as killed.
-        """
-        if self._store is None:
-            return codes
-        try:
-            self._store.set(f"codes {self._place.node}", json.dumps(codes))
-            collected = [self._collect(self._store, node) for node in range(self._place.nodes)]
-            self._leave(self._store)
-        except RuntimeError:  # the first node is gone, and the store with it
-            return codes | {0: -signal.SIGKILL}
-        return dict(item for node_codes in collected for item in node_codes.items())
-
-    def _collect(self, store: Store, node: int) -> dict[int, int]:
-        """Return the exit codes of a node's processes. If it does not answer, its first process counts as killed."""
-        name = f"codes {node}"
-        try:
-            store.wait([name], timedelta(seconds=2 * GRACE))
-        except RuntimeError:
-            return {node * self._place.processes: -signal.SIGKILL}
-        return {int(rank): code for rank, code in json.loads(store.get(name)).items()}
-
-    def _leave(self, store: Store) -> None:
-        """Exit on node 0 last, because it hosts the store. Nodes exit close together, because srun kills stragglers."""
-        left, end = store.add("left", 1), time.monotonic() + GRACE
-        while self._place.node == 0 and left < self._place.nodes and time.monotonic() < end:
-            time.sleep(_PAUSE / 10)
-            left = store.add("left", 0)
-
-
 def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
     """Return the run's exit code and the process that caused it.
 
@@ -283,7 +184,7 @@ def exit_code(codes: Mapping[int, int]) -> tuple[int, int | None]:
 def run(place: Place, command: Sequence[str]) -> int:
     """Start the processes of this node, wait for those of all nodes and return the run's exit code."""
     with _collected_signals() as signals:
-        store, place = _store(place)
+        store, place = meet(place)
         nodes = Nodes(store, place)
         ranks = Ranks(place, nodes.name(), command)
         while True:
@@ -324,23 +225,6 @@ def _collected_signals() -> Iterator[list[int]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _store(place: Place) -> tuple[Store | None, Place]:
-    """Return the store that connects several nodes, and the place with the port in use."""
-    if place.nodes == 1:
-        return None, place
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    store = TCPStore(
-        place.address,
-        place.port,
-        is_master=place.node == 0,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=START_SECONDS),
-    )
-    return PrefixStore(meeting_name("launch"), store), replace(place, port=store.port)
 
 
 def _report(ranks: Ranks, rank: int, code: int) -> None:

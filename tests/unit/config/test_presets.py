@@ -96,6 +96,7 @@ FREE = {
         "data.min_counts",
         "data.min_genes",
         "data.gene_key",
+        "data.gene_aliases",
         "data.join_genes",
         "data.keep",
         "data.duplicate_genes",

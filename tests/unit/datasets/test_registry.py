@@ -53,7 +53,7 @@ def served():
 def test_every_entry_says_what_one_must_know(dataset):
     assert re.fullmatch(r"[a-z0-9-]+", dataset.name)
     assert all((dataset.title, dataset.source, dataset.licence, dataset.citation, dataset.columns))
-    assert dataset.scale in ("counts", "log1p", "normalised")
+    assert dataset.scale in ("counts", "log1p", "normalised", "no values")
     assert dataset.preset is None or dataset.preset in presets()
     assert dataset.sha256 is None or re.fullmatch("[0-9a-f]{64}", dataset.sha256)
     assert dataset.md5 is None or re.fullmatch("[0-9a-f]{32}", dataset.md5)

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from perturbdiff.conditions.condition import Condition
-from perturbdiff.evaluation.scoring.condition_pass import Workers, _partners, usable
+from perturbdiff.evaluation.scoring.condition_pass import _partners
 from perturbdiff.evaluation.scoring.scopes import of_shard, sizes_of, units_of
+from perturbdiff.evaluation.scoring.worker_threads import Workers, usable
 
 
 def pairing(conditions, contexts=None, controls=None, own=None) -> Any:

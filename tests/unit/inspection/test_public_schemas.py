@@ -1,9 +1,10 @@
 """Files laid out as the public ones go through their presets: `data check` first, then `preprocess` and `split`."""
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
-from public_schemas import GENES, SPLITS, labels_of, parse_pbmc, state_replogle, tahoe_plate
+from public_schemas import GENES, SPLITS, labels_of, parse_pbmc, state_replogle, tahoe_parquet, tahoe_plate
 
 from perturbdiff.config import recipes
 from perturbdiff.inspection import costs, inspect_study, study_of
@@ -71,6 +72,25 @@ def test_tahoe_as_state_filtered_it_with_few_of_the_conditions(tmp_path):
     assert store.input_scale == "log1p"
     assert store.n_cells == 6 * 8
     assert len(set(split["perturbation"][split["part"].isin(["valid", "test"])])) == 6
+
+
+def test_tahoe_as_parquet_gives_the_store_of_the_same_cells(tmp_path):
+    plates = [tahoe_plate(tmp_path / f"plate{k}.h5ad", plate=k, every=False) for k in (1, 2)]
+    folder = tahoe_parquet(tmp_path / "hub", plates)
+    changes = ["data.cell_type_key=cell_line_id", "split.missing=warn"]
+    store, split, _ = through([folder], "tahoe100m", tmp_path, *changes)
+    for plate in plates:
+        cells = ad.read_h5ad(plate)
+        cells[cells.obs["pass_filter"] == "full"].write_h5ad(plate)
+    (tmp_path / "other").mkdir()
+    other, same, _ = through(plates, "tahoe100m", tmp_path / "other", "split.missing=warn")
+    assert split.equals(same)
+    assert (store.genes, store.dtype, store.target_sum) == (other.genes, other.dtype, other.target_sum)
+    assert store.conditions.equals(other.conditions)
+    names = ["cell", "cell_type", "batch", "perturbation", "n_counts", "n_genes"]
+    pd.testing.assert_frame_equal(store.obs(names), other.obs(names))
+    every = slice(0, store.n_cells)
+    np.testing.assert_array_equal(store.counts(every).toarray(), other.counts(every).toarray())
 
 
 def test_replogle_as_state_processed_it(tmp_path):

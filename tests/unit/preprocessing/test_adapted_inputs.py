@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
+from perturbdiff.conditions.gene_aliases import read_aliases
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.alignment import align_genes
@@ -258,3 +259,38 @@ def test_a_list_of_genes_is_matched_after_doubled_ones_are_joined(tmp_path):
         found.X.toarray()[:, 1], adata.X[:, 0].toarray().ravel() + adata.X[:, 2].toarray().ravel()
     )
     assert (out / "alignment.csv").is_file()
+
+
+def test_genes_get_their_symbols_by_a_table_of_aliases(tmp_path, caplog):
+    adata, table = some_genes(6), tmp_path / "aliases.csv"
+    adata.var_names = ["SEPT2", "b", "MARCH1", "SEPTIN2", "e", "f"]
+    path = write(tmp_path / "x.h5ad", adata)
+    table.write_text("alias,symbol\nMARCH1,MARCHF1\nnowhere,Z\nMARCH1,MARCHF1\n")
+    with caplog.at_level("INFO"):
+        store = stored(path, tmp_path / "one", gene_aliases=str(table))
+    assert list(store.genes) == ["SEPT2", "b", "MARCHF1", "SEPTIN2", "e", "f"]
+    assert "1 of 6 genes are renamed" in caplog.text
+    record = json.loads((store.path / "manifest.json").read_text())
+    assert set(record["inputs"]) == {"input 0", "gene aliases"}
+    assert "gene_aliases" not in record["config"]["data"]
+    table.write_text("alias,symbol\nSEPT2,SEPTIN2\n")
+    with pytest.raises(UserError, match="one name .SEPTIN2: SEPT2, SEPTIN2.*data.duplicate_genes=sum"):
+        stored(path, tmp_path / "two", gene_aliases=str(table))
+    summed = stored(path, tmp_path / "two", gene_aliases=str(table), duplicate_genes="sum")
+    assert list(summed.genes) == ["SEPTIN2", "b", "MARCH1", "e", "f"]
+    both = by_name(store)[["SEPT2", "SEPTIN2"]].sum(axis=1)
+    np.testing.assert_array_equal(by_name(summed)["SEPTIN2"], both)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("alias,symbol\nA,B\nA,C\n", "two symbols .A."),
+        ("alias,symbol\nA,\n", "line 2: a name is empty"),
+        ("old,new\nA,B\n", "columns alias, symbol"),
+    ],
+)
+def test_a_wrong_table_of_aliases_is_told(tmp_path, text, message):
+    (tmp_path / "aliases.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_aliases(tmp_path / "aliases.csv")

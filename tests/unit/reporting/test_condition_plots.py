@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.reporting.figures import condition_plots, score_plots
-from perturbdiff.reporting.figures.page_tables import decimals_for, number, small
+from perturbdiff.reporting.figures.number_texts import decimals_for, number, small
 from perturbdiff.reporting.figures.svg import PALETTE, looks, shorten, slug
 from perturbdiff.reporting.loading.comparison import compare, paired, ranks, scaled
 from perturbdiff.reporting.loading.metric_columns import Column

@@ -94,9 +94,10 @@ def test_balanced_controls_are_those_the_baselines_start_from(trained):
         np.testing.assert_array_equal(found[:20], store.expression(rows).toarray())
 
 
-@pytest.mark.parametrize("processes", [1, 4])
-def test_processes_share_the_memory_for_stores(trained, monkeypatch, processes):
+@pytest.mark.parametrize(("processes", "cache"), [(1, 0), (4, 0), (1, 1 << 20)])
+def test_only_a_store_with_a_pool_above_the_cache_is_held(trained, monkeypatch, processes, cache):
     shares = []
+    monkeypatch.setattr(controls.stored_rows, "CACHE_BYTES", cache)
     monkeypatch.setattr(controls, "resident", lambda store, share: shares.append(share) or store)
     asked = pd.read_csv(io.StringIO("cell_type,batch,perturbation,n_cells\nB,d1,p1,20\n"))
     job = Job(
@@ -105,7 +106,7 @@ def test_processes_share_the_memory_for_stores(trained, monkeypatch, processes):
     sampler = job.open("cpu")
     assert shares == []
     sampler.draw(sampler.batches(sampler.shard(0, 1))[0])
-    assert shares == [0.5 / processes]
+    assert shares == ([] if cache else [0.5 / processes])
 
 
 def test_rounding_and_size_of_batches_make_hardly_any(trained, tmp_path):

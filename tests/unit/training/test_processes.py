@@ -16,7 +16,8 @@ import torch
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.training.distributed import launcher as launch
 from perturbdiff.training.distributed import processes
-from perturbdiff.training.distributed.launcher import Place, exit_code
+from perturbdiff.training.distributed.launcher import exit_code
+from perturbdiff.training.distributed.nodes import Place
 from perturbdiff.training.distributed.processes import Processes, lost
 
 SHELL = ["bash", "-c"]
