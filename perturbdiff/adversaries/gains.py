@@ -71,7 +71,9 @@ def write(
             tabular.write_csv(gained, stage.path / "gains.csv")
             tabular.write_csv(judged, stage.path / "adversaries.csv")
             default = default_of(next(iter(scored.values()))) if scored else []
-            (stage.path / "adversaries.txt").write_text(as_text(judged, default), encoding="utf-8")
+            by_ends = any(is_scaled(about) for about in scored.values())
+            text = as_text(judged, default, "the mean response" if by_ends else "chance")
+            (stage.path / "adversaries.txt").write_text(text, encoding="utf-8")
             stage.results["good"] = sorted(judged.loc[judged["level"] == "good", "attack"])
             stage.results["default"] = default
             stage.results["beaten"] = sorted(_beaten(judged, default))
@@ -81,7 +83,7 @@ def write(
 def default_of(about: ChapterData) -> list[str]:
     """Return the metrics that the calibration lets count for a verdict on these data; of cell-eval2 its score."""
     if is_scaled(about):
-        return [SCORE]
+        return [SCORE] if scores_of(about.focus)["scaled"].notna().get(SCORE, False) else []
     return [str(name) for name in about.focus.calibration.get("default", [])]
 
 
@@ -161,9 +163,12 @@ def _judged(attack: Attack, about: ChapterData, gained: pd.DataFrame) -> tuple[s
     return attack.name, attack.hope, attack.base, found.level, found.title, *names, " ".join(kinds)
 
 
-def as_text(judged: pd.DataFrame, default: Collection[str]) -> str:
-    """Return the table of verdicts, and which metrics of the default score are beaten, as text for a terminal."""
-    lines, least = [], "the mean response" if SCORE in default else "chance"
+def as_text(judged: pd.DataFrame, default: Collection[str], least: str) -> str:
+    """Return the table of verdicts, and which metrics of the default score are beaten, as text for a terminal.
+
+    ``least`` is what a metric has to be above to be beaten.
+    """
+    lines = []
     for row in judged.to_dict("records"):
         lines += [
             f"{row['attack']} (from {row['base'].replace('_', ' ')}): {row['hope']}",
@@ -178,6 +183,6 @@ def as_text(judged: pd.DataFrame, default: Collection[str]) -> str:
         told = f"beaten: {', '.join(beaten)}" if beaten else f"none is beaten by more than {least}"
         lines.append(f"default score on these data: {', '.join(default)}; {told}.")
     else:
-        lines.append("no metric can tell on these data, so that there is no default score.")
+        lines.append("these data cannot tell, so that there is no default score.")
     said = f"{len(good)} of {len(judged)} attacks are called good"
     return "\n".join([*lines, f"{said}: {', '.join(good)}." if len(good) else f"{said}.", ""])

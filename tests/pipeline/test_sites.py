@@ -15,7 +15,7 @@ touch .command.begin
 bash -e .command.sh > .command.out 2> .command.err; echo -n $? > .exitcode
 echo "Submitted batch job $$"
 """
-FAST = "includeConfig '{site}'\nexecutor {{ pollInterval = '1 sec' }}\n"
+FAST = "includeConfig '{site}'\nexecutor {{ pollInterval = '1 sec'; submitRateLimit = '9/1sec' }}\n"
 COMMON = ("-J", "-o", "--no-requeue", "--signal")
 
 

@@ -17,6 +17,11 @@ FIT = 'PerturbDiff(adata, perturbation="stim", control="ctrl")'
 QUICK = FIT[:-1] + ', config="tiny", settings={"train.max_steps": 4, "evaluate.bootstrap": 20})'
 
 
+SIMULATED = "simulate(cells=1500, seed=1)"
+SMALL = """simulate(cells=800, seed=1, settings={
+    "simulate.genes": 90, "simulate.knockdowns": 4, "simulate.drugs": 0, "simulate.cytokines": 1})"""
+
+
 def messy_screen():
     """A screen as in the page: columns 'stim' and 'ctrl', IFNB among the perturbations, others to be guessed."""
     adata = own_screen()
@@ -36,7 +41,8 @@ def test_the_page_runs_as_it_stands(tmp_path):
     temporary.mkdir()
     program = "\n".join(BLOCKS)
     assert program.count(FIT) == 1
-    (tmp_path / "program.py").write_text(program.replace(FIT, QUICK))
+    assert program.count(SIMULATED) == 1
+    (tmp_path / "program.py").write_text(program.replace(FIT, QUICK).replace(SIMULATED, SMALL))
     place = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     done = subprocess.run(
         [sys.executable, "program.py"],
