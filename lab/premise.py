@@ -9,11 +9,11 @@ the MMD. `family` is ours with the loss of whole sets, which is told which cells
 compared with the true sets of the held-out wells: their variance beyond the draw of cells, who lies within whose cloud
 (`perturbdiff.evaluation.metrics.set_variation`), and the energy score whose points are sets. References: the true sets
 of the training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change;
-and every method with its cells shuffled between the sets of a condition.
+and, with --shuffles, every method with its cells shuffled between the sets of a condition.
 
-A screen whose `sets.csv` is in FOLDER is taken as it is. Prints a table in Markdown (means over conditions and seeds;
-of the variances the ratio of means, with the smallest and largest of a seed) and writes `sets.csv`, a line for each
-condition.
+A screen whose `sets.csv` is in FOLDER is taken as it is. Prints tables in Markdown (means over conditions, of the
+variances the ratio of means; then means over screens with 95 % intervals by Student's t) and writes `sets.csv`, a line
+for each condition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
-from scipy import sparse
+from scipy import sparse, stats
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
@@ -52,13 +52,15 @@ SCREEN = (
 MODELS = {
     "paper": ("variant=paper", "sample.guidance=0"),
     "squared-error": ("variant=paper", "sample.guidance=0", "loss.mmd_weight=0"),
+    "released": ("variant=released", "sample.guidance=0"),
     "recommended": (),
     "family": (
-        "data.set_key=apart", "loss.mmd_statistic=set", "sample.zeros=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "loss.abundance_weight=0", "sample.zeros=predicted",
     ),
 }  # fmt: skip
 STORES = {"family": ("sets",)}  # of the other models: a well is a batch (apart), or half of all are (mixed)
 SETS = 19  # of a condition on either side: the range of 19 sets holds 18 of 20 alike
+DRAWS = 5  # as many sets as often, in one step: sets that differ have another mean in each draw of 19
 LABELS = ["cell_type", "perturbation"]
 
 Collection = dict[tuple[str, str], np.ndarray]
@@ -96,12 +98,14 @@ def screen(folder: Path, config: Config, seed: int) -> Screen:
         well = data.obs["well"].astype(str).str.removeprefix("well_").astype(int).to_numpy() - 1
         data.obs["apart"] = [f"well_{w:02d}" for w in well]
         data.obs["mixed"] = np.where(well < config.simulate.wells // 2, "train", "test")
+        labels = data.obs[["cell_type", "perturbation", "apart"]].astype(str)
+        data.obs["set"] = labels.agg(" ".join, axis=1)  # wells of two conditions are two wells
         data.write_h5ad(cells)
     stores, splits = {}, {}
     names = [f"well_{w:02d}" for w in range(config.simulate.wells)]
     half = len(names) // 2
     for how, held in (("apart", names[half:]), ("mixed", ["test"]), ("sets", ["test"])):
-        batch, sets = ("mixed", "apart") if how == "sets" else (how, None)
+        batch, sets = ("mixed", "set") if how == "sets" else (how, None)
         section = config.data.model_copy(update={"batch_key": batch, "set_key": sets})
         stores[how] = preprocess([cells], folder / f"store-{how}", section)
         rule = config.split.model_copy(update={"held_out": tuple(held)})
@@ -156,12 +160,16 @@ def moved_controls(made: Screen, size: int) -> Collection:
 
 
 def sampled_sets(made: Screen, how: str, bundle: Path, config: Config, seed: int) -> Collection:
-    """Return ``SETS`` sets of each condition drawn by a model, control cells from the held-out wells."""
+    """Return ``SETS`` sets of each condition drawn by a model, control cells from the held-out wells.
+
+    In one step they are drawn ``DRAWS`` times.
+    """
     size, store = config.train.set_size, Store(made.stores[how])
+    sets = SETS * (DRAWS if config.sample.num_steps == 1 and how != "apart" else 1)
     table = store.conditions[["cell_type", "batch", "perturbation", "is_control"]]
     wells = made.wells["test"][:SETS] if how == "apart" else ["test"]
     wanted = table[table["batch"].isin(wells) & ~table["is_control"]].drop(columns="is_control")
-    wanted = wanted.assign(n_cells=SETS * size // len(wells))
+    wanted = wanted.assign(n_cells=sets * size // len(wells))
     request = bundle.parent / f"{bundle.name}.wanted.csv"
     wanted.to_csv(request, index=False)
     out = bundle.parent / f"{bundle.name}-{config.sample.num_steps}.h5ad"
@@ -172,9 +180,8 @@ def sampled_sets(made: Screen, how: str, bundle: Path, config: Config, seed: int
     values = sparse.csr_matrix(cells.X).toarray()
     found: Collection = {}
     for labels, own in cells.obs.assign(place=np.arange(cells.n_obs)).groupby(LABELS, observed=True):
-        found[_pair(labels)] = values[own["place"]].reshape(
-            SETS, size, -1
-        )  # sets are written one after the other
+        # sets are written one after the other
+        found[_pair(labels)] = values[own["place"]].reshape(sets, size, -1)
     return found
 
 
@@ -188,13 +195,15 @@ def shuffled(sets: Collection, seed: int) -> Collection:
 
 
 def measure(predicted: Collection, real: Collection, training: Collection) -> Iterator[dict[str, object]]:
-    """Yield the measures of each condition; the leading axis comes from the training wells."""
+    """Yield the measures of each condition; the leading axis comes from the training wells.
+
+    Variances and the distance are of all sampled sets, the others are means over draws of ``SETS`` sets.
+    """
     for labels, true in real.items():
         sets, axis = predicted[labels], sv.leading_axis(training[labels])[:, None]
         on_axis, true_on_axis = sets @ axis, true @ axis
-        means, true_means = (x.mean(axis=(1, 2)) for x in (on_axis, true_on_axis))
-        centred = means - means.mean() + (training[labels] @ axis).mean()
-        across, own, their = (sv.distances(a, b) for a, b in ((true, sets), (sets, sets), (true, true)))
+        middle = (training[labels] @ axis).mean()
+        draws = [_of_draw(one, true, axis, middle) for one in np.split(sets, len(sets) // SETS)]
         yield {
             **dict(zip(LABELS, labels, strict=True)),
             "between": sv.between_variance(sets).sum(),
@@ -203,13 +212,22 @@ def measure(predicted: Collection, real: Collection, training: Collection) -> It
             "true_within": sv.within_variance(true).sum(),
             "axis_between": sv.between_variance(on_axis)[0],
             "true_axis_between": sv.between_variance(true_on_axis)[0],
-            "range": sv.within_range(true_means, means),
-            "range_centred": sv.within_range(true_means, centred),
-            "recall": sv.within_cloud(across, own),
-            "precision": sv.within_cloud(across.T, their),
             "distance": sv.distances(_one(sets), _one(true))[0, 0],
-            "score": family_score(*SetDistances.of(sets, true).apart()[:2]),
+            **pd.DataFrame(draws).mean().to_dict(),
         }
+
+
+def _of_draw(sets: np.ndarray, true: np.ndarray, axis: np.ndarray, middle: float) -> dict[str, float]:
+    """Return who lies within whose cloud, and the score, for as many sampled sets as there are true ones."""
+    means, true_means = ((x @ axis).mean(axis=(1, 2)) for x in (sets, true))
+    across, own, their = (sv.distances(a, b) for a, b in ((true, sets), (sets, sets), (true, true)))
+    return {
+        "range": sv.within_range(true_means, means),
+        "range_centred": sv.within_range(true_means, means - means.mean() + middle),
+        "recall": sv.within_cloud(across, own),
+        "precision": sv.within_cloud(across.T, their),
+        "score": family_score(*SetDistances.of(sets, true).apart()[:2]),
+    }
 
 
 def _one(sets: np.ndarray) -> np.ndarray:
@@ -226,7 +244,7 @@ def methods(
     yield "control sets + mean change", lambda: moved_controls(made, size)
     for model in options.models:
         config = recipe(model, level, options).model_copy(update={"seed": seed})
-        for how in STORES.get(model, ("mixed", "apart")):
+        for how in STORES.get(model, options.training_sets):
             start = time.process_time()
             bundle = train(made.stores[how], made.splits[how], made.folder / f"{model}-{how}", config)
             print(f"{level} {seed} {model} {how}: {time.process_time() - start:.0f} CPU s", flush=True)
@@ -251,7 +269,8 @@ def study(level: str, seed: int, options: argparse.Namespace) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for name, draw in methods(made, level, seed, options):
         sets = draw()
-        for kind, collection in ((name, sets), (f"{name}, shuffled", shuffled(sets, seed))):
+        kinds = {name: sets, **({f"{name}, shuffled": shuffled(sets, seed)} if options.shuffles else {})}
+        for kind, collection in kinds.items():
             found = measure(collection, real, training)
             rows += [{"level": level, "seed": seed, "method": kind, **row} for row in found]
     table = pd.DataFrame(rows)
@@ -260,7 +279,7 @@ def study(level: str, seed: int, options: argparse.Namespace) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> Iterator[str]:
-    """Yield the lines of the table, a method in each."""
+    """Yield the lines of the table, a method in each, and of what each differs from ``recommended`` in."""
     shares = ["range", "range_centred", "recall", "precision"]
     heads = [
         "factor",
@@ -277,19 +296,34 @@ def markdown(table: pd.DataFrame) -> Iterator[str]:
     alike = [sv.alike_range(SETS)] * 2 + [sv.alike_cloud(SETS)] * 2
     yield "| | *if alike* | | 1 | 1 | " + " | ".join(f"{x:.2f}" for x in alike) + " | 0 | |"
     for (level, method), rows in table.groupby(["level", "method"], sort=False):
-        numbers = rows.mean(numeric_only=True)
-        ratios = ["–", "–"] if level == "absent" else [ratio(rows, "between"), ratio(rows, "axis_between")]
-        cells = [_text(numbers["between"], 3), *ratios, *(_text(numbers[x]) for x in (*shares, "distance"))]
-        cells.append(_text(numbers["score"], 4))
+        screens = rows.groupby("seed").sum(numeric_only=True)
+        means = rows.groupby("seed").mean(numeric_only=True)
+        ratios = (screens[name] / screens[f"true_{name}"] for name in ("between", "axis_between"))
+        cells = ["–", "–"] if level == "absent" else [_interval(one) for one in ratios]
+        cells = [_text(means["between"].mean(), 3), *cells, *(_interval(means[x]) for x in shares)]
+        cells += [_interval(means["distance"], 3), _interval(means["score"], 4)]
         yield f"| {level} | {method} | " + " | ".join(cells) + " |"
+    yield from _against(table, "recommended, mixed, 1 step")
 
 
-def ratio(rows: pd.DataFrame, name: str) -> str:
-    """Return sampled over true, means over conditions: of all seeds, and the smallest and largest of one."""
-    sums = rows.groupby("seed")[[name, f"true_{name}"]].sum()
-    each = sums[name] / sums[f"true_{name}"]
-    pooled = sums[name].sum() / sums[f"true_{name}"].sum()
-    return f"{_text(pooled)} [{_text(each.min())}, {_text(each.max())}]"
+def _against(table: pd.DataFrame, other: str) -> Iterator[str]:
+    """Yield a table of the distance and the score of each method less those of another, on the same screens."""
+    means = table.groupby(["level", "method", "seed"], sort=False)[["distance", "score"]].mean()
+    if other not in means.index.get_level_values("method"):
+        return
+    gaps = means - means.xs(other, level="method").reindex(means.index.droplevel("method")).to_numpy()
+    yield from ("", f"| factor | method | distance less that of {other} | score less |", "|---|---|---|---|")
+    for (level, method), rows in gaps.groupby(["level", "method"], sort=False):
+        yield f"| {level} | {method} | {_interval(rows['distance'], 3)} | {_interval(rows['score'], 4)} |"
+
+
+def _interval(values: pd.Series, digits: int = 2) -> str:
+    """Return the mean over screens and its 95 % interval by Student's t."""
+    mean, number = values.mean(), len(values)
+    if number == 1 or values.nunique() == 1:
+        return _text(mean, digits)
+    half = stats.t.ppf(0.975, number - 1) * stats.sem(values)
+    return f"{_text(mean, digits)} [{_text(mean - half, digits)}, {_text(mean + half, digits)}]"
 
 
 def _text(value: float, digits: int = 2) -> str:
@@ -305,6 +339,10 @@ def main() -> None:
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["paper", "recommended"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--training-sets", nargs="+", choices=("mixed", "apart"), default=["mixed", "apart"])
+    parser.add_argument(
+        "--shuffles", action="store_true", help="also measure every method with shuffled cells"
+    )
     parser.add_argument("--steps-paper", type=int, default=900)
     parser.add_argument("--steps-recommended", type=int, default=600)
     parser.add_argument("--steps-family", type=int, default=1800)

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from perturbdiff.api.anndata_inputs import LOG1P
 from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import agents, dose_label
+from perturbdiff.conditions.condition_table import SET, agents, dose_label
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import as_text
 from perturbdiff.predictions import DEPTH
@@ -117,7 +117,7 @@ class OwnLabels:
         -------
         AnnData
             Predicted cells alone. ``X`` is CSR, ``obs`` and ``var`` have the user's columns, and with whole counts
-            the depths and what is predicted.
+            the depths and what is predicted. ``obs`` also has ``set``, unless a column of the user's has this name.
         """
         cells = predicted[(predicted.obs["source"] == "predicted").to_numpy()]
         obs = pd.DataFrame(index=cells.obs_names)
@@ -127,6 +127,8 @@ class OwnLabels:
         for name in LABELS:
             if name in self.columns:
                 obs[self.columns[name]] = self._own(name, texts[name])
+        if SET not in obs:
+            obs[SET] = cells.obs[SET]
         facts = {**cells.uns["perturbdiff"], "columns": dict(self.columns)}
         values: Any = sparse.csr_matrix(cells.X)
         whole = facts["scale"] == "counts"

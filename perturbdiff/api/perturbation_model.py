@@ -342,10 +342,10 @@ class PerturbDiff:
         -------
         AnnData
             Predicted cells alone, float32 CSR [cells × genes of the model], with the user's obs columns, labels and
-            gene names, in the units of the user's values. For counts, ``X`` has counts at the depth
-            ``uns["perturbdiff"]["target_sum"]`` (no whole numbers), and the layer ``log1p`` their log1p. With
-            ``values="counts"``, ``X`` is int32, ``obs`` has the depths as ``n_counts``, and ``var`` says which genes
-            are ``predicted``.
+            gene names, in the units of the user's values. ``set`` in ``obs`` says which cells were sampled together.
+            For counts, ``X`` has counts at the depth ``uns["perturbdiff"]["target_sum"]`` (no whole numbers), and the
+            layer ``log1p`` their log1p. With ``values="counts"``, ``X`` is int32, ``obs`` has the depths as
+            ``n_counts``, and ``var`` says which genes are ``predicted``.
 
         Raises
         ------

@@ -36,7 +36,7 @@ def state_of(adata: anndata.AnnData) -> list:
 def test_predictions_have_the_users_columns_labels_genes_and_units(model, screen, tmp_path):
     cells = model.predict()
     real = screen[(screen.obs["gene"] != "ntc") & (screen.obs["plate"] == 2)]
-    assert list(cells.obs.columns) == ["gene", "line", "plate"]
+    assert list(cells.obs.columns) == ["gene", "line", "plate", "set"]
     assert cells.obs["plate"].dtype == screen.obs["plate"].dtype
     assert set(cells.obs["plate"]) == {2}
     assert isinstance(cells.obs["line"].dtype, pd.CategoricalDtype)
@@ -63,7 +63,7 @@ def test_predictions_as_whole_counts(model, screen):
     cells = model.predict(values="counts")
     assert cells.X.dtype == np.int32
     assert cells.var["predicted"].all()
-    assert list(cells.obs.columns) == ["gene", "line", "plate", "n_counts"]
+    assert list(cells.obs.columns) == ["gene", "line", "plate", "set", "n_counts"]
     controls = screen[(screen.obs["gene"] == "ntc") & (screen.obs["plate"] == 2)]
     assert set(cells.obs["n_counts"]) <= set(np.asarray(controls.X.sum(axis=1)).ravel().astype(np.float32))
     assert cells.uns["perturbdiff"]["scale"] == "counts"
@@ -125,18 +125,20 @@ def test_it_does_what_the_commands_do(model, screen, run_cli, tmp_path, monkeypa
     pd.testing.assert_frame_equal(perturbdiff.read_store("store").conditions, model.store.conditions)
     theirs = anndata.read_h5ad("predicted.h5ad")
     theirs = theirs[theirs.obs["source"] == "predicted"]
-    assert (model.predict().layers["log1p"] != theirs.X).nnz == 0
+    ours = model.predict()
+    assert (ours.layers["log1p"] != theirs.X).nnz == 0
+    assert ours.obs["set"].tolist() == theirs.obs["set"].tolist(), "which cells were sampled together"
 
 
 def test_conditions_by_name_by_table_and_by_cells(model, screen):
     groups = screen.obs.loc[screen.obs["gene"] == "ntc", ["line", "plate"]].drop_duplicates()
     name = model.bundle.vocabulary.perturbation[1]
     by_name = model.predict(name)
-    assert len(by_name.obs.drop_duplicates()) == len(groups)
+    assert len(by_name.obs[["gene", "line", "plate"]].drop_duplicates()) == len(groups)
     table = pd.DataFrame({"gene": [name], "line": ["cell_type_1"], "plate": [1], "n_cells": [7]})
     by_table = model.predict(table)
     assert by_table.n_obs == 7
-    assert dict(by_table.obs.iloc[0]) == {"gene": name, "line": "cell_type_1", "plate": 1}
+    assert dict(by_table.obs.iloc[0]) == {"gene": name, "line": "cell_type_1", "plate": 1, "set": 0}
     in_one = model.predict(pd.DataFrame({"gene": [name], "line": ["cell_type_1"]}))
     assert set(in_one.obs["line"]) == {"cell_type_1"}
     assert set(in_one.obs["plate"]) == {1, 2}
@@ -164,10 +166,10 @@ def test_a_saved_bundle_predicts_from_other_control_cells(model, screen, tmp_pat
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     del alone.obs["gene"]  # without the column, all cells are controls
     alone.obs = alone.obs.rename(columns={"line": "louvain"})
-    table = ours.obs.value_counts(sort=False).rename("n_cells").reset_index()
+    table = ours.obs[["gene", "line", "plate"]].value_counts(sort=False).rename("n_cells").reset_index()
     wanted = table.rename(columns={"line": "louvain"})
     other = PerturbDiff.load(place, cell_type="louvain").predict(wanted, controls=alone[:, ::-1])
-    assert list(other.obs.columns) == ["gene", "louvain", "plate"]
+    assert list(other.obs.columns) == ["gene", "louvain", "plate", "set"]
     expected = model.predict(table).layers["log1p"]
     assert (other.layers["log1p"] != expected).nnz == 0
     with pytest.raises(UserError, match="is there already"):
@@ -232,9 +234,11 @@ def test_data_without_batches_and_some_labels_get_as_many_cells_as_asked(screen)
     assert model.config.data.batch_key is None
     assert model.store.n_cells == data.n_obs - 5
     cells = model.predict(data)
-    assert list(cells.obs.columns) == ["gene", "line"]
+    assert list(cells.obs.columns) == ["gene", "line", "set"]
     wanted = data.obs[data.obs["gene"] != "ntc"].value_counts(sort=False)
-    pd.testing.assert_series_equal(cells.obs.value_counts(sort=False).sort_index(), wanted.sort_index())
+    pd.testing.assert_series_equal(
+        cells.obs[["gene", "line"]].value_counts(sort=False).sort_index(), wanted.sort_index()
+    )
 
 
 def test_recipes_seeds_and_devices_can_be_given(screen):

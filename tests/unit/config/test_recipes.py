@@ -46,6 +46,7 @@ def test_overrides_change_one_value_and_keep_the_rest():
         ("data.control='off'", "off"),
         ("data.batch_key=7", "7"),
         ("data.batch_key=none", None),
+        ("data.num_hvgs=none", None),
         ("evaluate.control=0", "0"),
         ("evaluate.metrics=PDCorr", ("PDCorr",)),
         ("train.max_steps=007", 7),

@@ -17,24 +17,16 @@ TINY = (
 
 def test_premise_runs_and_tells_true_sets_from_pooled_cells(tmp_path, monkeypatch, capsys):
     settings = [word for text in TINY for word in ("--set", text)]
-    given = [
-        "--out",
-        str(tmp_path),
-        "--levels",
-        "strong",
-        "--models",
-        "paper",
-        "--seeds",
-        "0",
-        "--steps-paper",
-        "2",
-    ]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *given, *settings])
+    given = "--levels strong --models paper family --training-sets mixed --shuffles --seeds 0"
+    steps = "--steps-paper 2 --steps-family 2"
+    monkeypatch.setattr(
+        sys, "argv", [str(SCRIPT), "--out", str(tmp_path), *given.split(), *steps.split(), *settings]
+    )
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert "recall" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "sets.csv")
     assert set(table["level"]) == {"strong"}
-    assert {"paper, apart, 1 step", "paper, mixed, 2 steps, shuffled"} <= set(table["method"])
+    assert {"family, sets, 1 step", "paper, mixed, 2 steps, shuffled"} <= set(table["method"])
     means = table.groupby("method").mean(numeric_only=True)
     true, pooled = means.loc["true sets, training wells"], means.loc["pooled training cells"]
     assert 0.7 < true["between"] / true["true_between"] < 1.4

@@ -1,11 +1,13 @@
 """``perturbdiff run`` and ``init``: from one file to a report, again, interrupted, and refused."""
 
 import messy_screens
+import numpy as np
 import pandas as pd
 import pytest
 from tiny_data import TINY, tiny_counts
 
 from perturbdiff.config import recipes
+from perturbdiff.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 QUICK = (*TINY, "--set", "train.max_steps=4", "--set", "evaluate.bootstrap=50")
@@ -92,6 +94,18 @@ def test_other_messy_files_become_stores_like_any_other(run_cli, tmp_path, make)
     assert parted.code == 0, parted.err
     counts = pd.read_csv(tmp_path / "split.parquet.counts.csv", index_col=0)
     assert counts.loc[["train", "test"], "cells"].gt(0).all()
+
+
+def test_the_sets_of_a_file_reach_the_store(run_cli, tmp_path):
+    cells = tiny_counts()
+    cells.obs["well"] = np.random.default_rng(3).choice(["w0", "w1"], cells.n_obs)
+    cells.write_h5ad(tmp_path / "my.h5ad")
+    source, recipe = tmp_path / "my.h5ad", ("--config", tmp_path / "out" / "recipe.yaml")
+    planned = run_cli("init", source, "--out", tmp_path / "out", *QUICK, "--set", "data.set_key=well")
+    assert planned.code == 0, planned.err
+    stored = run_cli("preprocess", source, "--out", tmp_path / "store", *recipe)
+    assert stored.code == 0, stored.err
+    assert Store(tmp_path / "store").sets == ["w0", "w1"]
 
 
 @pytest.mark.parametrize("make", messy_screens.REFUSED, ids=lambda make: make.__name__)

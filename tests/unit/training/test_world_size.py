@@ -63,15 +63,26 @@ def assert_close(one, two):
         np.testing.assert_allclose(weights[1][name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
 
 
-@pytest.mark.parametrize("recipe", ["paper", "released", "recommended"])
-def test_the_curve_of_two_processes_is_that_of_one(trained, learn, tmp_path, recipe):
-    # `recommended` compares twin sets, and the other two average in passes: all couplings within a step
-    extra = [] if recipe == "paper" else ["train.accumulate=2"]
+WHOLE_SETS = ["loss.mmd_statistic=set", "train.set_noise=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "extra"),
+    [
+        ("paper", []),
+        ("released", ["train.accumulate=2"]),
+        ("recommended", ["train.accumulate=2"]),
+        ("recommended", WHOLE_SETS),
+    ],
+    ids=["paper", "released", "recommended", "whole sets"],
+)
+def test_the_curve_of_two_processes_is_that_of_one(trained, learn, tmp_path, recipe, extra):
+    # twin sets, two generated sets for one true one, and averages in passes: all couplings within a step
     train = ["train", trained / "store", "--split", trained / "split.parquet", "--config", recipe]
     one = learn(train, tmp_path / "one", *extra)
     two = learn(train, tmp_path / "two", *extra, two=True)
     assert_close(one, two)
-    if recipe == "recommended":  # same seed, same number of processes: same bits, interrupted or not
+    if extra == WHOLE_SETS:  # same seed, same number of processes: same bits, interrupted or not
         learn(train, tmp_path / "again", *extra, two=True, code=75, PD_END_TIME=str(time.time()))
         again = learn(train, tmp_path / "again", *extra, two=True)
         for name in ("model.safetensors", "training.csv", "manifest.json"):
