@@ -100,7 +100,7 @@ class PerturbDiff:
     >>> model = perturbdiff.PerturbDiff(adata, perturbation="perturbation", control="control", config="tiny").fit()
     >>> cells = model.predict()
     >>> sorted(cells.obs.columns)
-    ['batch', 'cell_type', 'perturbation']
+    ['batch', 'cell_type', 'perturbation', 'set']
     """
 
     config: Config

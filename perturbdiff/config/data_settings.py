@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 LARGEST_SEED = (1 << 32) - 1  # accepted by every library
@@ -31,9 +31,14 @@ def _several(value: Any) -> Any:
     return [value] if isinstance(value, str | int | float | date) else value
 
 
+def none(value: Any) -> Any:
+    """Return None for the word none, as in a YAML file null."""
+    return None if value in ("none", "None") else value
+
+
 Label = Annotated[str, BeforeValidator(_label)]
 """A label or the name of a column. A number stands for its text."""
-Column = Label | None
+Column = Annotated[Label | None, BeforeValidator(none)]
 """The name of a column; none or null: there is none."""
 Labels = Annotated[tuple[Label, ...], BeforeValidator(_several)]
 """Several labels or names. One alone needs no list."""
@@ -43,16 +48,6 @@ class Section(BaseModel):
     """One section of the configuration. It is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _none(cls, value: Any, field: ValidationInfo) -> Any:
-        """Read the word none as null wherever there may be none."""
-        if value in ("none", "None") and type(None) in get_args(
-            cls.model_fields[str(field.field_name)].annotation
-        ):
-            return None
-        return value
 
     @field_validator("*", mode="after")
     @classmethod
@@ -129,7 +124,7 @@ class DataConfig(Section):
         description="depth to which every cell is scaled; 'median' as in scanpy's normalize_total",
     )
     scale: float = Field(default=10.0, gt=0, description="the model works on log1p values divided by this")
-    num_hvgs: int | None = Field(
+    num_hvgs: Annotated[int | None, BeforeValidator(none)] = Field(
         default=2000, ge=1, description="number of highly variable genes to keep; none: all genes"
     )
     hvg_flavor: Literal["seurat", "cell_ranger", "seurat_v3"] = Field(

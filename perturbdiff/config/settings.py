@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from perturbdiff.config.data_settings import (
     LARGEST_SEED,
@@ -16,6 +16,7 @@ from perturbdiff.config.data_settings import (
     Section,
     SimulateConfig,
     SplitConfig,
+    none,
 )
 from perturbdiff.config.readings import agreeing
 from perturbdiff.runtime.errors import UserError
@@ -327,7 +328,7 @@ class SampleConfig(Section):
         description="kind of reverse steps: DDIM, which adds no noise if eta is 0, or DDPM, which does",
     )
     num_steps: int = Field(default=100, le=10**5, ge=1, description="number of reverse steps (K)")
-    start_level: int | None = Field(
+    start_level: Annotated[int | None, BeforeValidator(none)] = Field(
         default=None,
         ge=1,
         description="the K levels are spread below this level; none: over all T levels (paper). The released code "
@@ -343,7 +344,7 @@ class SampleConfig(Section):
         default=0.0, le=1000, ge=0, description="strength of guidance, in noise space (w); 0: none"
     )
     self_condition: bool = Field(default=True, description="give the denoiser its previous estimate")
-    set_size: int | None = Field(
+    set_size: Annotated[int | None, BeforeValidator(none)] = Field(
         default=None, le=10**5, ge=2, description="number of cells in a sampled set (m); none: as in training"
     )
     controls: Literal["shuffled", "balanced"] = Field(
@@ -441,11 +442,11 @@ class EvaluateConfig(Section):
         default="real",
         description="control cells for predicted changes: the real ones, or those of the predictions",
     )
-    targets: Label | None = Field(
+    targets: Column = Field(
         default=None,
         description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
     )
-    genes: Label | None = Field(
+    genes: Column = Field(
         default=None,
         description="text file, vocabulary or store with the genes of a store to score; none: all of them",
     )

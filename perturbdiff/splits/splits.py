@@ -327,7 +327,10 @@ def read_split(path: Path) -> pd.DataFrame:
     if twice.any():
         where = _condition(table, twice)
         raise UserError(f"{path}: condition {where} occurs twice, so it can be in two parts; keep one row")
-    provenance.verify(path)  # last, since what is wrong in the file says more than that it was changed
+    try:  # last, since what is wrong in the file says more than that it was changed
+        provenance.verify(path)
+    except UserError as error:
+        raise UserError(f"{error}, and give a split of your own another name") from None
     table.attrs[_PATH] = str(path)
     return table
 

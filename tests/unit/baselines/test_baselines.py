@@ -102,17 +102,16 @@ def test_unseen_group_gets_the_overall_mean(facts, tmp_path, caplog):
     )
     table = read_split(other.split)
     table.loc[table["perturbation"] == "p3", "part"] = "test"
-    table.to_parquet(other.split)
+    mine = tmp_path / "mine.parquet"
+    table.to_parquet(mine)
     obs, values = facts
-    made = predicted(
-        read_predictions(predict("mean-perturbation", other.store, other.split, tmp_path / "p.h5ad"))
-    )
+    made = predicted(read_predictions(predict("mean-perturbation", other.store, mine, tmp_path / "p.h5ad")))
     expected = values[(obs["perturbation"] != "p3").to_numpy()].mean(axis=0)
     np.testing.assert_allclose(made.X[0].toarray()[0], expected, rtol=1e-5)
     assert "1 of the predicted perturbations are unseen in training (p3)" in caplog.text
     for name in ("linear", "nearest-context", "resample"):
         caplog.clear()
-        predict(name, other.store, other.split, tmp_path / f"{name}.h5ad")
+        predict(name, other.store, mine, tmp_path / f"{name}.h5ad")
         assert "unseen in training (p3)" in caplog.text
 
 

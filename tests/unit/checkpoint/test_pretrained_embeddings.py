@@ -52,8 +52,8 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("semantic")
     dosed_counts().write_h5ad(folder / "counts.h5ad")
     preprocess([folder / "counts.h5ad"], folder / "store", recipe().data)
-    make_split(folder / "store", folder / "split.parquet", recipe())
-    split = read_split(folder / "split.parquet")
+    make_split(folder / "store", folder / "whole.parquet", recipe())
+    split = read_split(folder / "whole.parquet")
     split.loc[split["perturbation"] == "p3@1", "part"] = "test"
     split.to_parquet(folder / "split.parquet")
     table("p1", "p2", "p3", "other").write(folder / "drugs.parquet")
