@@ -1,9 +1,10 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
+include { checksBefore; checksOf                                                } from './checks'
 include { collectionOf; designOf                                                } from './comparison'
 include { expectedOf                                                            } from './expected'
-include { fetchOf; filesIn; isSimulated; isStore; locate; locateAll             } from './inputs'
+include { fetchOf; filesIn; isDataset; isSimulated; isStore; locate; locateAll  } from './inputs'
 include { fetchFolder; markOf; optionsOf; tablesOf                              } from './inputs'
 include { inherit; isBound; isMaker; isModel; sourceOf; stepFolder               } from './models'
 include { makersOf                                                              } from './makers'
@@ -42,6 +43,7 @@ def storeOf(row, i, rows, folder, seed) {
         [tables].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
             fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready,
+            published: sources.size() == 1 && isDataset(sources[0]) ? sources[0] - 'dataset:' : null,
             obs: filesIn(tables).collect { name -> locate(name, folder) },
             genes: genes, recipe: text, split: null, seed: seed]
 }
@@ -209,6 +211,7 @@ def planOf(rows, folder, options) {
     def judging = units.findAll { unit -> unit.judge == unit.id }
     def judge  = { unit -> units.find { other -> other.id == unit.judge } }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
+    def checks = checksOf(units, stores)
     def first  = units.collectEntries { unit -> [(unit.id): scored.find { run -> run.unit?.id == unit.id }] }
     def labels = units.collectEntries { unit -> [(unit.id): labelOf(judge.call(unit), judging)] }
     def groups = units.collectEntries { unit ->
@@ -222,8 +225,10 @@ def planOf(rows, folder, options) {
     return makers + [
         fetches: fetched.collect { name -> [id: name, folder: "${fetchFolder()}".toString()] },
         files: filesOf(runs, units, stores, makers),
-        runs: runs, stores: stores, pairs: pairs, models: models,
-        splits: units.collect { unit -> unit.split }.unique { split -> split.id },
+        checks: checks, runs: runs, pairs: pairs, models: models,
+        stores: stores.collect { store -> store + [checks: checksBefore(store, checks)] },
+        splits: units.collect { unit -> unit.split }.unique { split -> split.id }
+            .collect { split -> split + [checks: checksBefore(split, checks)] },
         bare: stores.collect { store -> store.id } - pairs.collect { pair -> pair.store },   // stores without a split
         simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }
             .unique { drawn -> drawn.id },
@@ -233,7 +238,7 @@ def planOf(rows, folder, options) {
         },
         baselines: others.findAll { one -> one.kind == 'built-in' },
         externals: others.findAll { one -> one.kind != 'built-in' },
-        expected: expectedOf(scored, runs, others, labels),
+        expected: expectedOf(scored, runs, others, labels, checks),
         design: designOf(models.findAll { run -> !run.conditions }, others, labels, groups),
     ]
 }
