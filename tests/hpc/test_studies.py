@@ -57,7 +57,18 @@ def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workfl
     assert (once.pop("BASELINE"), once.pop("EVALUATE")) == (8, 9)
     assert set(once.values()) == {1}
     assert set(once) == {
-        *("FETCH", "CHECK", "VOCABULARY", "PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "CALIBRATE", "CEILING"),
+        *(
+            "FETCH",
+            "CHECK",
+            "VOCABULARY",
+            "PREPROCESS",
+            "SPLIT",
+            "STATS",
+            "TRAIN",
+            "SAMPLE",
+            "CALIBRATE",
+            "CEILING",
+        ),
         "REPORT",
     }
     found = scores(ran)

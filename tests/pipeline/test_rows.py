@@ -105,7 +105,9 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
     get, check = (call for call in fake() if call[0] == "data")
     assert get == ["data", "get", "kang18-ifnb", "--out", str(tmp_path / "public"), "--yes"]
-    assert check[1:3] == ["check", "input1/kang18_ifnb_muscat.h5ad"], "published data alone, before they are read"
+    assert check[1:3] == ["check", "input1/kang18_ifnb_muscat.h5ad"], (
+        "published data alone, before they are read"
+    )
     assert len(made) == 3, "the raw files of a data set are read once for its four rows and the prior"
     for call in (kang, atlas):
         assert given(call, "--genes") == ["genes/all"]
