@@ -1,4 +1,5 @@
-// What is checked of published data sets before their cells are read: each set of files with its recipe and split once.
+// What is checked of published data sets before their cells are read, each set of files with its recipe and split once;
+// and what `stats` compares with the paper.
 // Without includes, as several scripts include it: the strict parser takes no others twice.
 
 def checkOf(store, split) {
@@ -23,4 +24,9 @@ def checksOf(units, stores) {
 // what a store or a split waits for
 def checksBefore(one, checks) {
     return checks.findAll { check -> one.id in check.before }.collect { check -> check.id }
+}
+
+// the data set that the paper counts, and the prior's list if the store has its genes; priors: keys of such lists
+def paperOf(store, priors) {
+    return [published: store.counted ?: '', listed: store.counted && store.genes.key in priors ? store.genes.key : '']
 }

@@ -248,7 +248,8 @@ def _tell_hours(
     hours = costs.on_gpu(study.config, genes, (perturbations, types, batches), numbers["train"], tested)
     found.fact(
         f"one A100 ({study.config.train.precision}): training {hours.steps:,} steps {span(hours.training * 3600)}, "
-        f"predicting {tested:,} cells {span(hours.sampling * 3600)} (estimates, of the network's products alone)"
+        f"predicting {tested:,} cells {span(hours.sampling * 3600)} (estimates, of the network's products alone); "
+        f"methods of others hold up to {byte_size(4 * numbers['train'] * genes)} of memory, if densely"
     )
 
 

@@ -146,9 +146,14 @@ workflow DATA {
     GATHER_FOR_UNIT(asked, things)
     scales = GATHER_FOR_UNIT.out.gathered.map { unit, found -> tuple(unit, found[0], found[1]) }
 
+    described = pairs.mix(stores.map { id, store -> tuple(id, store, []) })
     STATS(
-        pairs.map { id, store, split -> tuple([id: id], store, split) }
-            .mix(stores.filter { id, _store -> id in plan.bare }.map { id, store -> tuple([id: id], store, []) })
+        channel.fromList(plan.pairs + plan.bare)
+            .map { one -> tuple(one.id, one) }
+            .combine(described, by: 0)
+            .map { _id, one, store, split -> tuple(one.listed, one, store, split) }
+            .combine(things, by: 0)
+            .map { _key, one, store, split, list -> tuple(one.subMap(['id', 'published']), store, split, list) }
     )
 
     statistics = STATS.out.tables.map { _meta, tables -> tables }

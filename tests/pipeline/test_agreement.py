@@ -96,7 +96,6 @@ EXCEPTIONS = {
     "--name": "evaluate names each method by its row",
     "--pairs": "of the statistics page alone: perturbdiff stats on the published store",
     "--cells-per-group": "as --pairs",
-    "stats --genes": "as --pairs",
     "stats --seed": "as --pairs",
     "calibrate --shard": "a calibration is one task",
     "--experiment": "a sheet's data are checked one by one",
