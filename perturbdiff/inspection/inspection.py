@@ -201,8 +201,8 @@ def _check_conditions(
 def _compare(table: pd.DataFrame, found: Findings) -> None:
     """Tell where a data set differs from the paper's table."""
     unlike = [
-        f"{row.here:,} {row.number} instead of {row.paper:,} ({row.difference:+.1%})"
-        for row in table[~table["agrees"]].itertuples()
+        f"{row['here']:,} {row['number']} instead of {row['paper']:,} ({row['difference']:+.1%})"
+        for row in pd.DataFrame(table[~table["agrees"]]).to_dict("records")
     ]
     if unlike:
         found.warning(f"the paper's table counts otherwise: {'; '.join(unlike)}")
