@@ -259,8 +259,9 @@ class _Scorer:
             label="real cells" if real else "predictions",
             seen=None if response is None else response.add,
         )
-        for table in tests_of(panel.scope, side, self.panels.genes) if writer else ():
-            writer.add_group(name, table)
+        if writer is not None:
+            for table in tests_of(panel.scope, side, self.panels.genes):
+                writer.add_group(name, table)
         return side
 
 
