@@ -16,7 +16,8 @@ from perturbdiff.reporting.experiments.experiment import experiment
 from perturbdiff.reporting.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.reporting.figures import page_tables, seed_means
 from perturbdiff.reporting.figures.page_data import page_data
-from perturbdiff.reporting.figures.store_figures import data_tables, pictures, read_splits
+from perturbdiff.reporting.figures.store_figures import pictures
+from perturbdiff.reporting.figures.store_tables import data_tables, read_splits
 from perturbdiff.reporting.figures.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.reporting.figures.trained_models import costs, pretrained, record_files, trained
 from perturbdiff.reporting.loading.failed_runs import FailedRun, read_expected
