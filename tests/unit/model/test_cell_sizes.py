@@ -41,11 +41,11 @@ def test_zeros_are_made_and_the_means_of_genes_stay():
 
 
 def test_cells_differ_in_detected_genes_as_their_controls_do():
-    predicted, control = torch.rand(2, S, G) * 4, cells(1, 0.5)
+    predicted, control = torch.rand(2, S, G) * 4, cells(1, 0.3)
     found = match_zeros(predicted, torch.full((G,), 1.0), control)
     difference = detected(found) - detected(control)
     assert (difference.std(1) < 1).all()
-    assert (detected(control).std(1) > 10).all()
+    assert (detected(control).std(1) > 5).all()
     assert detected(found).mean() == pytest.approx((predicted >= 1).sum(-1).float().mean().item(), abs=1)
     torch.testing.assert_close(found.mean(1), predicted.mean(1))
 
