@@ -1,10 +1,10 @@
-"""The tables of an evaluation, and the folder that they are written to."""
+"""The tables of an evaluation's folder: written by a run, and `merge`, which makes one folder of the parts of a run."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,10 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
-from perturbdiff.evaluation.scoring import split_values
-from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
+from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows, deviation, taken_apart
 from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
-from perturbdiff.runtime import provenance, tabular, untrusted
+from perturbdiff.runtime import job_shards, provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -134,8 +133,8 @@ def write_folder(
     seed
         Of the intervals.
     """
-    conditions, by_condition = split_values.taken_apart(tables.conditions)
-    metrics, by_perturbation = split_values.taken_apart(tables.metrics)
+    conditions, by_condition = taken_apart(tables.conditions)
+    metrics, by_perturbation = taken_apart(tables.metrics)
     metrics = pd.concat([metrics, condition_rows(conditions)], ignore_index=True)
     who = pd.DataFrame({k: [names[k]] * len(metrics) for k in ("method", "dataset")})
     metrics = pd.concat([who, metrics.assign(definition=config.definition)], axis=1)
@@ -151,7 +150,7 @@ def write_folder(
         )
         rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
         of_splits = [aggregate(table, members, **named) for table in rows]
-        means["split_sd"] = split_values.deviation(means, of_splits)
+        means["split_sd"] = deviation(means, of_splits)
     if calibrated := tables.facts.get("calibration"):
         means = means.assign(**verdicts.columns(calibrated["metrics"], list(means["metric"])))
     limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))
@@ -270,3 +269,69 @@ def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: s
             "control_mean": np.tile(results.control.astype(np.float32), num),
         }
     )
+
+
+_STAGES = ("evaluate", "ceiling")
+
+
+def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
+    """Join the parts that `evaluate` or `ceiling` wrote with ``shard=(I, N)``.
+
+    The tables and the manifest are those of a single run, to the last byte.
+
+    Parameters
+    ----------
+    parts
+        All N folders, in any order.
+    out
+        Folder to write.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    UserError
+        If a folder is no part, parts are missing or given twice, or they are not of the same evaluation.
+    """
+    with job_shards.merging(
+        parts, out, "evaluate", _is_part, unsharded={}, folder=True, force=force
+    ) as merge:
+        if not merge.stage.skip:
+            first, folder = merge.records[0], merge.stage.path
+            names = {key: str(first["results"][key]) for key in ("kind", "method", "dataset")}
+            config = EvaluateConfig.model_validate(
+                {k: v for k, v in merge.config.items() if k in EvaluateConfig.model_fields}
+            )
+            tables = Tables.joined([Tables.load(part) for part in merge.parts])
+            summary = write_folder(folder, tables, config, names, int(first["seed"]))
+            _join_differential(merge.parts, folder)
+            merge.stage.results.update(summary)
+    return Path(out)
+
+
+def _is_part(folder: Path, manifest: Mapping[str, Any]) -> bool:
+    return manifest["stage"] in _STAGES and (folder / PART).is_file()
+
+
+def _join_differential(parts: Sequence[Path], folder: Path) -> None:
+    """Copy the DE tables row group by row group, in the order of the scopes."""
+    with DifferentialWriter(folder) as writer:
+        for side, name in DIFFERENTIAL.items():
+            groups: list[tuple[tuple[bool, Scope], Path, int]] = []
+            for path in (part / name for part in parts):
+                scopes = _scopes(path) if path.is_file() else []
+                groups += [((scope[0] != POOLED, scope), path, i) for i, scope in enumerate(scopes)]
+            for _, path, number in sorted(groups):
+                with pq.ParquetFile(path) as file:
+                    writer.add_group(side, file.read_row_group(number))
+
+
+def _scopes(path: Path) -> list[Scope]:
+    """Return the scope of each row group of a DE table."""
+    with pq.ParquetFile(path) as file:
+        names = ["scope_kind", "scope"]
+        first = [file.read_row_group(i, columns=names).slice(0, 1) for i in range(file.num_row_groups)]
+    return [(t["scope_kind"][0].as_py(), t["scope"][0].as_py()) for t in first]

@@ -266,7 +266,7 @@ def places(name: str, title: str, table: pd.DataFrame, method: str, look: Look) 
     Parameters
     ----------
     table
-        condition, source (real, predicted), x, y (`perturbdiff.evaluation.set_places.place_sets`).
+        condition, source (real, predicted), x, y (`perturbdiff.evaluation.embedding.place_sets`).
     method, look
         Whose sampled sets they are.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.metrics.collapse import Collapse, collapse, shared
+from perturbdiff.evaluation.metrics.bounds import Collapse, collapse, shared
 from perturbdiff.reporting.loading.results import Run
 
 _SEED = re.compile(r"(?:[\s._·#-]+(?:(?:seed|s)[\s._-]*)?\d*|seed[\s._-]*\d*)$", re.IGNORECASE)
@@ -239,7 +239,7 @@ def alike(real: pd.DataFrame, predicted: pd.DataFrame) -> Alike | None:
     Parameters
     ----------
     real, predicted
-        Changes [perturbations × genes], see `perturbdiff.evaluation.metrics.collapse.changes`. What both have is used.
+        Changes [perturbations × genes], see `perturbdiff.evaluation.metrics.bounds.changes`. What both have is used.
 
     Returns
     -------

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.conditions.condition import LABELS
-from perturbdiff.evaluation.metrics.orientation import oriented
+from perturbdiff.evaluation.metrics.bounds import oriented
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import POOLED, Run
