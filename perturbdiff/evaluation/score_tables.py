@@ -18,7 +18,13 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
-from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows, deviation, taken_apart
+from perturbdiff.evaluation.scoring.aggregate import (
+    aggregate,
+    condition_chance,
+    condition_rows,
+    deviation,
+    taken_apart,
+)
 from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.runtime import job_shards, provenance, tabular, untrusted
