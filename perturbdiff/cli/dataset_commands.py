@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli import completion
+from perturbdiff.cli import hints
 from perturbdiff.cli.options import Group, Labels, Overrides, Quick, Recipe, Work
 from perturbdiff.runtime.errors import UserError
 
@@ -21,7 +21,7 @@ def data_list(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", autocompletion=completion.datasets, help="Data set; without it, all are listed."
+            metavar="NAME", autocompletion=hints.datasets, help="Data set; without it, all are listed."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
@@ -44,9 +44,7 @@ def data_list(
 
 @data_app.command("get", cls=Work)
 def data_get(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", autocompletion=completion.datasets, help="Data set.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=hints.datasets, help="Data set.")],
     out: Annotated[
         Path | None,
         typer.Option(

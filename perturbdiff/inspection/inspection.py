@@ -12,12 +12,11 @@ import pandas as pd
 
 from perturbdiff.config.settings import Config
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.inspection import costs, paper_counts
+from perturbdiff.inspection import costs, counted_cells
 from perturbdiff.inspection.counted_cells import LookedAt, count_cells
 from perturbdiff.inspection.findings import Findings
-from perturbdiff.inspection.gene_overlap import check_genes, genes_of_model
-from perturbdiff.inspection.held_out_labels import check_split
 from perturbdiff.inspection.inspected_studies import Study
+from perturbdiff.inspection.overlap import check_genes, check_split, genes_of_model
 from perturbdiff.io.counts import join_genes
 from perturbdiff.io.label_tables import tables_for
 from perturbdiff.io.normalised_totals import doubts
@@ -190,10 +189,10 @@ def _check_conditions(
     part = None
     if config.data.perturbation_key is not None and not (toml is None and study.toml):
         part = check_split(table, config, toml, config.seed, found)
-    numbers = paper_counts.count(table, part)
-    found.fact(", ".join(f"{paper_counts.WORDS[name]} {number:,}" for name, number in numbers.items()))
+    numbers = counted_cells.count(table, part)
+    found.fact(", ".join(f"{counted_cells.WORDS[name]} {number:,}" for name, number in numbers.items()))
     if study.dataset and study.dataset.paper:
-        paper_counts.compare(numbers, study.dataset.paper, found)
+        counted_cells.compare(numbers, study.dataset.paper, found)
     return numbers
 
 
