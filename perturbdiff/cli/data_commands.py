@@ -301,7 +301,7 @@ def align(
 
     Counts shared, missing and extra genes and the share of the counts kept, and finds other spellings of missing genes.
     """
-    from perturbdiff.genes.gene_lists import align_genes
+    from perturbdiff.genes.alignment import align_genes
 
     config = config_of(recipe, overrides).data
     typer.echo(str(align_genes(source, genes, out, config, write=write, force=force)))

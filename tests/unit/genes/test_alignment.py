@@ -12,7 +12,7 @@ from small_store import small_store
 
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes import aligned_file
-from perturbdiff.genes.gene_lists import align_genes
+from perturbdiff.genes.alignment import align_genes
 from perturbdiff.runtime.errors import UserError
 
 CONFIG = DataConfig()
@@ -113,7 +113,7 @@ def test_a_store(tmp_path):
 def test_it_is_done_once(data, genes, tmp_path, monkeypatch):
     arguments = (tmp_path / "data.h5ad", genes, tmp_path / "report", CONFIG)
     align_genes(*arguments, write=tmp_path / "w.h5ad")
-    monkeypatch.setattr("perturbdiff.genes.gene_lists.open_cells", None)
+    monkeypatch.setattr("perturbdiff.genes.alignment.open_cells", None)
     align_genes(*arguments, write=tmp_path / "w.h5ad")
 
 

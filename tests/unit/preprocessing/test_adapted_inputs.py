@@ -14,7 +14,7 @@ from tiny_data import tiny_counts
 from perturbdiff.conditions.gene_names import read_aliases
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.genes.gene_lists import align_genes
+from perturbdiff.genes.alignment import align_genes
 from perturbdiff.inspection import inspect_study, study_of
 from perturbdiff.io.counts import Inputs
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
