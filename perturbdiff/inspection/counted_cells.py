@@ -1,7 +1,4 @@
-"""Files of counts as they are before anything is stored: what is wrong is collected, and cells are counted by label.
-
-The counts are compared with the paper's tables (Tab. data_summary, Tab. shared_genes).
-"""
+"""Files of counts as they are before anything is stored: what is wrong is collected, and cells are counted by label."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import pandas as pd
 
 from perturbdiff.conditions.condition import ALL, LABELS, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
-from perturbdiff.datasets.registry import PaperCounts
 from perturbdiff.inspection.findings import Findings
 from perturbdiff.io.cell_filter import unknown_values
 from perturbdiff.io.columns import MISSING, Numbering, Texts, row_ranges
@@ -211,50 +207,3 @@ def _with_doses(agents: np.ndarray, doses: np.ndarray, config: DataConfig, found
             "doses as numbers"
         )
     return np.array(labels, object)
-
-
-WORDS = {
-    "train": "training cells",
-    "valid": "validation cells",
-    "test": "test cells",
-    "control": "control cells",
-    "perturbations": "perturbations",
-    "cell_types": "cell types",
-    "batches": "batches",
-}
-
-
-def count(table: pd.DataFrame, part: np.ndarray | None) -> dict[str, int]:
-    """Return the numbers of the paper's table: of cells by part if the parts are known, and of labels.
-
-    Parameters
-    ----------
-    table
-        Conditions with ``n_cells`` and ``is_control``.
-    part
-        Part of each condition (object [n]), or None.
-    """
-    control, cells = table["is_control"].to_numpy(bool), table["n_cells"].to_numpy(np.int64)
-    labels = {"cell_types": len(set(table["cell_type"])), "batches": len(set(table["batch"]))}
-    if control.all():  # data for pretraining
-        return {"train": int(cells.sum()), **labels}
-    numbers = {"control": int(cells[control].sum())}
-    if part is not None:
-        numbers |= {name: int(cells[~control & (part == name)].sum()) for name in ("train", "valid", "test")}
-    numbers["perturbations"] = len(set(table["perturbation"][~control]))
-    return numbers | labels
-
-
-def compare(numbers: dict[str, int], paper: PaperCounts, found: Findings) -> None:
-    """Tell where a data set differs from the paper's table."""
-    unlike = []
-    for name, number in numbers.items():
-        wanted = int(getattr(paper, name))
-        if wanted and number != wanted:
-            unlike.append(f"{number:,} {WORDS[name]} instead of {wanted:,} ({number / wanted - 1:+.1%})")
-    if unlike:
-        found.warning(f"the paper's table counts otherwise: {'; '.join(unlike)}")
-    else:
-        found.fact(
-            f"cells and labels are those of the paper's table ({', '.join(WORDS[name] for name in numbers)})"
-        )

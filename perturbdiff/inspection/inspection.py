@@ -189,10 +189,10 @@ def _check_conditions(
     part = None
     if config.data.perturbation_key is not None and not (toml is None and study.toml):
         part = check_split(table, config, toml, config.seed, found)
-    numbers = counted_cells.count(table, part)
-    found.fact(", ".join(f"{counted_cells.WORDS[name]} {number:,}" for name, number in numbers.items()))
+    numbers = paper_counts.count(table, part)
+    found.fact(", ".join(f"{paper_counts.WORDS[name]} {number:,}" for name, number in numbers.items()))
     if study.dataset and study.dataset.paper:
-        counted_cells.compare(numbers, study.dataset.paper, found)
+        paper_counts.compare(numbers, study.dataset.paper, found)
     return numbers
 
 

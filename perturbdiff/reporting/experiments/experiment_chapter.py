@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from perturbdiff.reporting.experiments import arm_tables, curve_sections
+from perturbdiff.reporting.experiments import arm_tables, curve_sections, published_numbers
 from perturbdiff.reporting.experiments import bar_sections as sections
 from perturbdiff.reporting.experiments.arm_design import Entry, default_design, read_design
-from perturbdiff.reporting.experiments.arm_tables import read_published
 from perturbdiff.reporting.experiments.experiment import Experiment, experiment
+from perturbdiff.reporting.experiments.published_numbers import read_published
 from perturbdiff.reporting.experiments.run_groups import works
 from perturbdiff.reporting.figures.svg import Plot
 from perturbdiff.reporting.figures.trained_models import bundles_of
@@ -84,9 +84,9 @@ def chapter(
     made = [FIGURES[name](experiment) for name in names]
     if arms:
         made += _tables(experiment)
-    if papers is not None and (tables := arm_tables.beside(papers, experiment.groups)):
+    if papers is not None and (tables := published_numbers.beside(papers, experiment.groups)):
         made.append(
-            Section("Beside the published numbers", "x-published", tables=tables, note=arm_tables.NOTE)
+            Section("Beside the published numbers", "x-published", tables=tables, note=published_numbers.NOTE)
         )
     made = [section for section in made if section.filled or section.note or section.links]
     return ExperimentChapter(_facts(experiment), experiment, made) if made else None

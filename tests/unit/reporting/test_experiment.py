@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from perturbdiff.cli.main import app
 from perturbdiff.reporting.experiments import arm_tables
 from perturbdiff.reporting.experiments.arm_design import default_design, read_design
-from perturbdiff.reporting.experiments.arm_tables import beside, read_published
 from perturbdiff.reporting.experiments.experiment import Estimates, experiment
 from perturbdiff.reporting.experiments.experiment_chapter import FIGURES, chapter, figure_names
+from perturbdiff.reporting.experiments.published_numbers import beside, read_published
 from perturbdiff.reporting.experiments.run_groups import Work, groups
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import headline, write_report
