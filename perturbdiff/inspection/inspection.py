@@ -12,7 +12,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import Config
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.inspection import costs, counted_cells
+from perturbdiff.inspection import costs, paper_counts
 from perturbdiff.inspection.counted_cells import LookedAt, count_cells
 from perturbdiff.inspection.findings import Findings
 from perturbdiff.inspection.inspected_studies import Study
