@@ -272,7 +272,7 @@ def merge(
     if stage_of(parts[0]) == "sample":
         from perturbdiff.sampling.merge_samples import merge as join
     else:
-        from perturbdiff.evaluation.score_tables import merge as join
+        from perturbdiff.evaluation.merge_scores import merge as join
 
     typer.echo(str(join(parts, out, force=force)))
 

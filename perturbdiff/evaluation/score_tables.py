@@ -1,10 +1,10 @@
-"""The tables of an evaluation's folder: written by a run, and `merge`, which makes one folder of the parts of a run."""
+"""The tables of an evaluation, and the folder that they are written to."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from perturbdiff.evaluation.scoring.aggregate import (
 )
 from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
-from perturbdiff.runtime import job_shards, provenance, tabular, untrusted
+from perturbdiff.runtime import provenance, tabular, untrusted
 from perturbdiff.runtime.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -221,6 +221,12 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
 
 
+def row_groups(num: int, width: int) -> Iterator[slice]:
+    """Yield ranges of ``num`` perturbations whose tests of ``width`` genes fill a row group of the DE tables."""
+    step = max(1, _GROUP_ROWS // max(1, width))
+    return (slice(first, first + step) for first in range(0, num, step))
+
+
 class DifferentialWriter:
     """Writes the DE tables of both sides, scope after scope, in row groups of a scope's perturbations.
 
@@ -233,11 +239,21 @@ class DifferentialWriter:
 
     def add(self, scope: Scope, comparison: Comparison) -> None:
         """Write a scope."""
-        step = max(1, _GROUP_ROWS // max(1, len(comparison.genes)))
+        genes = comparison.genes
         for side in DIFFERENTIAL:
-            for first in range(0, len(comparison.perturbations), step):
-                rows = slice(first, first + step)
-                self.add_group(side, _differential_table(scope, comparison, side, rows))
+            results = getattr(comparison, side)
+            for rows in row_groups(len(comparison.perturbations), len(genes)):
+                p = results.p[rows]
+                columns = {
+                    "p": p,
+                    "q": results.q[rows],
+                    "log2fc": results.log2_fold[rows],
+                    "mean": results.mean[rows].astype(np.float32),
+                    "control_mean": np.broadcast_to(results.control.astype(np.float32), p.shape),
+                }
+                self.add_group(
+                    side, differential_table(scope, comparison.perturbations[rows], genes, columns)
+                )
 
     def add_group(self, side: str, table: pa.Table) -> None:
         """Write a row group."""
@@ -253,91 +269,27 @@ class DifferentialWriter:
             writer.close()
 
 
-def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: slice) -> pa.Table:
-    """Return a row per perturbation and gene."""
-    results, genes = getattr(comparison, side), comparison.genes
-    perturbations = comparison.perturbations[rows]
-    num, width = len(perturbations), len(genes)
-
-    def repeated(names: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))
-
-    return pa.table(
-        {
-            "scope_kind": repeated(scope[:1], np.zeros(num * width)),
-            "scope": repeated(scope[1:], np.zeros(num * width)),
-            "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
-            "gene": repeated(genes, np.tile(np.arange(width), num)),
-            "p": results.p[rows].ravel(),
-            "q": results.q[rows].ravel(),
-            "log2fc": results.log2_fold[rows].ravel(),
-            "mean": results.mean[rows].ravel().astype(np.float32),
-            "control_mean": np.tile(results.control.astype(np.float32), num),
-        }
-    )
-
-
-_STAGES = ("evaluate", "ceiling")
-
-
-def merge(parts: Sequence[Path], out: Path, *, force: bool = False) -> Path:
-    """Join the parts that `evaluate` or `ceiling` wrote with ``shard=(I, N)``.
-
-    The tables and the manifest are those of a single run, to the last byte.
+def differential_table(
+    scope: Scope, perturbations: Sequence[str], genes: Sequence[str], columns: Mapping[str, np.ndarray]
+) -> pa.Table:
+    """Return a row per perturbation and gene.
 
     Parameters
     ----------
-    parts
-        All N folders, in any order.
-    out
-        Folder to write.
-
-    Returns
-    -------
-    Path
-        ``out``.
-
-    Raises
-    ------
-    UserError
-        If a folder is no part, parts are missing or given twice, or they are not of the same evaluation.
+    columns
+        Values of each further column, [perturbations, genes].
     """
-    with job_shards.merging(
-        parts, out, "evaluate", _is_part, unsharded={}, folder=True, force=force
-    ) as merge:
-        if not merge.stage.skip:
-            first, folder = merge.records[0], merge.stage.path
-            names = {key: str(first["results"][key]) for key in ("kind", "method", "dataset")}
-            config = EvaluateConfig.model_validate(
-                {k: v for k, v in merge.config.items() if k in EvaluateConfig.model_fields}
-            )
-            tables = Tables.joined([Tables.load(part) for part in merge.parts])
-            summary = write_folder(folder, tables, config, names, int(first["seed"]))
-            _join_differential(merge.parts, folder)
-            merge.stage.results.update(summary)
-    return Path(out)
+    num, width = len(perturbations), len(genes)
 
+    def repeated(names: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(
+            pa.array(codes.astype(np.int32)), pa.array(list(names), pa.string())
+        )
 
-def _is_part(folder: Path, manifest: Mapping[str, Any]) -> bool:
-    return manifest["stage"] in _STAGES and (folder / PART).is_file()
-
-
-def _join_differential(parts: Sequence[Path], folder: Path) -> None:
-    """Copy the DE tables row group by row group, in the order of the scopes."""
-    with DifferentialWriter(folder) as writer:
-        for side, name in DIFFERENTIAL.items():
-            groups: list[tuple[tuple[bool, Scope], Path, int]] = []
-            for path in (part / name for part in parts):
-                scopes = _scopes(path) if path.is_file() else []
-                groups += [((scope[0] != POOLED, scope), path, i) for i, scope in enumerate(scopes)]
-            for _, path, number in sorted(groups):
-                with pq.ParquetFile(path) as file:
-                    writer.add_group(side, file.read_row_group(number))
-
-
-def _scopes(path: Path) -> list[Scope]:
-    """Return the scope of each row group of a DE table."""
-    with pq.ParquetFile(path) as file:
-        names = ["scope_kind", "scope"]
-        first = [file.read_row_group(i, columns=names).slice(0, 1) for i in range(file.num_row_groups)]
-    return [(t["scope_kind"][0].as_py(), t["scope"][0].as_py()) for t in first]
+    labels = {
+        "scope_kind": repeated(scope[:1], np.zeros(num * width)),
+        "scope": repeated(scope[1:], np.zeros(num * width)),
+        "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
+        "gene": repeated(genes, np.tile(np.arange(width), num)),
+    }
+    return pa.table({**labels, **{name: values.ravel() for name, values in columns.items()}})

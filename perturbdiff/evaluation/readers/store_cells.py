@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,9 @@ from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells,
 from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.store.store import Store
+
+if TYPE_CHECKING:
+    from perturbdiff.store.store import Store
 
 
 class StoreReader:
@@ -81,6 +83,8 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         If it is no finished store, or lacks a gene of ``config.genes``, or the context column is missing or varies
         within a condition.
     """
+    from perturbdiff.store.store import Store  # it imports zarr, which files do without
+
     store = Store(path)
     reader = StoreReader(store, None if config.genes is None else _genes(Path(config.genes), store))
     table = store.conditions

@@ -16,7 +16,7 @@ from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.calibration.predictability import cosine
 from perturbdiff.evaluation.calibration.verdicts import Evidence, default_metrics, judge
 from perturbdiff.evaluation.evaluation_stage import evaluate
-from perturbdiff.evaluation.score_tables import merge
+from perturbdiff.evaluation.merge_scores import merge
 from perturbdiff.runtime.errors import UserError
 
 CONFIG = EvaluateConfig(
