@@ -68,11 +68,11 @@ def write_parts(dataset: Dataset, folder: Path) -> None:
 
 def spread(sizes: Iterable[tuple[str, int]], count: int) -> list[list[str]]:
     """Return names in ``count`` groups of about the same sum: the largest first, into the smallest group so far."""
-    groups, sums = [[] for _ in range(count)], [0] * count
+    groups, totals = [[] for _ in range(count)], [0] * count
     for name, size in sorted(sizes, key=lambda one: (-one[1], one[0])):
-        smallest = sums.index(min(sums))
+        smallest = totals.index(min(totals))
         groups[smallest].append(str(name))
-        sums[smallest] += size
+        totals[smallest] += size
     return groups
 
 
