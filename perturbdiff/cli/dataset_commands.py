@@ -31,15 +31,15 @@ def data_list(
     Prints where a data set is published, its size, sums, licence, columns and what is odd about it. The registry is a
     part of the package, so that no network is needed.
     """
-    from perturbdiff.datasets import description, lookup, registered
+    from perturbdiff.datasets import lookup, registered, registry
 
     if as_json:
         import json
 
         chosen = [lookup(name)] if name else registered().values()
-        typer.echo(json.dumps([description.facts(one) for one in chosen], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([registry.facts(one) for one in chosen], indent=2, ensure_ascii=False))
     else:
-        typer.echo(description.render(lookup(name)) if name else description.table())
+        typer.echo(registry.render(lookup(name)) if name else registry.table())
 
 
 @data_app.command("get", cls=Work)

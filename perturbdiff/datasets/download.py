@@ -1,8 +1,5 @@
 """One file over HTTP: an interrupted transfer is taken up again, and the file appears when it is whole and checked.
 
-Addresses are those of the registry: ``hf://datasets/OWNER/NAME@REVISION/PATH`` is a file of the Hugging Face Hub and
-``gs://BUCKET/PATH`` one of Google Cloud Storage. Both can be read by plain HTTPS, so that no further library is needed.
-
 Beside the file lies the folder ``.NAME.partial`` while it is on its way: what has come, and what the server called the
 version (its ETag or date). A later attempt asks for the rest of that version (``Range``, ``If-Range``). If the server
 has another version by now, or knows no ranges, it sends everything and the file is begun anew.
@@ -30,32 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
+from perturbdiff.datasets.registry import host, web_address
 from perturbdiff.runtime import files, locks, untrusted
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 
 logger = logging.getLogger(__name__)
-
-_HUB = re.compile(r"hf://(?P<kind>datasets/)?(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)/(?P<path>.+)")
-
-
-def web_address(url: str) -> str:
-    """Return the https address of a file.
-
-    ``HF_ENDPOINT`` names another hub than huggingface.co, as for the hub's own library.
-    """
-    if found := _HUB.fullmatch(url):
-        hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        kind, path = found["kind"] or "", urllib.parse.quote(found["path"])
-        return f"{hub}/{kind}{found['name']}/resolve/{found['revision']}/{path}"
-    if url.startswith("gs://"):
-        return f"https://storage.googleapis.com/{urllib.parse.quote(url[5:])}"
-    return url
-
-
-def host(url: str) -> str:
-    """Return the name of the machine that a file is asked of."""
-    return urllib.parse.urlsplit(web_address(url)).hostname or url
 
 
 def by_hand(url: str, folder: str) -> str:

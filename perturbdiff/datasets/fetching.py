@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff.datasets import sums
-from perturbdiff.datasets.download import check_room, download, host
-from perturbdiff.datasets.registry import FOLDER_VARIABLE, Dataset, Part, folders, here, lookup
+from perturbdiff.datasets.download import check_room, download
+from perturbdiff.datasets.registry import FOLDER_VARIABLE, Dataset, Part, cost, folders, here, lookup
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.runtime.progress import byte_size, span, track
+from perturbdiff.runtime.progress import track
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +98,6 @@ def _write(package: Any, census: Any, condition: str, path: Path) -> None:
 
 LARGE = 10e9
 """Bytes above which the cost must be accepted first."""
-SPEED = 50e6
-"""Bytes per second that times are stated for."""
 
 
 def find(name: str) -> Path:
@@ -187,20 +185,3 @@ def _agree(dataset: Dataset, missing: list[Part], folder: Path, *, yes: bool) ->
     logger.info("%s: %s", dataset.name, said)
     if needed:
         check_room(folder, needed)
-
-
-def cost(dataset: Dataset, share: float = 1.0) -> str:
-    """Return what fetching a share of a data set's files costs, in words."""
-    count = round(share * len(dataset.files))
-    what = f"{count} file{'s' * (count != 1)}"
-    if dataset.size is None:
-        amount = f"{what} of unknown size"
-    else:
-        needed = dataset.size * share
-        about = "" if dataset.bytes is not None else "about "
-        amount = f"{what}, {about}{byte_size(needed)}, {span(needed / SPEED)} at {SPEED / 1e6:.0f} MB/s"
-    place = (
-        f" from {host(dataset.url)}" if dataset.url else " by a query of the Census" if dataset.census else ""
-    )
-    bill = ", and the bucket bills the reader" * dataset.requester_pays
-    return f"{amount}{place}{bill} (licence: {dataset.licence})"

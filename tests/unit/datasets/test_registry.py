@@ -19,7 +19,7 @@ from perturbdiff import datasets
 from perturbdiff.config.recipes import presets
 from perturbdiff.datasets import fetching, sums
 from perturbdiff.datasets import registry as module
-from perturbdiff.datasets.download import web_address
+from perturbdiff.datasets.registry import web_address
 from perturbdiff.runtime.errors import UserError
 
 CONTENT = b"\x89HDF\r\n\x1a\n" + b"cells" * 100
