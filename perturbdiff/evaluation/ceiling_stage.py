@@ -10,6 +10,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_ends
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.evaluation_stage import (
     own_conditions,
@@ -30,7 +31,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.seeds import state
 
-CEILING, REFERENCE = "ceiling", "reference"
+CEILING, REFERENCE, ENDS = "ceiling", "reference", "ends"
 """Kinds of folders of scores that hold no predictions."""
 
 
@@ -70,22 +71,25 @@ def ceiling(
     Path
         ``out``, with the files of `evaluate`; the method's name is ``ceiling``, or that of the reference.
         ``split_sd`` in aggregate.csv is the SD over splits of the mean. DE tables, embedding, collapse check and
-        chance (but for that of distances) are those of the first split.
+        chance (but for that of distances) are those of the first split. By the definition cell-eval2 it holds both ends
+        of the scale instead, for ``ends`` of `evaluate`.
 
     Raises
     ------
     UserError
         If a file is missing, or the split has no condition of the store in ``part``.
     """
-    if config.definition == DEFINITION:
-        raise UserError(
-            f"the replicate of {DEFINITION} is part of each evaluation by it; run evaluate, or take another definition"
-        )
+    by_counts = config.definition == DEFINITION
+    if by_counts:
+        check_settings(config, shard)
+        if reference != DUPLICATE:
+            raise UserError(f"--reference {reference}: {DEFINITION} has two ends of its own; leave it out")
     method = CEILING if reference == DUPLICATE else reference
     settings = inputs.settings_of(config, shard, dataset=dataset, part=part, reference=reference)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.files_of(config)}
+    known = provenance.determinants("ceiling", settings, files, seed)
     with provenance.stage(
-        "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
+        "ceiling", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
     ) as stage:
         if stage.skip:
             score_tables.repeat_findings(Path(out))
@@ -94,6 +98,13 @@ def ceiling(
             wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
             kind = CEILING if reference == DUPLICATE else REFERENCE
             names = {"kind": kind, "method": method, "dataset": dataset or real.names["dataset"]}
+            if by_counts:
+                truth_hash = known["inputs"]["truth"]["sha256"]
+                given = {"seed": seed, "threads": threads, "truth_hash": truth_hash}
+                stage.results.update(
+                    score_ends(stage.path, real, wanted, config, {**names, "kind": ENDS}, **given)
+                )
+                return Path(out)
             pair = partial(pair_reference, real, wanted, reference)
             score = partial(score_cells, config=config, seed=seed, threads=threads, shard=shard)
             tables, scored = _over_splits(pair, score, config, stage.path, seed)

@@ -15,7 +15,8 @@ from perturbdiff.reporting.experiments.arm_tables import text as text_arms
 from perturbdiff.reporting.experiments.experiment import experiment
 from perturbdiff.reporting.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.reporting.figures import page_tables, seed_means
-from perturbdiff.reporting.figures.store_figures import data_tables, pictures, read_splits
+from perturbdiff.reporting.figures.store_figures import pictures
+from perturbdiff.reporting.figures.store_tables import data_tables, read_splits
 from perturbdiff.reporting.figures.svg import Look, Plot, export, looks, page_color, slug
 from perturbdiff.reporting.figures.trained_models import costs, curves, pretrained, record_files, trained
 from perturbdiff.reporting.loading.comparison import families
