@@ -11,7 +11,7 @@ import pytest
 from file_server import serving
 
 from perturbdiff.datasets import download as module
-from perturbdiff.datasets import fetching, sums
+from perturbdiff.datasets import sums
 from perturbdiff.datasets.registry import Part
 from perturbdiff.runtime.errors import UserError
 
