@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli import completion
+from perturbdiff.cli import hints
 from perturbdiff.cli.options import (
     LARGEST_SEED,
     Force,
@@ -85,7 +85,7 @@ def stats(
         typer.Option(
             "--published",
             metavar="NAME",
-            autocompletion=completion.datasets,
+            autocompletion=hints.datasets,
             help="Data set of the paper whose numbers of cells and labels are set beside those of the store.",
         ),
     ] = None,

@@ -23,8 +23,7 @@ from perturbdiff.evaluation.metrics.set_metrics import SET_METRICS
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.references import DUPLICATE, pair_reference
-from perturbdiff.evaluation.scoring import split_values
-from perturbdiff.evaluation.scoring.aggregate import scope_rows
+from perturbdiff.evaluation.scoring.aggregate import joined, scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import sizes_of
 from perturbdiff.runtime import provenance
@@ -132,13 +131,13 @@ def _over_splits(
         metrics.append(_metric_rows(again, pairs, config))
         conditions.append(own_conditions(again))
     if len(tables.metrics):
-        tables.metrics = split_values.joined(metrics, ["value"], keep=["value"])
+        tables.metrics = joined(metrics, ["value"], keep=["value"])
     if len(tables.conditions):
         numbers = tables.conditions.select_dtypes("number").columns.difference(
             ["n_cells", "n_predicted", "n_distinct", "n_sets", "n_predicted_sets"]
         )
         kept = [name for name in numbers if name in (*DISTRIBUTION, *SET_METRICS)]
-        tables.conditions = split_values.joined(conditions, list(numbers), keep=kept)
+        tables.conditions = joined(conditions, list(numbers), keep=kept)
     tables.facts["splits"] = config.ceiling_splits
     return tables, scored
 

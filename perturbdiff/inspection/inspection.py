@@ -15,9 +15,8 @@ from perturbdiff.genes.gene_lists import read_names
 from perturbdiff.inspection import costs
 from perturbdiff.inspection.counted_cells import LookedAt, count_cells
 from perturbdiff.inspection.findings import Findings
-from perturbdiff.inspection.gene_overlap import check_genes, genes_of_model
-from perturbdiff.inspection.held_out_labels import check_split
 from perturbdiff.inspection.inspected_studies import Study
+from perturbdiff.inspection.overlap import check_genes, check_split, genes_of_model
 from perturbdiff.io.counts import join_genes
 from perturbdiff.io.label_tables import tables_for
 from perturbdiff.io.normalised_totals import doubts

@@ -16,8 +16,8 @@ from perturbdiff.reporting.figures.number_texts import decimals_for, number, plu
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import Column
-from perturbdiff.reporting.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.tabular import read_texts
 
 _COLUMNS = ("dataset", "method", "metric", "value")
 logger = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ from perturbdiff.reporting.experiments.arm_design import default_design, read_de
 from perturbdiff.reporting.experiments.experiment import Estimates, experiment
 from perturbdiff.reporting.experiments.experiment_chapter import FIGURES, chapter, figure_names
 from perturbdiff.reporting.experiments.published_numbers import beside, read_published
-from perturbdiff.reporting.experiments.run_groups import groups
-from perturbdiff.reporting.experiments.training_work import Work
+from perturbdiff.reporting.experiments.run_groups import Work, groups
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.reporting.sections.chapter_data import drawn
