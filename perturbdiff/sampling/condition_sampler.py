@@ -167,8 +167,6 @@ class ConditionSampler:
         The reverse process.
     seed
         Seed of the noise and of the choice of control cells.
-    memory_share
-        Share of the free memory that the store may take. If it is larger, control cells are read from disk.
 
     Attributes
     ----------
@@ -191,7 +189,6 @@ class ConditionSampler:
         settings: SampleConfig,
         *,
         seed: int,
-        memory_share: float = 0.5,
     ) -> None:
         self.bundle, self.settings, self.seed = bundle, settings, seed
         self.size = settings.set_size or bundle.config.train.set_size
@@ -219,7 +216,7 @@ class ConditionSampler:
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
-            memory_share=memory_share, by_set=bundle.config.loss.mmd_statistic == "set",
+            by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
         self._labels = conditions_of(self.wanted)
         sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)

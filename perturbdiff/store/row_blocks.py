@@ -14,8 +14,7 @@ import numpy as np
 Read = Callable[[int, int, np.ndarray], None]
 """Writes the entries ``start`` to ``stop`` into an array of that many."""
 
-_BITS = 16
-_BLOCK = 1 << _BITS
+_BITS = 16  # a block has 2 to the power of this many entries, like a chunk of these arrays in a store
 
 
 class RowBlocks:
@@ -31,7 +30,7 @@ class RowBlocks:
 
     def __init__(self, length: int, dtype: np.dtype, read: Read) -> None:
         self._values, self._read = np.empty(length, dtype), read
-        self._missing = np.ones(-(-length // _BLOCK), bool)
+        self._missing = np.ones(-(-length // (1 << _BITS)), bool)
         self._whole = not length
         self._lock = threading.Lock()
 
@@ -67,7 +66,7 @@ class RowBlocks:
             return
         with self._lock:
             for block in np.flatnonzero(wanted & self._missing).tolist():
-                start, stop = block * _BLOCK, min((block + 1) * _BLOCK, len(self._values))
+                start, stop = block << _BITS, min((block + 1) << _BITS, len(self._values))
                 self._read(start, stop, self._values[start:stop])
                 self._missing[block] = False
             self._whole = not self._missing.any()

@@ -188,7 +188,9 @@ class Store(StoreHead):
 
     def _read_depths(self, start: int, stop: int, out: np.ndarray) -> None:
         """Read the depths of the cells ``start`` to ``stop``."""
-        for path, low, high in zip(self.parts, self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True):
+        for path, low, high in zip(
+            self.parts, self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True
+        ):
             first, last = max(start, low), min(stop, high)
             if first >= last:
                 continue
