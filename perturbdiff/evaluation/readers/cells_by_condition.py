@@ -13,13 +13,12 @@ import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.io.log1p_values import HIGHEST
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import UserError, listing
 
 COVARIATES = ("cell_type", "batch")
-HIGHEST = 15.0
-"""No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
 _WHOLE = 1e-3  # largest distance of a count from a whole number
 _ENOUGH = 200  # non-zero values, too many to be all whole numbers by chance
 
