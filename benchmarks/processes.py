@@ -32,9 +32,9 @@ def watch(command: Sequence[str], folder: Path) -> tuple[str, dict[str, float]]:
     -------
     str, dict
         The standard output; ``private``, the highest sum over the process and all its descendants of memory that no
-        other process shares (MiB; pages of a file that only one process maps count); ``anonymous``, that of what is in
-        no file; ``pss``, all memory, what is shared divided among those who share it; ``processes``, the most seen at once; ``disk``, the most bytes in
-        ``folder``.
+        other process shares (MiB; pages of a file that only one process maps count); ``anonymous``, that of what is
+        in no file; ``pss``, all memory, what is shared divided among those who share it; ``processes``, the most seen
+        at once; ``disk``, the most bytes in ``folder``.
     """
     process = subprocess.Popen(list(command), stdout=subprocess.PIPE, text=True)
     peak = {"private": 0.0, "anonymous": 0.0, "pss": 0.0, "processes": 0.0, "disk": 0.0}
