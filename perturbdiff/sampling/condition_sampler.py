@@ -26,7 +26,7 @@ from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
-from perturbdiff.io.log1p_values import HIGHEST
+from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.conditions.condition_table import ALL
-from perturbdiff.io.log1p_values import HIGHEST
+from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import UserError, listing
