@@ -22,6 +22,9 @@ ALL = "all"
 OBS_COLUMNS = (*SORTED_BY, "dose", "n_counts", "n_genes", "source_row", "source_file")
 """Columns of a store's obs, before those that a user asks to keep. ``dose`` exists only if the input has doses."""
 
+FEW_CELLS = 10
+"""Scores of a condition with fewer cells are mostly noise."""
+
 SET = "set"
 """Column of obs with the set that a cell belongs to, if the store knows it."""
 

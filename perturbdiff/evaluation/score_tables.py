@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,6 +216,12 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(record, default=float), parse_constant=lambda _: None)
 
 
+def row_groups(num: int, width: int) -> Iterator[slice]:
+    """Yield ranges of ``num`` perturbations whose tests of ``width`` genes fill a row group of the DE tables."""
+    step = max(1, _GROUP_ROWS // max(1, width))
+    return (slice(first, first + step) for first in range(0, num, step))
+
+
 class DifferentialWriter:
     """Writes the DE tables of both sides, scope after scope, in row groups of a scope's perturbations.
 
@@ -228,11 +234,21 @@ class DifferentialWriter:
 
     def add(self, scope: Scope, comparison: Comparison) -> None:
         """Write a scope."""
-        step = max(1, _GROUP_ROWS // max(1, len(comparison.genes)))
+        genes = comparison.genes
         for side in DIFFERENTIAL:
-            for first in range(0, len(comparison.perturbations), step):
-                rows = slice(first, first + step)
-                self.add_group(side, _differential_table(scope, comparison, side, rows))
+            results = getattr(comparison, side)
+            for rows in row_groups(len(comparison.perturbations), len(genes)):
+                p = results.p[rows]
+                columns = {
+                    "p": p,
+                    "q": results.q[rows],
+                    "log2fc": results.log2_fold[rows],
+                    "mean": results.mean[rows].astype(np.float32),
+                    "control_mean": np.broadcast_to(results.control.astype(np.float32), p.shape),
+                }
+                self.add_group(
+                    side, differential_table(scope, comparison.perturbations[rows], genes, columns)
+                )
 
     def add_group(self, side: str, table: pa.Table) -> None:
         """Write a row group."""
@@ -248,25 +264,27 @@ class DifferentialWriter:
             writer.close()
 
 
-def _differential_table(scope: Scope, comparison: Comparison, side: str, rows: slice) -> pa.Table:
-    """Return a row per perturbation and gene."""
-    results, genes = getattr(comparison, side), comparison.genes
-    perturbations = comparison.perturbations[rows]
+def differential_table(
+    scope: Scope, perturbations: Sequence[str], genes: Sequence[str], columns: Mapping[str, np.ndarray]
+) -> pa.Table:
+    """Return a row per perturbation and gene.
+
+    Parameters
+    ----------
+    columns
+        Values of each further column, [perturbations, genes].
+    """
     num, width = len(perturbations), len(genes)
 
     def repeated(names: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(list(names)))
+        return pa.DictionaryArray.from_arrays(
+            pa.array(codes.astype(np.int32)), pa.array(list(names), pa.string())
+        )
 
-    return pa.table(
-        {
-            "scope_kind": repeated(scope[:1], np.zeros(num * width)),
-            "scope": repeated(scope[1:], np.zeros(num * width)),
-            "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
-            "gene": repeated(genes, np.tile(np.arange(width), num)),
-            "p": results.p[rows].ravel(),
-            "q": results.q[rows].ravel(),
-            "log2fc": results.log2_fold[rows].ravel(),
-            "mean": results.mean[rows].ravel().astype(np.float32),
-            "control_mean": np.tile(results.control.astype(np.float32), num),
-        }
-    )
+    labels = {
+        "scope_kind": repeated(scope[:1], np.zeros(num * width)),
+        "scope": repeated(scope[1:], np.zeros(num * width)),
+        "perturbation": repeated(perturbations, np.repeat(np.arange(num), width)),
+        "gene": repeated(genes, np.tile(np.arange(width), num)),
+    }
+    return pa.table({**labels, **{name: values.ravel() for name, values in columns.items()}})

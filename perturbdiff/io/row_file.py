@@ -22,7 +22,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing, explain_os_errors
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
-_PIECE = 1 << 19  # values of a piece that is sorted in memory, 4 MiB
+_PIECE = 1 << 21  # values of a piece that is sorted in memory, 16 MiB
 _PIECES = 64  # of a larger matrix, so that a group is still read in few reads
 _AT_ONCE = 1 << 62  # no limit: the rows between two places are one block
 _SMALLEST_READ = 1 << 12  # values; a read costs as much as decoding this many

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from perturbdiff.runtime.errors import UserError
 
@@ -65,6 +64,8 @@ def check_part(path: Path) -> int:
 
 def open_group(path: Path) -> Any:
     """Open a group for reading by the metadata that were checked: not by a second copy of them in one file."""
+    import zarr  # an h5ad file does without, and it takes a quarter of a second
+
     return zarr.open_group(path, mode="r", use_consolidated=False)
 
 

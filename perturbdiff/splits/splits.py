@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import SORTED_BY
+from perturbdiff.conditions.condition_table import FEW_CELLS, SORTED_BY
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import read_conditions
 from perturbdiff.io.columns import as_text
@@ -26,8 +26,6 @@ from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
-FEW_CELLS = 10
-"""Scores of a condition with fewer cells are mostly noise."""
 ENOUGH_CELLS = 100
 """Validation cells that can tell one step of training from another."""
 

@@ -17,6 +17,7 @@ from perturbdiff.evaluation.cell_eval2.panels import Panel
 from perturbdiff.evaluation.cell_eval2.rules import Rules
 from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE, Levels, table
 from perturbdiff.evaluation.cell_eval2.scores import Scores
+from perturbdiff.evaluation.score_tables import differential_table, row_groups
 from perturbdiff.evaluation.scoring.scopes import Scope
 
 _CONTEXTS: Scope = ("contexts", "mean of contexts")
@@ -152,28 +153,19 @@ def conditions(scored: Sequence[Scored]) -> pd.DataFrame:
 
 
 def tests_of(scope: Scope, side: Side, genes: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield the tests of each perturbation, a row per tested gene."""
-    num = len(side.genes)
-    names = pa.array([genes[int(g)] for g in side.genes], pa.string())
-    codes = pa.array(np.arange(num, dtype=np.int32))
-
-    def repeated(name: str) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(num, np.int32)), pa.array([name]))
-
-    for place, perturbation in enumerate(side.perturbations):
-        yield pa.table(
-            {
-                "scope_kind": repeated(scope[0]),
-                "scope": repeated(scope[1]),
-                "perturbation": repeated(perturbation),
-                "gene": pa.DictionaryArray.from_arrays(codes, names),
-                "p": side.p[place],
-                "q": side.q(place).astype(np.float32),
-                "log2fc": side.fold[place].astype(np.float32),
-                "mean": side.bulk[place, side.genes].astype(np.float32),
-                "control_mean": side.control.bulk[side.genes].astype(np.float32),
-            }
-        )
+    """Yield the tests of several perturbations at a time, a row per perturbation and tested gene."""
+    names = [genes[int(g)] for g in side.genes]
+    control = side.control.bulk[side.genes].astype(np.float32)
+    for rows in row_groups(len(side.perturbations), len(names)):
+        p = side.p[rows]
+        columns = {
+            "p": p,
+            "q": np.stack([side.q(place) for place in range(len(side.p))[rows]]).astype(np.float32),
+            "log2fc": side.fold[rows].astype(np.float32),
+            "mean": side.bulk[rows][:, side.genes].astype(np.float32),
+            "control_mean": np.broadcast_to(control, p.shape),
+        }
+        yield differential_table(scope, side.perturbations[rows], names, columns)
 
 
 def headline(aggregate: pd.DataFrame) -> dict[str, Any]:

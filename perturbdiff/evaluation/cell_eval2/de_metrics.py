@@ -7,6 +7,7 @@ import numpy as np
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
 from perturbdiff.evaluation.cell_eval2.metrics import DE, FOLD_ERROR
 from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.metrics.profile_metrics import areas_of, spearman
 
 _MOST = (None, 50, 100, 200, 500)
 _FLOOR = 1e-10  # q that stands for zero where no q is positive
@@ -127,7 +128,7 @@ def _counts(real: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
     """Return numbers of DE genes, and their rank correlation over perturbations with real ones."""
     a, b = real.sum(axis=1).astype(float), predicted.sum(axis=1).astype(float)
     some = a > 0
-    same = _spearman(a[some], b[some])
+    same = spearman(a[some], b[some])
     return {
         f"{DE}nsig_counts_real": a,
         f"{DE}nsig_counts_pred": b,
@@ -145,36 +146,24 @@ def _signs(pair: Pair, real: np.ndarray, predicted: np.ndarray) -> dict[str, np.
     return match
 
 
-def _spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the rank correlation; NaN if one is constant."""
-    from scipy.stats import rankdata
-
-    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
-
-
 def _fold_ranks(pair: Pair, genes: np.ndarray) -> np.ndarray:
     """Return rank correlations of fold changes over ``genes``; one that was not tested counts as unchanged."""
     predicted = np.where(np.isfinite(pair.predicted.p), pair.predicted.fold, 0.0)
     rows = zip(pair.real.fold, predicted, genes, strict=True)
-    return np.array([_spearman(a[g], b[g]) for a, b, g in rows])
+    return np.array([spearman(a[g], b[g]) for a, b, g in rows])
 
 
 def _areas(pair: Pair, real: np.ndarray) -> dict[str, np.ndarray]:
     """Return the areas under both curves of −log10 of the predicted q, over the genes tested on the real side."""
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
     tested = np.isfinite(pair.real.p)
     q = np.stack([pair.predicted.q(i) for i in range(len(real))])
     q[np.isnan(q)] = 1.0
     positive = q[tested & (q > 0)]
     q[q == 0] = positive.min() if positive.size else _FLOOR  # one floor for all perturbations
     strength = -np.log10(q)
-    precision, roc = (np.full(len(real), np.nan) for _ in range(2))
-    for i, genes in enumerate(tested):
-        labels = real[i, genes]
-        if 0 < labels.sum() < len(labels):
-            precision[i] = min(float(average_precision_score(labels, strength[i, genes])), 1.0)
-            roc[i] = roc_auc_score(labels, strength[i, genes])
+    found = [
+        areas_of(labels[genes], score[genes])
+        for labels, score, genes in zip(real, strength, tested, strict=True)
+    ]
+    roc, precision = np.array(found).reshape(-1, 2).T
     return {f"{DE}pr_auc": precision, f"{DE}roc_auc": roc}

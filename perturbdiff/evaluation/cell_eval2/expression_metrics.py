@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.spatial.distance import cdist
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair, Side
 from perturbdiff.evaluation.cell_eval2.metrics import NORM_PARTS
 from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.metrics.profile_metrics import panel_discrimination
 
 
 def expression_scores(pair: Pair, rules: Rules) -> dict[str, np.ndarray]:
@@ -47,11 +47,13 @@ def discrimination(pair: Pair) -> dict[str, np.ndarray]:
     left_out = np.zeros(pair.real.bulk.shape[1], bool)
     for own in pair.targets:
         left_out[own] = True
-    if left_out.all():
-        return {f"pds_{name}": np.full(len(pair.targets), np.nan) for name in ("l1", "l2", "cosine")}
+    num = len(pair.targets)
+    if left_out.all() or num == 1:
+        alone = np.full(num, np.nan if left_out.all() else 1.0)
+        return dict.fromkeys(("pds_l1", "pds_l2", "pds_cosine"), alone)
     predicted, real = pair.predicted.change[:, ~left_out], pair.real.change[:, ~left_out]
     return {
-        "pds_l1": _farther(cdist(predicted, real, "cityblock")),
+        "pds_l1": panel_discrimination(pair.real.change, pair.predicted.change, left_out, distance="l1"),
         "pds_l2": _farther(_euclidean(predicted, real)),
         "pds_cosine": _farther(_cosine(predicted, real)),
     }
@@ -74,7 +76,7 @@ def _farther(distances: np.ndarray) -> np.ndarray:
     n = len(distances)
     own = distances.diagonal()[:, None]
     rank = (distances < own).sum(axis=1) + ((distances == own).sum(axis=1) - 1) / 2.0
-    return 1.0 - rank / (n - 1) if n > 1 else np.ones(n)
+    return 1.0 - rank / (n - 1)
 
 
 def unbiased_errors(pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -277,7 +277,7 @@ def areas(
     """
     floored = predicted.q == 0 if definition.score_floor == "zero" else predicted.q < _Q_FLOOR
     scores = -np.log10(np.where(floored, _Q_FLOOR, predicted.q))
-    return np.array([_areas(*pair) for pair in zip(real.significant, scores, strict=True)]).reshape(-1, 2)
+    return np.array([areas_of(*pair) for pair in zip(real.significant, scores, strict=True)]).reshape(-1, 2)
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
@@ -297,7 +297,7 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float:
     return float((x * y).sum() / lengths) if lengths > 0 else float("nan")
 
 
-def _areas(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
+def areas_of(label: np.ndarray, score: np.ndarray) -> tuple[float, float]:
     """Return ROC area and average precision; NaN if all labels are equal."""
     if label.all() or not label.any():
         return float("nan"), float("nan")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,9 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
 from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.store.store import Store
+
+if TYPE_CHECKING:
+    from perturbdiff.store.store import Store
 
 _CACHE = 32 << 20
 """Bytes of decoded chunks: conditions are read from their first row to the last, so that only edges come again."""
@@ -90,6 +92,8 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
         If it is no finished store, or lacks a gene of ``config.genes``, or the context column is missing or varies
         within a condition.
     """
+    from perturbdiff.store.store import Store  # it imports zarr, which files do without
+
     store = Store(path)
     store.cache_bytes = _CACHE
     reader = StoreReader(store, None if config.genes is None else _genes(Path(config.genes), store))

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
+from perturbdiff.conditions.condition_table import FEW_CELLS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.scoring.scopes import POOLED
 from perturbdiff.runtime.errors import listing
-from perturbdiff.splits.splits import FEW_CELLS
 
 FEW_PERTURBATIONS = 5
 MISSING = 0.2  # share of the pairs of a perturbation and a place that are not scored

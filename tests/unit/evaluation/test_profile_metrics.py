@@ -185,7 +185,7 @@ def test_areas_equal_the_reference_with_ties():
     for _ in range(20):
         label, rank = rng.random(30) < 0.3, rng.integers(0, 6, 30).astype(float)
         if label.any() and not label.all():
-            roc, precision = m._areas(label, rank)
+            roc, precision = m.areas_of(label, rank)
             assert roc == pytest.approx(metrics.roc_auc_score(label, rank))
             assert precision == pytest.approx(metrics.average_precision_score(label, rank))
 
