@@ -20,7 +20,7 @@ from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.embeddings.kernel_ridge import fit
 from perturbdiff.genes.co_expression import co_expression
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
-from perturbdiff.store.condition_changes import condition_changes
+from perturbdiff.store.pseudobulk import condition_changes
 from perturbdiff.store.store import Store
 
 KANG = ("data.perturbation_key=perturbation", "data.control=control", "data.cell_type_key=cell_type",

@@ -22,8 +22,7 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.conditions.condition import LABELS, conditions_of
-from perturbdiff.conditions.condition_table import SET
+from perturbdiff.conditions.condition import LABELS, SET, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.io import h5_output, opening
 from perturbdiff.io.damage import explain_damage

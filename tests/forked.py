@@ -31,7 +31,7 @@ HEAVY = (
     "perturbdiff.splits.store_export",
     "perturbdiff.preprocessing.shared_genes",
     "perturbdiff.evaluation.evaluation_stage",
-    "perturbdiff.evaluation.merge_scores",
+    "perturbdiff.evaluation.score_tables",
     "perturbdiff.reporting.page.page",
     "perturbdiff.reporting.figures.store_figures",
     "perturbdiff.sampling",

@@ -20,7 +20,7 @@ import numpy as np
 import public_schemas as layouts
 
 from perturbdiff.baselines.external import known_tools
-from perturbdiff.conditions.condition_table import agents
+from perturbdiff.conditions.condition import agents
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 
 SMALL = (

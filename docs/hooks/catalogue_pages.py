@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from perturbdiff.datasets import Dataset, registered
-from perturbdiff.datasets.fetching import cost
+from perturbdiff.datasets.registry import cost
 from perturbdiff.evaluation.metrics.catalogue import FAMILIES, METRICS
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS
 from perturbdiff.evaluation.metrics.profile_metrics import Metric

@@ -4,7 +4,8 @@ process STATS {
     label 'cpu'
 
     input:
-    tuple val(meta), path(store), path(split)
+    // meta.published: the data set whose numbers in the paper are set beside these, or ''
+    tuple val(meta), path(store), path(split), path(genes, stageAs: 'genes/*')
 
     output:
     tuple val(meta), path("${meta.id}.stats"), emit: tables
@@ -13,8 +14,10 @@ process STATS {
     script:
     def args  = task.ext.args ?: ''
     def parts = split ? "--split ${split}" : ''
+    def paper = meta.published ? "--published ${meta.published}" : ''
+    def list  = genes ? "--genes ${genes}" : ''
     """
-    perturbdiff stats ${store} --out ${meta.id}.stats ${parts} --jobs "\${OMP_NUM_THREADS:-1}" ${args}
+    perturbdiff stats ${store} --out ${meta.id}.stats ${parts} ${paper} ${list} --jobs "\${OMP_NUM_THREADS:-1}" ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

@@ -1,10 +1,11 @@
 // From rows to work: which stores, splits and runs the sheet asks for, each once.
 // A store or split is named DATASET-KEY, the key a digest of everything that determines it.
 
+include { checksBefore; checksOf; paperOf                                       } from './checks'
 include { collectionOf; designOf                                                } from './comparison'
 include { expectedOf                                                            } from './expected'
-include { fetchOf; filesIn; isSimulated; isStore; locate; locateAll             } from './inputs'
-include { fetchFolder; markOf; optionsOf; tablesOf                              } from './inputs'
+include { countedBy; fetchFolder; fetchOf; filesIn; isDataset; isSimulated      } from './inputs'
+include { isStore; locate; locateAll; markOf; optionsOf; tablesOf               } from './inputs'
 include { inherit; isBound; isMaker; isModel; sourceOf; stepFolder               } from './models'
 include { makersOf                                                              } from './makers'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
@@ -42,6 +43,7 @@ def storeOf(row, i, rows, folder, seed) {
         [tables].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
             fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready,
+            published: sources.size() == 1 && isDataset(sources[0]), counted: countedBy(sources),
             obs: filesIn(tables).collect { name -> locate(name, folder) },
             genes: genes, recipe: text, split: null, seed: seed]
 }
@@ -209,6 +211,7 @@ def planOf(rows, folder, options) {
     def judging = units.findAll { unit -> unit.judge == unit.id }
     def judge  = { unit -> units.find { other -> other.id == unit.judge } }
     def stores = runs.collectMany { run -> run.stores }.unique { store -> store.id }
+    def checks = checksOf(units, stores)
     def first  = units.collectEntries { unit -> [(unit.id): scored.find { run -> run.unit?.id == unit.id }] }
     def labels = units.collectEntries { unit -> [(unit.id): labelOf(judge.call(unit), judging)] }
     def groups = units.collectEntries { unit ->
@@ -216,15 +219,21 @@ def planOf(rows, folder, options) {
     }
     def models = runs.findAll { run -> isModel(run.mode) }
     def others = baselinesOf(scored, options.baselines, options.seed)
+    def priors = runs.findAll { run -> run.mode == 'pretrain' }.collectMany { run -> run.stores }
+        .collect { store -> store.genes.key }
     def pairs  = units.unique(false) { unit -> unit.split.id }
-        .collect { unit -> [id: unit.split.id, store: unit.store.id] }
+        .collect { unit -> [id: unit.split.id, store: unit.store.id] + paperOf(unit.store, priors) }
+    def bare   = stores.findAll { store -> !pairs.any { pair -> pair.store == store.id } }
+        .collect { store -> [id: store.id, store: store.id] + paperOf(store, priors) }
     def fetched = (stores + makers.vocabularies).collectMany { one -> one.fetch }.unique()
     return makers + [
         fetches: fetched.collect { name -> [id: name, folder: "${fetchFolder()}".toString()] },
         files: filesOf(runs, units, stores, makers),
-        runs: runs, stores: stores, pairs: pairs, models: models,
-        splits: units.collect { unit -> unit.split }.unique { split -> split.id },
-        bare: stores.collect { store -> store.id } - pairs.collect { pair -> pair.store },   // stores without a split
+        checks: checks, runs: runs, pairs: pairs, models: models,
+        stores: stores.collect { store -> store + [checks: checksBefore(store, checks)] },
+        splits: units.collect { unit -> unit.split }.unique { split -> split.id }
+            .collect { split -> split + [checks: checksBefore(split, checks)] },
+        bare: bare,   // stores without a split
         simulations: stores.findAll { store -> store.simulation }.collect { store -> store.simulation }
             .unique { drawn -> drawn.id },
         units: units.collect { unit ->
@@ -233,7 +242,7 @@ def planOf(rows, folder, options) {
         },
         baselines: others.findAll { one -> one.kind == 'built-in' },
         externals: others.findAll { one -> one.kind != 'built-in' },
-        expected: expectedOf(scored, runs, others, labels),
+        expected: expectedOf(scored, runs, others, labels, checks),
         design: designOf(models.findAll { run -> !run.conditions }, others, labels, groups),
     ]
 }

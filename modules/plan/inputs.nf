@@ -13,6 +13,12 @@ def registeredDatasets() {
     }
 }
 
+// the data set of an input that the paper counts, or null
+def countedBy(sources) {
+    def name = sources.size() == 1 && isDataset(sources[0]) ? sources[0] - 'dataset:' : null
+    return name && registeredDatasets()[name]?.paper ? name : null
+}
+
 // names of its files; {part} or {part:02d} stands for the number of a part
 def namesOf(entry) {
     if (!entry.parts) { return [entry.file] }

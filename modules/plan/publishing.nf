@@ -10,7 +10,7 @@ def targetsOf(plan) {
     def made    = (plan.models + plan.baselines + plan.externals).collect { one -> one.id }
     def scored  = (plan.models.findAll { run -> !run.conditions } + plan.baselines + plan.externals)
         .collect { one -> one.id }
-    def stats   = plan.pairs.collect { one -> one.id } + plan.bare
+    def stats   = (plan.pairs + plan.bare).collect { one -> one.id }
     return plan.simulations.collect { one -> "simulated/${one.id}" } +
         plan.stores.findAll { one -> !one.ready }.collect { one -> "stores/${one.id}" } +
         plan.vocabularies.collect { one -> "vocabularies/${one.id}" } +

@@ -14,10 +14,9 @@ from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData
-from perturbdiff.reporting.sections.focus_scores import standing
 from perturbdiff.reporting.sections.overview import verdict_of
-from perturbdiff.reporting.sections.scaled_score_section import is_scaled, scores_of
-from perturbdiff.reporting.sections.standing import oriented
+from perturbdiff.reporting.sections.reference_sections import is_scaled, scores_of
+from perturbdiff.reporting.sections.standing import oriented, standing
 from perturbdiff.reporting.sections.verdict import FEWEST
 from perturbdiff.runtime import provenance, tabular
 

@@ -1,8 +1,8 @@
 """The package in Python: `PerturbDiff`, and the stages as functions that take AnnData or paths.
 
-``perturbation_model`` is the model, ``scores`` its table of scores. ``data_functions``, ``model_functions`` and
-``score_functions`` hold the stages. ``inputs`` turns what is given into files, ``own_labels`` gives predictions the
-user's own names and units. All names are taken from ``perturbdiff`` itself. docs/api.md says which of them are stable.
+``perturbation_model`` is the model, ``score_frame`` its table of scores. ``data_functions``, ``model_functions`` and
+``score_functions`` hold the stages. ``given_inputs`` turns what is given into files, ``own_labels`` gives predictions
+the user's own names and units. All names are taken from ``perturbdiff`` itself. docs/api.md says which are stable.
 """
 
 from typing import TYPE_CHECKING

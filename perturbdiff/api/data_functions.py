@@ -8,18 +8,20 @@ from pathlib import Path
 import anndata
 import pandas as pd
 
-from perturbdiff.api.anndata_inputs import (
+from perturbdiff.api.given_inputs import (
     ADATA,
     AnyCells,
     AnyData,
     AnyPath,
+    Recipe,
     Scratch,
+    Settings,
     cells_file,
     data_path,
+    recipe_of,
     split_file,
     working,
 )
-from perturbdiff.api.given_recipes import Recipe, Settings, recipe_of
 from perturbdiff.config.settings import Config
 from perturbdiff.preprocessing.preprocessing_stage import Machine
 from perturbdiff.preprocessing.preprocessing_stage import preprocess as preprocess_stage

@@ -9,9 +9,19 @@ from typing import Any
 import anndata
 import pandas as pd
 
-from perturbdiff.api.anndata_inputs import AnyData, AnyPath, Scratch, split_file, store_path, working
 from perturbdiff.api.data_functions import preprocess
-from perturbdiff.api.given_recipes import Recipe, Settings, overrides, recipe_of
+from perturbdiff.api.given_inputs import (
+    AnyData,
+    AnyPath,
+    Recipe,
+    Scratch,
+    Settings,
+    overrides,
+    recipe_of,
+    split_file,
+    store_path,
+    working,
+)
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.perturbation_model import Part, PerturbDiff
 from perturbdiff.api.requests import Conditions, condition_file, control_store

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.api.anndata_inputs import LOG1P
-from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import SET, agents, dose_label
+from perturbdiff.api.given_inputs import LOG1P
+from perturbdiff.conditions.condition import LABELS, SET, agents, dose_label
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.columns import as_text
 from perturbdiff.predictions import DEPTH

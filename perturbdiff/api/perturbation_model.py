@@ -13,17 +13,21 @@ from typing import Any, Literal, Self
 import anndata
 import pandas as pd
 
-from perturbdiff.api.anndata_inputs import (
+from perturbdiff.api.given_inputs import (
     AnyCells,
     AnyData,
     AnyPath,
+    Recipe,
     Scratch,
+    Settings,
     cells_file,
+    overrides,
+    recipe_file,
+    said_of_data,
     split_file,
     store_path,
     working,
 )
-from perturbdiff.api.given_recipes import Recipe, Settings, overrides, recipe_file, said_of_data
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.requests import Conditions, condition_file, control_store
 from perturbdiff.api.score_frame import Scores

@@ -9,7 +9,7 @@ from pathlib import Path
 import anndata
 import pandas as pd
 
-from perturbdiff.api.anndata_inputs import AnyData, cells_file, store_path
+from perturbdiff.api.given_inputs import AnyData, cells_file, store_path
 from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.conditions.condition import LABELS

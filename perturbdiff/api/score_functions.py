@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anndata
 
-from perturbdiff.api.anndata_inputs import (
+from perturbdiff.api.given_inputs import (
     AnyCells,
     AnyData,
     AnyPath,
+    Recipe,
     Scratch,
+    Settings,
     cells_file,
     data_path,
+    recipe_of,
     split_file,
     working,
 )
-from perturbdiff.api.given_recipes import Recipe, Settings, recipe_of
 from perturbdiff.api.score_frame import Scores
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.evaluation_stage import evaluate as evaluation_stage

@@ -12,8 +12,7 @@ from functools import partial
 import numpy as np
 
 from perturbdiff.baselines.baseline_task import Predictor, Recipe, Task
-from perturbdiff.baselines.nearest_context import nearest_context
-from perturbdiff.baselines.unseen_perturbations import kernel_ridge
+from perturbdiff.baselines.training_changes import kernel_ridge, nearest_context
 from perturbdiff.store.pseudobulk import group_means
 
 NUM_COMPONENTS = 10

@@ -14,7 +14,7 @@ import torch
 
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.checkpoint.change_regression import extend
-from perturbdiff.conditions.condition_table import agents, dose_values, dose_weights
+from perturbdiff.conditions.condition import agents, dose_values, dose_weights
 from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.embedding_tables import (

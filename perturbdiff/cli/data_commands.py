@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from perturbdiff.cli import hints
 from perturbdiff.cli.options import (
     LARGEST_SEED,
     Force,
@@ -79,6 +80,15 @@ def stats(
     genes: Annotated[
         Path | None, typer.Option("--genes", help="Gene list; non-zero genes are also counted within it.")
     ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option(
+            "--published",
+            metavar="NAME",
+            autocompletion=hints.datasets,
+            help="Data set of the paper whose numbers of cells and labels are set beside those of the store.",
+        ),
+    ] = None,
     pairs: Annotated[
         int,
         typer.Option("--pairs", min=0, help="Maximum number of distances of each kind and level; 0: none."),
@@ -113,6 +123,7 @@ def stats(
         out,
         split=split,
         genes=genes,
+        published=published,
         pairs=pairs,
         cells_per_group=cells_per_group,
         seed=seed,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perturbdiff.cli import completion
+from perturbdiff.cli import hints
 from perturbdiff.cli.options import Group, Labels, Overrides, Quick, Recipe, Work
 from perturbdiff.runtime.errors import UserError
 
@@ -21,7 +21,7 @@ def data_list(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", autocompletion=completion.datasets, help="Data set; without it, all are listed."
+            metavar="NAME", autocompletion=hints.datasets, help="Data set; without it, all are listed."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
@@ -31,22 +31,20 @@ def data_list(
     Prints where a data set is published, its size, sums, licence, columns and what is odd about it. The registry is a
     part of the package, so that no network is needed.
     """
-    from perturbdiff.datasets import description, lookup, registered
+    from perturbdiff.datasets import lookup, registered, registry
 
     if as_json:
         import json
 
         chosen = [lookup(name)] if name else registered().values()
-        typer.echo(json.dumps([description.facts(one) for one in chosen], indent=2, ensure_ascii=False))
+        typer.echo(json.dumps([registry.facts(one) for one in chosen], indent=2, ensure_ascii=False))
     else:
-        typer.echo(description.render(lookup(name)) if name else description.table())
+        typer.echo(registry.render(lookup(name)) if name else registry.table())
 
 
 @data_app.command("get", cls=Work)
 def data_get(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", autocompletion=completion.datasets, help="Data set.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=hints.datasets, help="Data set.")],
     out: Annotated[
         Path | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""The commands ``evaluate``, ``ceiling``, ``calibrate`` and ``merge``."""
+"""The commands ``evaluate``, ``ceiling``, ``calibrate``, ``merge`` and ``adversaries``."""
 
 from __future__ import annotations
 
@@ -282,3 +282,29 @@ def _names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@with_options(scoring_options)
+def adversaries(
+    truth: Truth,
+    out: Out,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="Attack only the conditions in one part of this split.")
+    ] = None,
+    part: Part = "test",
+    *,
+    scoring: Shared,
+) -> None:
+    """Try the known attacks on the metrics.
+
+    Makes predictions that know nothing and hope for a good score, such as a mean profile as every cell, and scores
+    them beside honest cells. Tables show what each attack gains on each metric, and what the report would say of it.
+    """
+    from perturbdiff.adversaries.adversary_stage import adversaries as run
+
+    settings = dict(scoring.settings)
+    if settings.pop("shard") != (0, 1):
+        raise UserError("--shard: adversaries has no parts; leave it out")
+    tables = run(truth, out, scoring.config, split=split, part=part, **settings)
+    typer.echo((tables / "adversaries.txt").read_text(encoding="utf-8"), nl=False)
+    typer.echo(str(tables))

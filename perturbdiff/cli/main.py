@@ -13,14 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from perturbdiff.cli import completion
-from perturbdiff.cli.adversary_commands import adversaries
+from perturbdiff.cli import hints
 from perturbdiff.cli.baseline_commands import baseline_app
-from perturbdiff.cli.bundle_commands import bundle_app
 from perturbdiff.cli.data_commands import preprocess, stats, store_app, vocabulary_app
 from perturbdiff.cli.dataset_commands import data_app
-from perturbdiff.cli.evaluate_commands import calibrate, ceiling, evaluate, merge
-from perturbdiff.cli.export_command import export
+from perturbdiff.cli.evaluate_commands import adversaries, calibrate, ceiling, evaluate, merge
 from perturbdiff.cli.model_commands import embed, finetune, import_checkpoint, pretrain, sample, train
 from perturbdiff.cli.options import (
     Force,
@@ -39,6 +36,7 @@ from perturbdiff.cli.options import (
     with_options,
 )
 from perturbdiff.cli.screen_commands import init, run
+from perturbdiff.cli.sharing_commands import bundle_app, export
 from perturbdiff.runtime.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
@@ -247,7 +245,7 @@ def config_show(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            autocompletion=completion.presets,
+            autocompletion=hints.presets,
             help="Preset name or YAML file; without it, the presets are listed.",
         ),
     ] = None,

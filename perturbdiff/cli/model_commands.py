@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from perturbdiff.cli import completion
+from perturbdiff.cli import hints
 from perturbdiff.cli.options import (
     LARGEST_SEED,
     BatchColumn,
@@ -176,7 +176,7 @@ def sample(
         typer.Option(
             "--config",
             "-c",
-            autocompletion=completion.presets,
+            autocompletion=hints.presets,
             help="Preset name or YAML file; default: the bundle's own recipe.",
         ),
     ] = None,

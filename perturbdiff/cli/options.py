@@ -15,8 +15,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perturbdiff import __version__
-from perturbdiff.cli import completion
-from perturbdiff.cli.examples import EXAMPLES
+from perturbdiff.cli import hints
+from perturbdiff.cli.hints import EXAMPLES
 from perturbdiff.cli.usage_errors import UsageError, explain, words_of
 from perturbdiff.runtime.errors import Interrupted, UserError
 
@@ -136,7 +136,7 @@ Recipe = Annotated[
     typer.Option(
         "--config",
         "-c",
-        autocompletion=completion.presets,
+        autocompletion=hints.presets,
         help="Recipe: a preset name or a YAML file; default: recommended.",
     ),
 ]
@@ -146,7 +146,7 @@ Overrides = Annotated[
         "--set",
         "-s",
         metavar="KEY=VALUE",
-        autocompletion=completion.keys,
+        autocompletion=hints.keys,
         help="Change one value of the recipe (repeatable), e.g. train.max_steps=500.",
     ),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from perturbdiff.cli.examples import EXAMPLES
+from perturbdiff.cli.hints import EXAMPLES
 from perturbdiff.runtime.errors import listing, nearest
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]

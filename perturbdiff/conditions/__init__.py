@@ -1,7 +1,7 @@
 """Conditions (perturbation, cell type and batch) and the control cells that belong to them.
 
-``condition`` defines the type. ``condition_table`` makes the table that every store holds, and reads the doses in
-labels. ``control_matching`` chooses control cells. ``vocabulary`` numbers the labels and genes of a model.
+``condition`` defines the type, makes the table that every store holds, and reads the doses in labels.
+``control_matching`` chooses control cells. ``vocabulary`` numbers the labels and genes of a model.
 """
 
 from typing import TYPE_CHECKING

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import agents
+from perturbdiff.conditions.condition import agents
 from perturbdiff.conditions.gene_names import unshared
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest

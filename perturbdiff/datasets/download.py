@@ -19,6 +19,7 @@ import shutil
 import ssl
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -26,12 +27,25 @@ from pathlib import Path
 from typing import Any
 
 from perturbdiff import __version__
-from perturbdiff.datasets.addresses import by_hand, host, web_address
+from perturbdiff.datasets.registry import host, web_address
 from perturbdiff.runtime import files, locks, untrusted
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
 
 logger = logging.getLogger(__name__)
+
+
+def by_hand(url: str, folder: str) -> str:
+    """Return how a user can fetch a file that a program is not given."""
+    if url.startswith("gs://"):
+        return (
+            "where the reader pays, the bucket wants to know whom to bill: "
+            f"gcloud storage cp --billing-project=YOUR_PROJECT {url} {folder}/"
+        )
+    if url.startswith("hf://"):
+        return "look at its page on the Hugging Face Hub, which may ask you to accept terms"
+    return f"download {url} with a browser into {folder}"
+
 
 PAUSES = (1.0, 4.0, 15.0, 60.0)
 """Seconds to wait after each failed attempt that brought nothing new."""

@@ -1,20 +1,27 @@
-"""The registry of published data sets (``registry.yaml``), and the way from a name to a file that lies here.
+"""The registry of published data sets (``registry.yaml``), the way from a name to a file that lies here, and its text.
 
 A file is looked up in the folder that the environment variable ``PERTURBDIFF_DATA`` names, then in the user's cache.
 `perturbdiff.datasets.fetching` puts it there.
+
+``hf://datasets/OWNER/NAME@REVISION/PATH`` is a file of the Hugging Face Hub and
+``gs://BUCKET/PATH`` one of Google Cloud Storage. Both can be read by plain HTTPS, so that no further library is needed.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
+import textwrap
+import urllib.parse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError, nearest
+from perturbdiff.runtime.progress import byte_size, span
 
 FOLDER_VARIABLE = "PERTURBDIFF_DATA"
 """Environment variable that names a folder with files of data sets."""
@@ -219,3 +226,120 @@ def folders() -> Iterator[Path]:
 def here(part: Part) -> Path | None:
     """Return where a file lies, or None if it is in none of the folders."""
     return next((path for folder in folders() if (path := folder / part.file).is_file()), None)
+
+
+_HUB = re.compile(r"hf://(?P<kind>datasets/)?(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)/(?P<path>.+)")
+_UNKNOWN = "not known"
+_WIDTH = 110
+SPEED = 50e6
+"""Bytes per second that times are stated for."""
+
+
+def table() -> str:
+    """Return a line for each data set: its name, size, whether it lies here, and what it is."""
+    rows = [("name", "size", "here", "what")]
+    for name, dataset in registered().items():
+        rows.append((name, _size(dataset), _here(dataset), dataset.title))
+    widths = [max(len(row[k]) for row in rows) for k in range(3)]
+    lines = ["  ".join([*(row[k].ljust(widths[k]) for k in range(3)), row[3]]) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _size(dataset: Dataset) -> str:
+    size = dataset.size
+    if size is None:
+        return _UNKNOWN
+    return byte_size(size)
+
+
+def _here(dataset: Dataset) -> str:
+    parts = dataset.files
+    there = sum(here(part) is not None for part in parts)
+    return "yes" if there == len(parts) else f"{there}/{len(parts)}" if there else "no"
+
+
+def facts(dataset: Dataset) -> dict[str, Any]:
+    """Return all that the registry says of a data set, and how many of its files lie here."""
+    parts = dataset.files
+    return {
+        **asdict(dataset),
+        "files": len(parts),
+        "files_here": sum(here(part) is not None for part in parts),
+    }
+
+
+def render(dataset: Dataset) -> str:
+    """Return all that the registry says of a data set, for a person."""
+    counts = (dataset.cells, dataset.genes, dataset.values)
+    cells, genes, values = (_UNKNOWN if number is None else f"{number:,}" for number in counts)
+    sums = {"SHA-256": dataset.sha256, "MD5": dataset.md5}
+    published = next((f"{kind} {digest}" for kind, digest in sums.items() if digest), _UNKNOWN)
+    query = dataset.census and f"Census of {dataset.census.version}, {dataset.census.filter}"
+    lines = [
+        ("what", dataset.title),
+        ("file", dataset.file + (" (parts {} to {})".format(*dataset.parts) if dataset.parts else "")),
+        ("from", dataset.url or query or "no address; put the file into the folder PERTURBDIFF_DATA"),
+        ("source", dataset.source),
+        ("selection", dataset.selection or "as published"),
+        ("cost", cost(dataset)),
+        ("sum", published),
+        ("cells", cells),
+        ("genes", genes),
+        ("stored values", values),
+        ("scale of X", dataset.scale),
+        ("preset", dataset.preset or "none"),
+        ("citation", dataset.citation),
+        *(("column " + name, text) for name, text in dataset.columns.items()),
+        *(("odd labels", text) for text in dataset.label_errors),
+        *(("note", text) for text in dataset.traps),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([dataset.name, *(_line(name, text, width) for name, text in lines)])
+
+
+def _line(name: str, text: str, width: int) -> str:
+    lead = f"  {name.ljust(width)}  "
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def web_address(url: str) -> str:
+    """Return the https address of a file.
+
+    ``HF_ENDPOINT`` names another hub than huggingface.co, as for the hub's own library.
+    """
+    if found := _HUB.fullmatch(url):
+        hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+        kind, path = found["kind"] or "", urllib.parse.quote(found["path"])
+        return f"{hub}/{kind}{found['name']}/resolve/{found['revision']}/{path}"
+    if url.startswith("gs://"):
+        return f"https://storage.googleapis.com/{urllib.parse.quote(url[5:])}"
+    return url
+
+
+def host(url: str) -> str:
+    """Return the name of the machine that a file is asked of."""
+    return urllib.parse.urlsplit(web_address(url)).hostname or url
+
+
+def cost(dataset: Dataset, share: float = 1.0) -> str:
+    """Return what fetching a share of a data set's files costs, in words."""
+    count = round(share * len(dataset.files))
+    what = f"{count} file{'s' * (count != 1)}"
+    if dataset.size is None:
+        amount = f"{what} of unknown size"
+    else:
+        needed = dataset.size * share
+        about = "" if dataset.bytes is not None else "about "
+        amount = f"{what}, {about}{byte_size(needed)}, {span(needed / SPEED)} at {SPEED / 1e6:.0f} MB/s"
+    place = (
+        f" from {host(dataset.url)}" if dataset.url else " by a query of the Census" if dataset.census else ""
+    )
+    bill = ", and the bucket bills the reader" * dataset.requester_pays
+    return f"{amount}{place}{bill} (licence: {dataset.licence})"

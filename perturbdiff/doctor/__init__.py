@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perturbdiff.doctor import folders, job, machine, programs
+from perturbdiff.doctor import job, machine, programs
 from perturbdiff.doctor.checks import Check, Look, as_json, gather, render
 
 __all__ = ["Check", "as_json", "diagnose", "render"]
@@ -41,5 +41,5 @@ def diagnose(places: Sequence[Path] = ()) -> list[Check]:
         if not job.in_job():
             looks += [("accounts", programs.accounts)]
     for place in dict.fromkeys(Path(os.path.abspath(p)) for p in places or [Path.cwd()]):  # noqa: PTH100 - no disk access
-        looks.append((str(place), lambda place=place: folders.look(place, required=bool(places))))
+        looks.append((str(place), lambda place=place: machine.look_at_folder(place, required=bool(places))))
     return gather(looks)

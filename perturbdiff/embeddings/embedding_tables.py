@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import Agent, agents
+from perturbdiff.conditions.condition import Agent, agents
 from perturbdiff.io.opening import read_npz
 from perturbdiff.runtime import files, tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest

@@ -16,9 +16,9 @@ PDS_L1        1.0  1.0
 
 `METRICS` describes every metric: formula, direction, range, and when it is undefined. `DEFINITIONS` holds the
 differences between the two releases of cell-eval. The functions behind the metrics are in
-`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in `perturbdiff.evaluation.metrics.populations`,
-`perturbdiff.evaluation.metrics.pairwise_distances` and `perturbdiff.evaluation.metrics.wasserstein`; chance levels and
-the collapse check in the modules of that name.
+`perturbdiff.evaluation.metrics.profile_metrics`, those over cells in `perturbdiff.evaluation.metrics.populations`
+and `perturbdiff.evaluation.metrics.pairwise_distances`, chance levels and the collapse check in
+`perturbdiff.evaluation.metrics.bounds`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ if TYPE_CHECKING:
         fold_change,
     )
     from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance, mmd
-    from perturbdiff.evaluation.metrics.populations import condition_metrics
+    from perturbdiff.evaluation.metrics.populations import condition_metrics, wasserstein
     from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
     from perturbdiff.evaluation.metrics.sorted_columns import Columns
-    from perturbdiff.evaluation.metrics.wasserstein import wasserstein
     from perturbdiff.evaluation.scoring.intervals import bootstrap_mean, bootstrap_means
 
 __all__ = [
@@ -94,10 +93,9 @@ __getattr__, __dir__ = attach(
             "fold_change",
         ),
         "metrics.pairwise_distances": ("energy_distance", "mmd"),
-        "metrics.populations": ("condition_metrics",),
+        "metrics.populations": ("condition_metrics", "wasserstein"),
         "metrics.profile_metrics": ("Comparison", "Metric"),
         "metrics.sorted_columns": ("Columns",),
-        "metrics.wasserstein": ("wasserstein",),
         "scoring.intervals": ("bootstrap_mean", "bootstrap_means"),
     },
 )

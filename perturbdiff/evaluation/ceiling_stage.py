@@ -10,6 +10,7 @@ import pandas as pd
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
+from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_ends
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
 from perturbdiff.evaluation.evaluation_stage import (
     own_conditions,
@@ -22,8 +23,7 @@ from perturbdiff.evaluation.metrics.set_metrics import SET_METRICS
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.references import DUPLICATE, pair_reference
-from perturbdiff.evaluation.scoring import split_values
-from perturbdiff.evaluation.scoring.aggregate import scope_rows
+from perturbdiff.evaluation.scoring.aggregate import joined, scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import sizes_of
 from perturbdiff.runtime import provenance
@@ -31,7 +31,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.seeds import state
 
-CEILING, REFERENCE = "ceiling", "reference"
+CEILING, REFERENCE, ENDS = "ceiling", "reference", "ends"
 """Kinds of folders of scores that hold no predictions."""
 
 
@@ -71,22 +71,25 @@ def ceiling(
     Path
         ``out``, with the files of `evaluate`; the method's name is ``ceiling``, or that of the reference.
         ``split_sd`` in aggregate.csv is the SD over splits of the mean. DE tables, embedding, collapse check and
-        chance (but for that of distances) are those of the first split.
+        chance (but for that of distances) are those of the first split. By the definition cell-eval2 it holds both ends
+        of the scale instead, for ``ends`` of `evaluate`.
 
     Raises
     ------
     UserError
         If a file is missing, or the split has no condition of the store in ``part``.
     """
-    if config.definition == DEFINITION:
-        raise UserError(
-            f"the replicate of {DEFINITION} is part of each evaluation by it; run evaluate, or take another definition"
-        )
+    by_counts = config.definition == DEFINITION
+    if by_counts:
+        check_settings(config, shard)
+        if reference != DUPLICATE:
+            raise UserError(f"--reference {reference}: {DEFINITION} has two ends of its own; leave it out")
     method = CEILING if reference == DUPLICATE else reference
     settings = inputs.settings_of(config, shard, dataset=dataset, part=part, reference=reference)
     files = {"truth": Path(truth), **({"split": Path(split)} if split else {}), **inputs.files_of(config)}
+    known = provenance.determinants("ceiling", settings, files, seed)
     with provenance.stage(
-        "ceiling", Path(out), config=settings, inputs=files, seed=seed, folder=True, force=force
+        "ceiling", Path(out), config=settings, inputs=files, base=known, folder=True, force=force
     ) as stage:
         if stage.skip:
             score_tables.repeat_findings(Path(out))
@@ -95,6 +98,13 @@ def ceiling(
             wanted = pairing.held_out_conditions(files["split"], part, real) if split else list(real.rows)
             kind = CEILING if reference == DUPLICATE else REFERENCE
             names = {"kind": kind, "method": method, "dataset": dataset or real.names["dataset"]}
+            if by_counts:
+                truth_hash = known["inputs"]["truth"]["sha256"]
+                given = {"seed": seed, "threads": threads, "truth_hash": truth_hash}
+                stage.results.update(
+                    score_ends(stage.path, real, wanted, config, {**names, "kind": ENDS}, **given)
+                )
+                return Path(out)
             pair = partial(pair_reference, real, wanted, reference)
             score = partial(score_cells, config=config, seed=seed, threads=threads, shard=shard)
             tables, scored = _over_splits(pair, score, config, stage.path, seed)
@@ -121,13 +131,13 @@ def _over_splits(
         metrics.append(_metric_rows(again, pairs, config))
         conditions.append(own_conditions(again))
     if len(tables.metrics):
-        tables.metrics = split_values.joined(metrics, ["value"], keep=["value"])
+        tables.metrics = joined(metrics, ["value"], keep=["value"])
     if len(tables.conditions):
         numbers = tables.conditions.select_dtypes("number").columns.difference(
             ["n_cells", "n_predicted", "n_distinct", "n_sets", "n_predicted_sets"]
         )
         kept = [name for name in numbers if name in (*DISTRIBUTION, *SET_METRICS)]
-        tables.conditions = split_values.joined(conditions, list(numbers), keep=kept)
+        tables.conditions = joined(conditions, list(numbers), keep=kept)
     tables.facts["splits"] = config.ceiling_splits
     return tables, scored
 

@@ -1,4 +1,4 @@
-"""Real, predicted and control cells of some conditions in two dimensions, for a figure."""
+"""Cells of some conditions in two dimensions, for a figure: real, predicted and control cells, and sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from perturbdiff.conditions.condition import Condition, conditions_of
+from perturbdiff.evaluation.metrics.set_metrics import set_places
 from perturbdiff.evaluation.readers.pairing import Pairing
+from perturbdiff.evaluation.scoring.condition_sets import read_sets
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
@@ -119,3 +121,28 @@ def _principal(blocks: Sequence[Sparse], seed: int) -> tuple[np.ndarray, np.ndar
     scores = np.concatenate([block @ basis for block in blocks]) - centre @ basis
     _, lengths, turned = np.linalg.svd(scores, full_matrices=False)
     return (turned @ basis.T)[:2], centre, lengths[:2] ** 2 / total if total > 0 else np.zeros(2)
+
+
+def place_sets(pairing: Pairing, conditions: Sequence[Condition], *, seed: int) -> pd.DataFrame:
+    """Return a row for each set of the conditions.
+
+    Returns
+    -------
+    DataFrame
+        condition ("cell type|batch|perturbation"), source (real, predicted), x, y (roots of energy distances along the
+        two directions in which the true sets differ most), explained_x, explained_y (shares of the scatter of the true
+        sets). Empty if it is not known which cells were a set.
+    """
+    tables = [pd.DataFrame()]
+    for condition in conditions if pairing.sets is not None else ():
+        predicted, real, _ = read_sets(pairing, condition, None, seed=seed).dense()
+        with threadpool_limits(1, "blas"):  # sums keep their order
+            found = set_places(predicted, real)
+        if found is None:
+            continue
+        *places, shares = found
+        for source, xy in zip(("predicted", "real"), places, strict=True):
+            table = pd.DataFrame(xy.astype(np.float32), columns=pd.Index(["x", "y"]))
+            table = table.assign(explained_x=np.float32(shares[0]), explained_y=np.float32(shares[1]))
+            tables.append(table.assign(condition=str(condition), source=source))
+    return pd.concat(tables, ignore_index=True)

@@ -13,17 +13,15 @@ from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
-from perturbdiff.evaluation.embedding import choose, embed
+from perturbdiff.evaluation.embedding import choose, embed, place_sets
 from perturbdiff.evaluation.metrics import catalogue
-from perturbdiff.evaluation.metrics.bounds import chance
-from perturbdiff.evaluation.metrics.collapse import collapse
+from perturbdiff.evaluation.metrics.bounds import chance, collapse
 from perturbdiff.evaluation.pseudobulk_de import write_pseudobulk
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.evaluation.scoring.aggregate import scope_rows
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, sizes_of, units_of
-from perturbdiff.evaluation.set_places import place_sets
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 
@@ -70,7 +68,7 @@ def evaluate(
     threads
         Threads that compare; by default the processors that this process may use. The result does not depend on it.
     shard
-        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.merge_scores.merge`.
+        (I, N): write part I of N, to be joined by `perturbdiff.evaluation.score_tables.merge`.
 
     Returns
     -------

@@ -18,8 +18,13 @@ from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
-from perturbdiff.evaluation.scoring import split_values
-from perturbdiff.evaluation.scoring.aggregate import aggregate, condition_chance, condition_rows
+from perturbdiff.evaluation.scoring.aggregate import (
+    aggregate,
+    condition_chance,
+    condition_rows,
+    deviation,
+    taken_apart,
+)
 from perturbdiff.evaluation.scoring.limits import limits
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.runtime import provenance, tabular, untrusted
@@ -134,8 +139,8 @@ def write_folder(
     seed
         Of the intervals.
     """
-    conditions, by_condition = split_values.taken_apart(tables.conditions)
-    metrics, by_perturbation = split_values.taken_apart(tables.metrics)
+    conditions, by_condition = taken_apart(tables.conditions)
+    metrics, by_perturbation = taken_apart(tables.metrics)
     metrics = pd.concat([metrics, condition_rows(conditions)], ignore_index=True)
     who = pd.DataFrame({k: [names[k]] * len(metrics) for k in ("method", "dataset")})
     metrics = pd.concat([who, metrics.assign(definition=config.definition)], axis=1)
@@ -151,7 +156,7 @@ def write_folder(
         )
         rows = (pd.concat([some, condition_rows(other)], ignore_index=True) for some, other in both)
         of_splits = [aggregate(table, members, **named) for table in rows]
-        means["split_sd"] = split_values.deviation(means, of_splits)
+        means["split_sd"] = deviation(means, of_splits)
     if calibrated := tables.facts.get("calibration"):
         means = means.assign(**verdicts.columns(calibrated["metrics"], list(means["metric"])))
     limiting = limits(metrics, conditions, tables.collapse, config, num_genes=int(tables.facts["num_genes"]))

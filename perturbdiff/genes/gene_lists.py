@@ -36,7 +36,9 @@ def read_names(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not a text file; give one gene name per line") from None
+        pickled = path.read_bytes()[:1] == b"\x80"
+        what = "is a pickle, which is not read here" if pickled else "is not a text file"
+        raise UserError(f"{path}: {what}; give a text file with one gene name per line") from None
     names = pd.Index([line for line in lines if line and not line.startswith("#")], dtype=object)
     if not len(names):
         raise UserError(f"{path}: names no gene; give one gene name per line")

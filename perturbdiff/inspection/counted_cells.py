@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import ALL, SORTED_BY, dose_label, sort_conditions
+from perturbdiff.conditions.condition import ALL, LABELS, SORTED_BY, dose_label, sort_conditions
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.inspection.findings import Findings
 from perturbdiff.io.cell_filter import unknown_values

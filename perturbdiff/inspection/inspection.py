@@ -12,12 +12,11 @@ import pandas as pd
 
 from perturbdiff.config.settings import Config
 from perturbdiff.genes.gene_lists import read_names
-from perturbdiff.inspection import costs, paper_counts
+from perturbdiff.inspection import costs
 from perturbdiff.inspection.counted_cells import LookedAt, count_cells
 from perturbdiff.inspection.findings import Findings
-from perturbdiff.inspection.gene_overlap import check_genes, genes_of_model
-from perturbdiff.inspection.held_out_labels import check_split
 from perturbdiff.inspection.inspected_studies import Study
+from perturbdiff.inspection.overlap import check_genes, check_split, genes_of_model
 from perturbdiff.io.counts import join_genes
 from perturbdiff.io.label_tables import tables_for
 from perturbdiff.io.normalised_totals import doubts
@@ -26,6 +25,7 @@ from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import byte_size, span
 from perturbdiff.screen.values import kind_of
 from perturbdiff.splits.split_rules import Specification, read_toml
+from perturbdiff.statistics import paper_counts
 from perturbdiff.store.store import Store
 
 _SCALES = {"counts": ("counts", "zeros and ones"), "log1p": ("log1p",), "normalised": ("normalised", "log1p")}
@@ -193,8 +193,20 @@ def _check_conditions(
     numbers = paper_counts.count(table, part)
     found.fact(", ".join(f"{paper_counts.WORDS[name]} {number:,}" for name, number in numbers.items()))
     if study.dataset and study.dataset.paper:
-        paper_counts.compare(numbers, study.dataset.paper, found)
+        _compare(paper_counts.beside(numbers, study.dataset.paper), found)
     return numbers
+
+
+def _compare(table: pd.DataFrame, found: Findings) -> None:
+    """Tell where a data set differs from the paper's table."""
+    unlike = [
+        f"{row['here']:,} {row['number']} instead of {row['paper']:,} ({row['difference']:+.1%})"
+        for row in pd.DataFrame(table[~table["agrees"]]).to_dict("records")
+    ]
+    if unlike:
+        found.warning(f"the paper's table counts otherwise: {'; '.join(unlike)}")
+    else:
+        found.fact(f"cells and labels are those of the paper's table ({', '.join(table['number'])})")
 
 
 def _tell_costs(
@@ -235,7 +247,8 @@ def _tell_hours(
     hours = costs.on_gpu(study.config, genes, (perturbations, types, batches), numbers["train"], tested)
     found.fact(
         f"one A100 ({study.config.train.precision}): training {hours.steps:,} steps {span(hours.training * 3600)}, "
-        f"predicting {tested:,} cells {span(hours.sampling * 3600)} (estimates, of the network's products alone)"
+        f"predicting {tested:,} cells {span(hours.sampling * 3600)} (estimates, of the network's products alone); "
+        f"methods of others hold up to {byte_size(4 * numbers['train'] * genes)} of memory, if densely"
     )
 
 

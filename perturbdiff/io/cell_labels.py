@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import (
+from perturbdiff.conditions.condition import (
     ALL,
+    LABELS,
     RESERVED,
     SET,
     SORTED_BY,

@@ -13,8 +13,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.gene_aliases import read_aliases
-from perturbdiff.conditions.gene_names import unshared
+from perturbdiff.conditions.gene_names import read_aliases, unshared
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io.cell_filter import CellFilter, KeptCells
 from perturbdiff.io.columns import Column, Texts, joined

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.gene_aliases import renamed
+from perturbdiff.conditions.gene_names import renamed
 from perturbdiff.io.columns import CheckedColumn, Column, whole_column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.derived_matrices import Duplicates, one_column_per_gene

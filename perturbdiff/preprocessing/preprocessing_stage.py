@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import SET, complete
+from perturbdiff.conditions.condition import SET, complete
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import gene_groups

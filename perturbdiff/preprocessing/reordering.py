@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.conditions.condition_table import SORTED_BY
+from perturbdiff.conditions.condition import SORTED_BY
 from perturbdiff.preprocessing.passes import Passes, PieceReader, load, save
 from perturbdiff.runtime import files
 from perturbdiff.runtime.task_runner import TaskRunner

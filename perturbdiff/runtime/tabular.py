@@ -11,13 +11,15 @@ import csv
 import lzma
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.runtime.errors import UserError, one_line
+from perturbdiff.runtime.errors import UserError, listing, one_line
+from perturbdiff.runtime.files import existing
 from perturbdiff.runtime.packed_text import open_bytes
 from perturbdiff.runtime.parquet_bounds import checked_metadata
 
@@ -107,3 +109,25 @@ def unreadable(path: Path, error: BaseException, remedy: str) -> UserError:
     """Return the error for a table that cannot be read."""
     reason = one_line(str(error))[:_SHOWN] or type(error).__name__
     return UserError(f"{path}: is not a table, or damaged ({reason}); {remedy}")
+
+
+def read_texts(path: Path, what: str, columns: Sequence[str], needed: Sequence[str]) -> pd.DataFrame:
+    """Read a CSV, every value as text, empty ones as ''.
+
+    Parameters
+    ----------
+    path, what
+        The file, and what it is, for messages.
+    columns, needed
+        What it may hold, and what it must.
+
+    Raises
+    ------
+    UserError
+        If it is missing, is no table or lacks a column.
+    """
+    remedy = f"give a CSV of {', '.join(columns)}"
+    table = read_csv(existing(path, what), remedy, dtype=str, keep_default_na=False)
+    if lacking := [c for c in needed if c not in table]:
+        raise UserError(f"{path}: no column {listing(lacking)}; it needs {', '.join(needed)}")
+    return table

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from perturbdiff.checkpoint.bundle import SAME_DEPTH, Bundle
 from perturbdiff.checkpoint.pretrained_embeddings import teach
-from perturbdiff.conditions.condition import LABELS, conditions_of
-from perturbdiff.conditions.condition_table import SET
+from perturbdiff.conditions.condition import LABELS, SET, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap, Kind
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import set_noise

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition import LABELS
-from perturbdiff.conditions.condition_table import SET
+from perturbdiff.conditions.condition import LABELS, SET
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import Block
 from perturbdiff.io.opening import open_root

@@ -1,7 +1,7 @@
 """From one file to a report: what a screen holds, what to hold out, and the stages one after another.
 
-``screen`` guesses and explains what a file or an AnnData holds (``sources`` reads it, ``values`` finds the counts,
-``label_columns`` the columns, and ``condition_counts`` counts the cells). ``held_out`` chooses what can be judged.
+``screen`` guesses and explains what a file or an AnnData holds (``sources`` reads it and counts the cells,
+``values`` finds the counts and ``label_columns`` the columns). ``held_out`` chooses what can be judged.
 ``plan`` makes a recipe and a samplesheet of it, and ``stages`` carries the plan out in one folder.
 """
 

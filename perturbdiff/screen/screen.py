@@ -16,9 +16,8 @@ import pandas as pd
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.runtime.errors import UserError, listing, nearest, one_line
 from perturbdiff.screen import label_columns, values
-from perturbdiff.screen.condition_counts import count_conditions
 from perturbdiff.screen.label_columns import Choice
-from perturbdiff.screen.sources import Labels, Source, opened, read_labels
+from perturbdiff.screen.sources import Labels, Source, count_conditions, opened, read_labels
 from perturbdiff.screen.values import plain
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import FEW_CELLS, SORTED_BY
+from perturbdiff.conditions.condition import FEW_CELLS, SORTED_BY
 from perturbdiff.config.settings import Config
 from perturbdiff.io.cell_labels import read_conditions
 from perturbdiff.io.columns import as_text

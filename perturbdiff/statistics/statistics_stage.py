@@ -14,7 +14,7 @@ from perturbdiff.genes.selection import read_gene_list
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.task_runner import TaskRunner
-from perturbdiff.statistics import group_distances
+from perturbdiff.statistics import group_distances, paper_counts
 from perturbdiff.statistics.expression_pass import (
     QUANTILES,
     ExpressionSums,
@@ -41,6 +41,7 @@ def write_statistics(
     *,
     split: Path | None = None,
     genes: Path | None = None,
+    published: str | None = None,
     pairs: int = PAIRS,
     cells_per_group: int = CELLS_PER_GROUP,
     seed: int = 0,
@@ -63,7 +64,10 @@ def write_statistics(
     split
         Split file of this store.
     genes
-        Text file of gene names: the number of non-zero genes is given for these too.
+        Text file of gene names, or a vocabulary: the number of non-zero genes is given for these too.
+    published
+        Name of a registered data set of the paper, whose numbers are set beside those of the store (and, with
+        ``genes``, the number of genes of that list).
     pairs
         Most pairs of groups whose distance is measured, of each kind and level; 0: none.
     cells_per_group
@@ -86,7 +90,7 @@ def write_statistics(
     ------
     UserError
         If ``store`` is not a finished store, the split lacks one of its conditions, the gene list has none of its
-        genes, or a setting is out of range.
+        genes, the paper counts nothing in the data set, or a setting is out of range.
     """
     if pairs < 0 or cells_per_group < MIN_CELLS:
         raise UserError(
@@ -95,7 +99,9 @@ def write_statistics(
         )
     roles = {"store": store, "split": split, "genes": genes}
     inputs = {role: Path(path) for role, path in roles.items() if path is not None}
-    config = {"pairs": pairs, "cells_per_group": cells_per_group}
+    config: dict[str, Any] = {"pairs": pairs, "cells_per_group": cells_per_group}
+    paper = None if published is None else paper_counts.counted(published)
+    config |= {} if published is None else {"published": published}
     with provenance.stage(
         "stats", out, config=config, inputs=inputs, seed=seed, folder=True, force=force
     ) as run:
@@ -105,6 +111,10 @@ def write_statistics(
         parts = None if split is None else _parts(opened, split)
         listed = None if genes is None else np.isin(opened.genes, read_gene_list(Path(genes), opened.genes))
         tables = _label_tables(opened, parts)
+        if paper is not None:
+            numbers = paper_counts.count(opened.conditions, parts)
+            numbers |= {} if listed is None else {"shared_genes": int(listed.sum())}
+            tables["paper_counts"] = paper_counts.beside(numbers, paper)
         # Starting workers takes longer than describing a small store.
         with TaskRunner(1 if opened.n_cells < SMALL_STORE else jobs, scheduler) as runner:
             measured, summary = _expression_tables(opened, runner, listed)

@@ -1,4 +1,4 @@
-"""Mean expression of groups of conditions, streamed from a store, and the similarity of two means."""
+"""Mean expression of groups of conditions, streamed from a store, their changes, and the similarity of two means."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import sparse
 
+from perturbdiff.conditions.control_matching import ControlPools
 from perturbdiff.runtime.progress import track
 from perturbdiff.store.store import Store
 
@@ -137,3 +138,34 @@ def row_ranges(
 def _pieces(begin: int, end: int, rows: int) -> Iterator[tuple[int, int]]:
     for a in range(int(begin), int(end), rows):
         yield a, min(a + rows, int(end))
+
+
+def condition_changes(
+    store: Store, conditions: np.ndarray, pools: ControlPools, exclude: np.ndarray | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each of ``conditions`` (ids in ascending order) with its change, float64 [G], log1p.
+
+    Memory is one profile for each control condition.
+
+    Parameters
+    ----------
+    store
+        `Store` or `MemoryStore`.
+    conditions
+        Ids. Those without usable cells are left out.
+    pools
+        Their matched controls. Each control cell counts once.
+    exclude
+        bool [n_cells]: store rows never to be used, or None.
+    """
+    is_control = store.conditions["is_control"].to_numpy(bool)
+    groups = np.where(is_control, np.cumsum(is_control) - 1, -1)
+    means, cells = group_means(store, groups, int(is_control.sum()), label="control means", exclude=exclude)
+    known: dict[tuple[int, ...], np.ndarray] = {}
+    for condition, mean in condition_means(store, conditions, label="training changes", exclude=exclude):
+        pool = pools.pool(condition)
+        key = tuple(map(int, pool))
+        if key not in known:
+            weight = cells[groups[pool]]
+            known[key] = weight @ means[groups[pool]] / weight.sum()
+        yield condition, mean - known[key]

@@ -17,7 +17,7 @@ import pandas as pd
 import zarr
 from scipy import sparse
 
-from perturbdiff.conditions.condition_table import SET, condition_table
+from perturbdiff.conditions.condition import SET, condition_table
 from perturbdiff.io.columns import num_entries
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import check_part, open_group

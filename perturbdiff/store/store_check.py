@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import zarr
 
-from perturbdiff.conditions.condition_table import SORTED_BY, complete, sort_conditions
+from perturbdiff.conditions.condition import SORTED_BY, complete, sort_conditions
 from perturbdiff.io.zarr_check import open_group
 from perturbdiff.runtime.compiled import kernel
 from perturbdiff.runtime.errors import UserError, listing

@@ -9,7 +9,7 @@ import torch
 
 from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.diffusion.samplers import set_noise
-from perturbdiff.evaluation.metrics.slope import AGREE, mean_of, sums_of
+from perturbdiff.evaluation.metrics.populations import AGREE, mean_of, sums_of
 from perturbdiff.loading.set_streams import CellSet
 from perturbdiff.runtime import seeds
 from perturbdiff.training.distributed.processes import Processes
@@ -29,8 +29,8 @@ def effect_size(module: TrainingModule, setup: TrainingSetup) -> float | None:
     """Return the slope of predicted on true change over the training conditions with the most cells, and log it.
 
     Up to 16 conditions of at least 20 cells are taken. For each, about 256 cells are sampled from matched controls,
-    and the real cells are halved (`perturbdiff.evaluation.metrics.slope.sums_of`). The slope is the ratio of the sums
-    over all conditions, so that those that change most count most.
+    and the real cells are halved (`perturbdiff.evaluation.metrics.populations.sums_of`). The slope is the ratio of the
+    sums over all conditions, so that those that change most count most.
 
     Returns
     -------

@@ -14,7 +14,7 @@ from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.embeddings.kernel_ridge import LEAST
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.store.condition_changes import condition_changes
+from perturbdiff.store.pseudobulk import condition_changes
 
 if TYPE_CHECKING:
     from perturbdiff.training.setup import Source

@@ -1,6 +1,7 @@
 // Raw counts → stores, splits and their statistics. Runs that have one in common share it. Before that, what rows make
 // for others: gene lists, semantic tables and bundles from checkpoints.
 
+include { CHECK                       } from '../../modules/local/check'
 include { EMBED                       } from '../../modules/local/embed'
 include { FETCH                       } from '../../modules/local/fetch'
 include { IMPORT                      } from '../../modules/local/import'
@@ -12,6 +13,7 @@ include { VOCABULARY                  } from '../../modules/local/vocabulary'
 include { VOCABULARY as VOCABULARY_OF_LISTS } from '../../modules/local/vocabulary'
 include { GATHER as GATHER_FOR_IMPORT; GATHER as GATHER_FOR_LIST } from './gather'
 include { GATHER as GATHER_FOR_RAW; GATHER as GATHER_FOR_UNIT    } from './gather'
+include { GATHER as GATHER_FOR_CHECK                             } from './gather'
 
 // what tasks of rows that make something are told beside files
 def toldOf(one) {
@@ -37,11 +39,19 @@ workflow DATA {
             .map { _id, one, found -> tuple(toldOf(one), one.checkpoint, one.genes, found) }
     )
 
-    // what reads a published data set that is not here waits for it
+    // what reads a published data set that is not here waits for it, and stores and splits until it has been checked
     FETCH(channel.fromList(plan.fetches))
+    fetched = FETCH.out.fetched.map { meta -> tuple(meta.id, meta.id) }
+    GATHER_FOR_CHECK(plan.checks.collect { one -> [one.id, one.fetch] }, fetched)
+    CHECK(
+        channel.fromList(plan.checks)
+            .map { one -> tuple(one.id, one) }
+            .combine(GATHER_FOR_CHECK.out.gathered, by: 0)
+            .map { id, one, _fetched -> tuple([id: id], one.inputs, one.obs, one.toml, one.genes, one.recipe) }
+    )
     waiting = plan.vocabularies.collect { one -> ["list ${one.id}".toString(), one.fetch] } +
-        (plan.stores + plan.splits.findAll { one -> !one.store }).collect { one -> [one.id, one.fetch] }
-    GATHER_FOR_RAW(waiting, FETCH.out.fetched.map { meta -> tuple(meta.id, meta.id) })
+        (plan.stores + plan.splits.findAll { one -> !one.store }).collect { one -> [one.id, one.fetch + one.checks] }
+    GATHER_FOR_RAW(waiting, fetched.mix(CHECK.out.checked.map { meta, _said -> tuple(meta.id, meta.id) }))
     allowed = GATHER_FOR_RAW.out.gathered
 
     // a list that lists of other rows are added to comes after these
@@ -136,15 +146,20 @@ workflow DATA {
     GATHER_FOR_UNIT(asked, things)
     scales = GATHER_FOR_UNIT.out.gathered.map { unit, found -> tuple(unit, found[0], found[1]) }
 
+    described = pairs.mix(stores.map { id, store -> tuple(id, store, []) })
     STATS(
-        pairs.map { id, store, split -> tuple([id: id], store, split) }
-            .mix(stores.filter { id, _store -> id in plan.bare }.map { id, store -> tuple([id: id], store, []) })
+        channel.fromList(plan.pairs + plan.bare)
+            .map { one -> tuple(one.id, one) }
+            .combine(described, by: 0)
+            .map { _id, one, store, split -> tuple(one.listed, one, store, split) }
+            .combine(things, by: 0)
+            .map { _key, one, store, split, list -> tuple(one.subMap(['id', 'published']), store, split, list) }
     )
 
     statistics = STATS.out.tables.map { _meta, tables -> tables }
     bundles    = IMPORT.out.bundle.map { meta, bundle -> tuple(meta.id, bundle) }
     versions   = SIMULATE.out.versions
-        .mix(FETCH.out.versions, EMBED.out.versions, IMPORT.out.versions)
+        .mix(FETCH.out.versions, CHECK.out.versions, EMBED.out.versions, IMPORT.out.versions)
         .mix(VOCABULARY.out.versions, VOCABULARY_OF_LISTS.out.versions)
         .mix(SPLIT_FIRST.out.versions, PREPROCESS.out.versions, SPLIT.out.versions, STATS.out.versions)
 

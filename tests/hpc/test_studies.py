@@ -57,7 +57,18 @@ def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workfl
     assert (once.pop("BASELINE"), once.pop("EVALUATE")) == (8, 9)
     assert set(once.values()) == {1}
     assert set(once) == {
-        *("FETCH", "VOCABULARY", "PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "CALIBRATE", "CEILING"),
+        *(
+            "FETCH",
+            "CHECK",
+            "VOCABULARY",
+            "PREPROCESS",
+            "SPLIT",
+            "STATS",
+            "TRAIN",
+            "SAMPLE",
+            "CALIBRATE",
+            "CEILING",
+        ),
         "REPORT",
     }
     found = scores(ran)
@@ -67,6 +78,10 @@ def test_a_study_is_one_command_from_the_public_file_to_the_report(study, workfl
     assert all(
         name in page for name in ("PerturbDiff (Scratch)", "Linear", "Mean Variant (per Batch)", "ceiling")
     )
+    (counts,) = (ran.outdir / "statistics").glob("*/paper_counts.csv")
+    assert pd.read_csv(counts).set_index("number").loc["training cells", "paper"] == 572_545
+    (said,) = (ran.outdir / "pipeline_info").glob("replogle-*.check.txt")
+    assert "the paper's table counts otherwise" in said.read_text()
 
 
 @pytest.mark.slow
@@ -95,4 +110,8 @@ def test_a_prior_of_all_data_is_finetuned_on_each_screen(study, workflow):
     for name in ("pbmc", "tahoe100m", "replogle"):
         assert (ran.outdir / "models" / f"{name}-finetuned" / "embeddings" / "perturbation.npz").is_file()
     assert len(scores(ran)) == 3 * 3, "finetuned, control and ceiling of each"
+    told = [pd.read_csv(path) for path in (ran.outdir / "statistics").glob("*/paper_counts.csv")]
+    assert len(told) == 1 + 2 * 3, "the prior's and the screen's own genes"
+    shared = [table for table in told if "genes of the prior's list" in set(table["number"])]
+    assert len(shared) == 1 + 2, "Tahoe-100M is finetuned on its own genes"
     assert (ran.outdir / "report.txt").read_text().count("PerturbDiff (Finetuned)") >= 3

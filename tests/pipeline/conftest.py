@@ -23,7 +23,10 @@ import json, os, pathlib, sys
 given = sys.argv[1:]
 with open({log!r}, "a") as log:
     log.write(json.dumps(given) + "\\n")
-if given[:1] == ["data"]:
+if given[:2] == ["data", "check"]:
+    if "refused" in open("recipe.yaml").read():
+        sys.exit("error: no cells")
+elif given[:1] == ["data"]:
     pathlib.Path(given[given.index("--out") + 1], "kang18_ifnb_muscat.h5ad").touch()
 elif "--out" in given:
     out = pathlib.Path(given[given.index("--out") + 1])

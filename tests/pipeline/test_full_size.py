@@ -85,7 +85,7 @@ def test_a_study_goes_from_the_public_file_to_the_report(nextflow):
     names = [name.split(" ")[0] for name in ran.ran()]
     once = {name: names.count(name) for name in names if name not in ("BASELINE", "EVALUATE")}
     assert once == dict.fromkeys(
-        ("FETCH", "VOCABULARY", "PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "EXTERNAL", "CALIBRATE",
+        ("FETCH", "CHECK", "VOCABULARY", "PREPROCESS", "SPLIT", "STATS", "TRAIN", "SAMPLE", "EXTERNAL", "CALIBRATE",
          "CEILING", "REPORT"), 1,
     )  # fmt: skip
     assert (names.count("BASELINE"), names.count("EVALUATE")) == (5, 7)

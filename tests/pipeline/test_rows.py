@@ -103,8 +103,11 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     made = [call for out, call in calls.items() if call[0] == "preprocess" and not out.startswith("two-")]
     kang, atlas, fetched = sorted(made, key=lambda call: (not call[1].endswith("/kang.h5ad"), call[1]))
     assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
-    (get,) = (call for call in fake() if call[0] == "data")
+    get, check = (call for call in fake() if call[0] == "data")
     assert get == ["data", "get", "kang18-ifnb", "--out", str(tmp_path / "public"), "--yes"]
+    assert check[1:3] == ["check", "input1/kang18_ifnb_muscat.h5ad"], (
+        "published data alone, before they are read"
+    )
     assert len(made) == 3, "the raw files of a data set are read once for its four rows and the prior"
     for call in (kang, atlas):
         assert given(call, "--genes") == ["genes/all"]
@@ -175,6 +178,21 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert [name for name in again.ran() if name.startswith(("TRAIN", "PRETRAIN", "FINETUNE"))] == [
         "TRAIN (scratch)"
     ]
+
+
+def test_published_data_with_a_problem_are_not_preprocessed(program, fake, nextflow, tmp_path):
+    names = ("refused", "sound")
+    rows = [row(name, "linear", dataset=name, input="dataset:kang18-ifnb") for name in names]
+    ran = nextflow.run("--input", sheet(tmp_path, *rows), "--baselines", "none", "--ceiling", "false")
+    assert ran.code != 0
+    assert "CHECK (refused-" in ran.output
+    made = {name.split("-")[0] for name in ran.ran()}
+    assert {"CHECK (sound", "PREPROCESS (sound", "EVALUATE (sound"} <= made
+    assert not any("refused" in name for name in made)
+    (report,) = (task for task in ran.tasks() if task["name"] == "REPORT")
+    lines = (Path(report["workdir"]) / "expected.csv").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("refused,"))
+    assert line.split(",")[3].startswith("CHECK.refused-"), "the report looks for the reason there first"
 
 
 def test_every_mistake_in_what_rows_name_is_told_at_once(questions, tmp_path):

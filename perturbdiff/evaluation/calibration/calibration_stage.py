@@ -14,9 +14,9 @@ from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration import power, predictability, separation, verdicts
 from perturbdiff.evaluation.calibration.reference_scores import Look, comparable, score_reference, thinned
+from perturbdiff.evaluation.metrics.bounds import oriented
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS
-from perturbdiff.evaluation.metrics.orientation import oriented
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison
 from perturbdiff.evaluation.readers import inputs
 from perturbdiff.evaluation.readers.cells_by_condition import Cells

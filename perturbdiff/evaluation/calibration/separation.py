@@ -1,14 +1,14 @@
 """How well a metric separates references whose order is known: a replicate, half a replicate, the mean, the control.
 
-Values are oriented (`perturbdiff.evaluation.metrics.orientation`): more is better.
+Values are oriented (`perturbdiff.evaluation.metrics.bounds`): more is better.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from perturbdiff.evaluation.metrics.bounds import oriented
 from perturbdiff.evaluation.metrics.catalogue import METRICS
-from perturbdiff.evaluation.metrics.orientation import oriented
 
 _TINY = 1e-6  # keeps the fraction finite where the negative reference is perfect
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.cell_eval2.anchors import Ends, MeanResponse, RealSide, baseline, replicates
 from perturbdiff.evaluation.cell_eval2.count_tables import (
@@ -23,8 +24,15 @@ from perturbdiff.evaluation.cell_eval2.count_tables import (
     splits,
     tests_of,
 )
-from perturbdiff.evaluation.cell_eval2.kept_ends import KeptEnds, write_ends
-from perturbdiff.evaluation.cell_eval2.measurements import Pair, Reference, Side, measure, reference_of
+from perturbdiff.evaluation.cell_eval2.kept_ends import KeptEnds, ScopeEnds, write_ends
+from perturbdiff.evaluation.cell_eval2.measurements import (
+    Pair,
+    Profile,
+    Reference,
+    Side,
+    measure,
+    reference_of,
+)
 from perturbdiff.evaluation.cell_eval2.metrics import SCORED
 from perturbdiff.evaluation.cell_eval2.panels import Panel, Panels, panels_of
 from perturbdiff.evaluation.cell_eval2.rules import DEFINITION, RULES, Rules
@@ -80,7 +88,7 @@ def score_counts(
     scorer = _Scorer(panels, rules, config.bootstrap, seed, threads, truth_hash, kept)
     with DifferentialWriter(folder) as writer:
         scored = [scorer.score(number, writer) for number in range(len(panels.panels))]
-    write_ends(folder, scored)
+    write_ends(folder, [one.made for one in scored])
     digest = panels.digest(rules, [one.controls for one in scored])
     _note_ends(scored, panels)
     marks = {"definition": DEFINITION, "rules": digest}
@@ -119,6 +127,42 @@ def score_counts(
         "findings": _without_folders(panels, [predictions.reader.path, truth.reader.path]),
     }
     summary = json.loads(json.dumps(summary, default=float), parse_constant=lambda _: None)
+    (folder / "summary.json").write_text(provenance.as_json(summary))
+    return summary
+
+
+def score_ends(
+    folder: Path,
+    truth: Cells,
+    wanted: Sequence[Condition],
+    config: EvaluateConfig,
+    names: dict[str, str],
+    *,
+    seed: int,
+    threads: int | None,
+    truth_hash: str,
+) -> dict[str, Any]:
+    """Write both ends of the scale of some real conditions alone, for any method on these, and return the summary.
+
+    Raises
+    ------
+    UserError
+        As `score_counts`.
+    """
+    rules = RULES[config.rules]
+    panels = panels_of(replace(truth, rows={one: truth.rows[one] for one in wanted}), truth, config, rules)
+    scorer = _Scorer(panels, rules, 0, seed, threads, truth_hash, None)
+    found = [scorer.ends(number) for number in range(len(panels.panels))]
+    made = [one for one, _ in found]
+    write_ends(folder, made)
+    summary = {
+        **names,
+        "definition": DEFINITION,
+        "rules": panels.digest(rules, [controls for _, controls in found]),
+        "num_conditions": len(wanted),
+        "num_replicates": min(len(one.ends.replicates) for one in made),
+        "findings": _without_folders(panels, [truth.reader.path]),
+    }
     (folder / "summary.json").write_text(provenance.as_json(summary))
     return summary
 
@@ -179,15 +223,32 @@ class _Scorer:
             draws=drawn,
         )
 
+    def ends(self, number: int) -> tuple[ScopeEnds, Profile]:
+        """Make the ends of a context, and return the profile of its controls too."""
+        panel = self.panels.panels[number]
+        cells, names = panel.real, tuple(sorted(panel.real.rows))
+        reference = reference_of(cells.read, cells.controls, self.rules)
+        controls = reference.profile
+        key = self.panels.key(panel, self.rules, controls, self.truth_hash)
+        targets = self.panels.positions(names)
+        response = MeanResponse(targets)
+        real = self._measure(panel, "real", reference, None, response)
+        order = np.argsort(np.argsort(np.array(self.panels.genes, dtype=object), kind="stable"))
+        truth = RealSide(cells, real, targets, order)
+        low = baseline(truth, reference, response.taken(), self.rules, threads=self.threads)
+        del reference  # the sorted controls, before the replicates
+        made = Ends(low, replicates(truth, self.rules, threads=self.threads))
+        return ScopeEnds(panel.scope, key, names, made), controls
+
     def _measure(
         self,
         panel: Panel,
         name: Literal["real", "predicted"],
         reference: Reference,
-        writer: DifferentialWriter,
+        writer: DifferentialWriter | None,
         response: MeanResponse | None = None,
     ) -> Side:
-        """Measure one side and write its tests."""
+        """Measure one side and write its tests, if there is a writer."""
         real = name == "real"
         side = measure(
             panel.real.read if real else self.panels.read,
@@ -198,8 +259,9 @@ class _Scorer:
             label="real cells" if real else "predictions",
             seen=None if response is None else response.add,
         )
-        for table in tests_of(panel.scope, side, self.panels.genes):
-            writer.add_group(name, table)
+        if writer is not None:
+            for table in tests_of(panel.scope, side, self.panels.genes):
+                writer.add_group(name, table)
         return side
 
 

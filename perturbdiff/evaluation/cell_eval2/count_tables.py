@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from perturbdiff.evaluation.cell_eval2.anchors import Ends
+from perturbdiff.evaluation.cell_eval2.kept_ends import ScopeEnds
 from perturbdiff.evaluation.cell_eval2.measurements import Profile, Side
 from perturbdiff.evaluation.cell_eval2.metrics import SCORED
 from perturbdiff.evaluation.cell_eval2.panels import Panel
@@ -65,6 +66,11 @@ class Scored:
     ends: Ends
     point: Levels
     draws: Levels | None
+
+    @property
+    def made(self) -> ScopeEnds:
+        """The ends, as they are kept."""
+        return ScopeEnds(self.panel.scope, self.key, self.perturbations, self.ends)
 
 
 def metric_rows(one: Scored) -> pd.DataFrame:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from perturbdiff.evaluation.cell_eval2.anchors import Ends
-from perturbdiff.evaluation.cell_eval2.count_tables import Scored
 from perturbdiff.evaluation.cell_eval2.scores import Scores
 from perturbdiff.evaluation.scoring.scopes import Scope
 from perturbdiff.runtime import provenance, tabular
@@ -19,25 +19,47 @@ TABLE = "ends.parquet"
 _BASELINE = -1
 
 
-def write_ends(folder: Path, scored: Sequence[Scored]) -> None:
+@dataclass(frozen=True)
+class ScopeEnds:
+    """The ends of one context.
+
+    Attributes
+    ----------
+    scope
+        The context.
+    key
+        Digest of what the ends depend on.
+    perturbations
+        Names of the M perturbations, sorted.
+    ends
+        Values of both ends.
+    """
+
+    scope: Scope
+    key: str
+    perturbations: tuple[str, ...]
+    ends: Ends
+
+
+def write_ends(folder: Path, made: Sequence[ScopeEnds]) -> None:
     """Write the ends of each context and the digest of what they depend on: a row per end, metric and perturbation."""
     frames = []
-    for one in scored:
+    for one in made:
         for number, values in enumerate([one.ends.baseline, *one.ends.replicates], _BASELINE):
             table = pd.DataFrame(values, index=pd.Index(one.perturbations, name="perturbation"))
             long = table.reset_index().melt("perturbation", var_name="metric", value_name="value")
-            kind, scope = one.panel.scope
+            kind, scope = one.scope
             frames.append(long.assign(scope_kind=kind, scope=scope, key=one.key, halving=number))
     pd.concat(frames, ignore_index=True).to_parquet(folder / TABLE, index=False)
 
 
 class KeptEnds:
-    """The ends that an earlier evaluation wrote.
+    """The ends that an earlier evaluation, or `ceiling`, wrote.
 
     Parameters
     ----------
     folder
-        The folder of that evaluation.
+        Its folder.
 
     Raises
     ------
@@ -49,7 +71,7 @@ class KeptEnds:
         self._folder = folder
         if not (folder / TABLE).is_file():
             raise UserError(
-                f"{folder}: has no {TABLE}; name a folder that evaluate --definition cell-eval2 wrote"
+                f"{folder}: has no {TABLE}; name a folder that evaluate or ceiling --definition cell-eval2 wrote"
             )
         provenance.verify(folder)
         self._table = tabular.read_parquet(folder / TABLE, "evaluate again")

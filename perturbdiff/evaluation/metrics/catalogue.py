@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perturbdiff.evaluation.metrics.effect_metrics import EFFECT
+from perturbdiff.evaluation.metrics.effects import EFFECT
 from perturbdiff.evaluation.metrics.profile_metrics import Comparison, Metric
 from perturbdiff.evaluation.metrics.table_metrics import COUNT, DE, EXPRESSION, FURTHER
 from perturbdiff.runtime.errors import UserError, nearest

@@ -11,8 +11,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.conditions.condition import Condition, Group
-from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.conditions.condition import ALL, Condition, Group
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.conditions.condition import Condition, Group, conditions_of
-from perturbdiff.conditions.condition_table import ALL
+from perturbdiff.conditions.condition import ALL, Condition, Group, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.readers.cells_by_condition import (

@@ -19,8 +19,7 @@ import numpy as np
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from perturbdiff.conditions.condition import Condition, Group
-from perturbdiff.conditions.condition_table import SORTED_BY
+from perturbdiff.conditions.condition import SORTED_BY, Condition, Group
 from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.metrics import catalogue

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from perturbdiff.conditions.condition_table import FEW_CELLS
+from perturbdiff.conditions.condition import FEW_CELLS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.scoring.scopes import POOLED
 from perturbdiff.runtime.errors import listing

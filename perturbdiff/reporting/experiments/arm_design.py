@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from perturbdiff.reporting.loading.comparison import families, seed_of
 from perturbdiff.reporting.loading.results import Run
-from perturbdiff.reporting.loading.seed_groups import families, seed_of
-from perturbdiff.reporting.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.tabular import read_texts
 
 COLUMNS = ("dataset", "method", "part", "collection", "arm", "level", "seed", "init")
 _NEEDED = COLUMNS[:3]

@@ -13,9 +13,8 @@ from perturbdiff.reporting.experiments.experiment import Estimates, Experiment
 from perturbdiff.reporting.experiments.run_groups import Line
 from perturbdiff.reporting.figures.score_plots import Forest, forest, radar
 from perturbdiff.reporting.figures.svg import Plot, slug
-from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, radar_columns
+from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, caption, radar_columns
 from perturbdiff.reporting.sections.chapter_data import Section
-from perturbdiff.reporting.sections.key_metrics import caption
 
 _BARS = (ENERGY, "PDCorr", "DEOver", "DEPrec", "AUPRC", "AUROC", "DirAgr", "LFCSpear", "PDS_cos")
 _DOTS = (ENERGY, "PDCorr", "DEOver_10", "DEOver", "AUPRC")

@@ -10,17 +10,15 @@ import pandas as pd
 
 from perturbdiff.reporting.experiments.curve_plots import BEST, CEILING, RANDOM, Panel, curves
 from perturbdiff.reporting.experiments.experiment import Estimate, Estimates, Experiment
-from perturbdiff.reporting.experiments.run_groups import Line
-from perturbdiff.reporting.experiments.training_work import CONVENTION, Work
+from perturbdiff.reporting.experiments.run_groups import CONVENTION, Line, Work
 from perturbdiff.reporting.figures.svg import (
     Look,
     Plot,
     looks,
     slug,
 )
-from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, named
+from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, caption, named
 from perturbdiff.reporting.sections.chapter_data import Section
-from perturbdiff.reporting.sections.key_metrics import caption
 
 _FURTHER = (
     "R2",

@@ -12,8 +12,7 @@ import pandas as pd
 
 from perturbdiff.evaluation.scoring.intervals import bootstrap_nested
 from perturbdiff.reporting.experiments.arm_design import Entry
-from perturbdiff.reporting.experiments.run_groups import Group, Line, Units, groups
-from perturbdiff.reporting.experiments.training_work import Work
+from perturbdiff.reporting.experiments.run_groups import Group, Line, Units, Work, groups
 from perturbdiff.reporting.figures.svg import Look, looks
 from perturbdiff.reporting.loading.metric_columns import Column, metric_columns
 from perturbdiff.reporting.loading.results import Run

@@ -13,7 +13,7 @@ from perturbdiff.reporting.experiments import bar_sections as sections
 from perturbdiff.reporting.experiments.arm_design import Entry, default_design, read_design
 from perturbdiff.reporting.experiments.experiment import Experiment, experiment
 from perturbdiff.reporting.experiments.published_numbers import read_published
-from perturbdiff.reporting.experiments.training_work import works
+from perturbdiff.reporting.experiments.run_groups import works
 from perturbdiff.reporting.figures.svg import Plot
 from perturbdiff.reporting.figures.trained_models import bundles_of
 from perturbdiff.reporting.loading.results import Run

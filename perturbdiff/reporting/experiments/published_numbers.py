@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,8 +16,8 @@ from perturbdiff.reporting.figures.number_texts import decimals_for, number, plu
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
 from perturbdiff.reporting.figures.svg import slug
 from perturbdiff.reporting.loading.metric_columns import Column
-from perturbdiff.reporting.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.tabular import read_texts
 
 _COLUMNS = ("dataset", "method", "metric", "value")
 logger = logging.getLogger(__name__)
@@ -118,8 +119,34 @@ def _table(name: str, published: pd.DataFrame, estimates: Estimates) -> Table:
         )
         for method, row in zip(methods, theirs, strict=True)
     ]
+    rows += _differences(ours, dict(zip(methods, theirs, strict=True)), columns)
     heads = ("Method", "from", *(m.heading for m in columns))
     return Table(heads, tuple(rows), f"{estimates.group.title}", name=f"published-{slug(name)}")
+
+
+def _differences(
+    ours: Sequence[tuple[Any, Sequence[Any]]],
+    theirs: Mapping[str, Sequence[float]],
+    columns: Sequence[Column],
+) -> list[Row]:
+    """Return how far each method is from the published one of its name, relative to the published value."""
+    rows = []
+    for line, row in ours:
+        if line.label not in theirs:
+            continue
+        pairs = zip(row, theirs[line.label], columns, strict=True)
+        cells = (_relative(e.mean, e.sd, value, m) for e, value, m in pairs)
+        rows.append(Row(line.label, (Cell("difference"), *cells)))
+    return rows
+
+
+def _relative(here: float, sd: float, paper: float, metric: Column) -> Cell:
+    share = (here - paper) / abs(paper) if paper else math.nan
+    if math.isnan(share):
+        return Cell(number(math.nan, 0), "num na", hint=metric.label, value=math.nan)
+    within = not math.isnan(sd) and abs(here - paper) <= 2 * sd
+    text = f"{100 * share:+.1f} %".replace("-", "−")
+    return Cell(text, "num", "within 2 s.d. of the seeds" if within else "", hint=metric.label, value=share)
 
 
 def _cell(value: float, digits: int, sd: float, metric: Column) -> Cell:
@@ -134,5 +161,6 @@ def _cell(value: float, digits: int, sd: float, metric: Column) -> Cell:
 
 NOTE = (
     "Published values are one run each, on the paper’s own preprocessing, split and number of predicted "
-    "cells. Equal names do not make them the same test. Compare orders of methods first, then sizes."
+    "cells. Equal names do not make them the same test. Compare orders of methods first, then sizes. Differences are "
+    "relative to the published value."
 )

@@ -11,10 +11,10 @@ import pandas as pd
 
 from perturbdiff.reporting.figures.number_texts import decimals_for, number, plus_minus
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Table, aligned
+from perturbdiff.reporting.loading.comparison import SeedGroup, families, stem
 from perturbdiff.reporting.loading.failed_runs import FailedRun
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import Run
-from perturbdiff.reporting.loading.seed_groups import SeedGroup, families, stem
 from perturbdiff.runtime.errors import one_line
 
 COLUMNS = ("dataset", "method", "kind", "n", "seeds", "failed", "metric", "mean", "sd", "n_defined")

@@ -1,4 +1,4 @@
-"""What was trained, and what it cost: a line per run, so that budgets can be compared."""
+"""What was trained, and what it cost: a line per run to compare budgets by, and the curves of each training."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perturbdiff.reporting.figures import condition_plots
 from perturbdiff.reporting.figures.number_texts import duration, memory
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Table
-from perturbdiff.reporting.figures.svg import Look
+from perturbdiff.reporting.figures.svg import Look, Plot, slug
+from perturbdiff.reporting.loading.comparison import seed_of
 from perturbdiff.reporting.loading.failed_runs import FailedRun
 from perturbdiff.reporting.loading.results import Run, read_json, unique_names
-from perturbdiff.reporting.loading.seed_groups import seed_of
-from perturbdiff.runtime import files, provenance
+from perturbdiff.runtime import files, provenance, tabular
 from perturbdiff.runtime.errors import UserError
 
 _RECORD, _MANIFEST = ".run.json", ".manifest.json"
@@ -250,3 +251,54 @@ def _version(manifest: Mapping[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return "n/a" if value is None else str(value)
+
+
+_PLAIN = {
+    "total": "loss",
+    "loss": "loss at fixed noise levels",
+    "mmd": "loss between cell sets (MMD)",
+    "mse": "loss of single cells (squared error)",
+    "abundance": "loss of single amounts (abundant genes and totals)",
+    "energy": "energy distance of sampled cells",
+    "r2": "R² of sampled mean profiles",
+    "pdcorr": "PDCorr of sampled mean changes",
+    "learning_rate": "learning rate",
+    "grad_norm": "length of the gradient",
+}
+
+
+def curves(index: int, name: str, bundle: Path) -> list[Plot]:
+    """Return a figure per numeric column of a bundle's training.csv. Empty without that file.
+
+    Parameters
+    ----------
+    index, name
+        The bundle's place among those of the page, from 1 on, and what it is called there.
+
+    Raises
+    ------
+    UserError
+        If the file is damaged, or not that of a bundle.
+    """
+    path = bundle / "training.csv"
+    if not path.is_file():
+        return []
+    table = tabular.read_csv(path, "train again or leave this bundle out")
+    if not {"step", "split"} <= set(table.columns):
+        raise UserError(f"{path}: no column step or split; is {bundle} a bundle of this version?")
+    terms = [c for c in table.select_dtypes("number") if c != "step" and len(table[[c]].dropna())]
+    return [
+        condition_plots.curves(
+            f"training-{index}-{slug(str(term))}",
+            f"{plain(str(term))} while training {name}",
+            table,
+            str(term),
+            label=plain(str(term)),
+        )
+        for term in terms
+    ]
+
+
+def plain(name: str) -> str:
+    """Return a column's name in words: known ones as a reader would say them, others without underscores."""
+    return _PLAIN.get(name, name.replace("_", " "))

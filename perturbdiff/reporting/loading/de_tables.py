@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from perturbdiff.evaluation.metrics.collapse import Collapse, collapse
+from perturbdiff.evaluation.metrics.bounds import Collapse, collapse
 from perturbdiff.reporting.loading.results import POOLED, Run
 from perturbdiff.runtime.errors import UserError
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from perturbdiff.reporting.loading.results import Run
-from perturbdiff.reporting.loading.text_tables import read_texts
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.tabular import read_texts
 
 _ATTEMPT = re.compile(r"^\S+ \S+ =+ ")
 _STAMP = re.compile(

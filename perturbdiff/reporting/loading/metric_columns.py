@@ -1,13 +1,14 @@
-"""The metrics as columns of tables and figures: names, directions, and which of them belong together."""
+"""The metrics as columns of tables and figures: names, directions, which belong together, what the main ones ask."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from perturbdiff.evaluation.calibration.verdicts import QUESTIONS
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS as COUNT_METRICS
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.profile_metrics import Metric
@@ -144,3 +145,70 @@ def score_table(runs: Sequence[Run], columns: Sequence[Column], scope: Scope = P
     rows = {r.method: [r.score(m.name, scope)[0] for m in columns] for r in runs}
     names = pd.Index([m.name for m in columns])
     return pd.DataFrame.from_dict(rows, orient="index", columns=names, dtype=np.float64)
+
+
+CORE = (*QUESTIONS["populations"], *QUESTIONS["changes"])
+"""Whole populations and mean changes: a verdict rests on one metric of each."""
+
+
+@dataclass(frozen=True)
+class KeyMetric:
+    """One line of the first screen.
+
+    Attributes
+    ----------
+    names
+        Metrics in order of preference: the first that was scored stands there.
+    question
+        What it asks of the predictions.
+    skill
+        What a method that scores well is good at, after "at".
+    """
+
+    names: tuple[str, ...]
+    question: str
+    skill: str
+
+
+KEY = (
+    KeyMetric(QUESTIONS["populations"], "Are the cells one population?", "whole populations"),
+    KeyMetric(QUESTIONS["changes"], "Is the mean change right?", "mean changes"),
+    KeyMetric(QUESTIONS["discrimination"], "Is it the right perturbation?", "telling perturbations apart"),
+    KeyMetric(QUESTIONS["de_genes"], "Are the most changed genes found?", "finding the most changed genes"),
+    KeyMetric(QUESTIONS["de_ranking"], "Do the changed genes come first?", "ranking the changed genes first"),
+    KeyMetric(QUESTIONS["direction"], "Is the direction right?", "directions of change"),
+    KeyMetric(("nonzero_ratio",), "Are there as many zeros?", "numbers of zeros"),
+)
+
+
+def key_metrics(columns: Sequence[Column], kept: Collection[str] = ()) -> list[Column]:
+    """Return the metrics of the first screen: for each question the first that is kept, else the first that was scored.
+
+    Parameters
+    ----------
+    columns
+        All metrics that were scored.
+    kept
+        Those that mean something on this data set.
+    """
+    chosen = []
+    for key in KEY:
+        scored = [column for name in key.names if (column := named(columns, name)) is not None]
+        chosen += [*(c for c in scored if c.name in kept), *scored][:1]
+    return chosen
+
+
+def question(metric: Column) -> str:
+    """Return what a key metric asks. Empty for other metrics."""
+    return next((key.question for key in KEY if metric.name in key.names), "")
+
+
+def skill(metric: Column) -> str:
+    """Return what a method that scores well is good at. For other metrics their name."""
+    return next((key.skill for key in KEY if metric.name in key.names), metric.label)
+
+
+def caption(metric: Column) -> str:
+    """Return what a key metric asks, and where better is, to stand below a figure of it."""
+    where = {"higher": "Higher is better.", "lower": "Lower is better.", "one": "1 is best."}
+    return f"{question(metric) or metric.label + '.'} {where.get(metric.direction, '')}".strip()

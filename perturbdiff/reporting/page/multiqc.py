@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from perturbdiff.reporting.loading.failed_runs import FailedRun
-from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, metric_columns, named
+from perturbdiff.reporting.loading.metric_columns import ENERGY, Column, key_metrics, metric_columns, named
 from perturbdiff.reporting.loading.results import Run
 from perturbdiff.reporting.sections.chapter_data import ChapterData
-from perturbdiff.reporting.sections.key_metrics import key_metrics
 from perturbdiff.reporting.sections.overview import Overview
 from perturbdiff.runtime.errors import visible
 

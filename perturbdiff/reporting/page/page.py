@@ -15,17 +15,16 @@ from perturbdiff.reporting.experiments.arm_tables import text as text_arms
 from perturbdiff.reporting.experiments.experiment import experiment
 from perturbdiff.reporting.experiments.experiment_chapter import ExperimentRequest, ask
 from perturbdiff.reporting.figures import page_tables, seed_means
-from perturbdiff.reporting.figures.page_data import page_data
-from perturbdiff.reporting.figures.store_figures import data_tables, pictures, read_splits
+from perturbdiff.reporting.figures.store_figures import pictures
+from perturbdiff.reporting.figures.store_tables import data_tables, read_splits
 from perturbdiff.reporting.figures.svg import Look, Plot, export, looks, page_color, slug
-from perturbdiff.reporting.figures.trained_models import costs, pretrained, record_files, trained
+from perturbdiff.reporting.figures.trained_models import costs, curves, pretrained, record_files, trained
+from perturbdiff.reporting.loading.comparison import families
 from perturbdiff.reporting.loading.failed_runs import FailedRun, read_expected
 from perturbdiff.reporting.loading.metric_columns import metric_columns
 from perturbdiff.reporting.loading.results import Run, read_json, read_runs, unique_names
-from perturbdiff.reporting.loading.seed_groups import families
 from perturbdiff.reporting.page.multiqc import write_multiqc
-from perturbdiff.reporting.page.table_files import write_arms, write_tables
-from perturbdiff.reporting.page.training_curves import curves
+from perturbdiff.reporting.page.page_data import page_data, write_arms, write_tables
 from perturbdiff.reporting.sections.cell_sections import MOST_PICTURES
 from perturbdiff.reporting.sections.chapter_data import subject
 from perturbdiff.reporting.sections.chapters import chapter

@@ -10,8 +10,7 @@ from typing import Any
 from perturbdiff.reporting.figures.number_texts import number
 from perturbdiff.reporting.loading.results import Run
 from perturbdiff.reporting.sections.chapter_data import ChapterData
-from perturbdiff.reporting.sections.focus_scores import perturbations
-from perturbdiff.reporting.sections.standing import Standing
+from perturbdiff.reporting.sections.standing import Standing, perturbations
 from perturbdiff.reporting.sections.verdict import ENOUGH, capital
 
 _FEW_CELLS = 30

@@ -12,7 +12,7 @@ import pandas as pd
 from perturbdiff.reporting.figures.page_tables import Table
 from perturbdiff.reporting.figures.perturbation_table import PerturbationTable
 from perturbdiff.reporting.figures.svg import Look, Plot
-from perturbdiff.reporting.loading.comparison import ranks
+from perturbdiff.reporting.loading.comparison import families, ranks
 from perturbdiff.reporting.loading.de_tables import Effects, Side, effects, paired_sides, top_genes
 from perturbdiff.reporting.loading.failed_runs import FailedRun
 from perturbdiff.reporting.loading.metric_columns import (
@@ -25,7 +25,6 @@ from perturbdiff.reporting.loading.metric_columns import (
     score_table,
 )
 from perturbdiff.reporting.loading.results import Run
-from perturbdiff.reporting.loading.seed_groups import families
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 TOP_PERTURBATIONS = 6

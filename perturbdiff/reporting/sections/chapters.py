@@ -9,12 +9,12 @@ from perturbdiff.reporting.figures.perturbation_table import PerturbationTable, 
 from perturbdiff.reporting.figures.svg import Look, Plot
 from perturbdiff.reporting.loading.failed_runs import FailedRun
 from perturbdiff.reporting.loading.results import Run
+from perturbdiff.reporting.sections.cell_sections import set_scores
 from perturbdiff.reporting.sections.chapter_data import ChapterData, Section, drawn, subject
 from perturbdiff.reporting.sections.gene_sections import distinct, genes
 from perturbdiff.reporting.sections.overview import Overview, overview
-from perturbdiff.reporting.sections.predictability_section import predictability
+from perturbdiff.reporting.sections.reference_sections import predictability
 from perturbdiff.reporting.sections.score_sections import duels, further, glance
-from perturbdiff.reporting.sections.set_section import set_scores
 
 
 @dataclass

@@ -10,22 +10,23 @@ from perturbdiff.reporting.figures import number_texts
 from perturbdiff.reporting.figures.number_texts import decimals_for, interval, number, plus_minus
 from perturbdiff.reporting.figures.page_tables import Cell, Row, Scale, Table
 from perturbdiff.reporting.figures.svg import slug
-from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR
+from perturbdiff.reporting.loading.metric_columns import ENERGY, PDCORR, key_metrics, question
 from perturbdiff.reporting.sections import verdict
 from perturbdiff.reporting.sections.cautions import Note, cautions
 from perturbdiff.reporting.sections.cell_sections import CellPicture, cell_pictures
 from perturbdiff.reporting.sections.chapter_data import ChapterData
-from perturbdiff.reporting.sections.focus_scores import (
+from perturbdiff.reporting.sections.reference_sections import is_scaled, scaled_table, scaled_verdict
+from perturbdiff.reporting.sections.score_sections import ScoreTables, score_tables
+from perturbdiff.reporting.sections.standing import (
+    Gain,
+    Standing,
     collapse_verdict,
     left_out,
     perturbations,
+    place,
     rivals,
     standing,
 )
-from perturbdiff.reporting.sections.key_metrics import key_metrics, question
-from perturbdiff.reporting.sections.ranked_tables import ScoreTables, score_tables
-from perturbdiff.reporting.sections.scaled_score_section import is_scaled, scaled_table, scaled_verdict
-from perturbdiff.reporting.sections.standing import Gain, Standing, place
 from perturbdiff.reporting.sections.verdict import Verdict
 
 _SHOWN = 4  # warnings in sight, the others are folded

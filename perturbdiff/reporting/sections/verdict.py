@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from perturbdiff.reporting.loading.metric_columns import ENERGY, Column
-from perturbdiff.reporting.sections.key_metrics import CORE, skill
+from perturbdiff.reporting.loading.metric_columns import CORE, ENERGY, Column, skill
 from perturbdiff.reporting.sections.standing import Relation, Standing
 
 Level = Literal["good", "mixed", "level", "poor", "unknown"]

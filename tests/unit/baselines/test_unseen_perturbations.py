@@ -7,8 +7,12 @@ import pytest
 from written_cells import Cells
 
 from perturbdiff.baselines import predict
-from perturbdiff.baselines.nearest_context import nearest_context, training_changes
-from perturbdiff.baselines.unseen_perturbations import fit_changes, kernel_ridge
+from perturbdiff.baselines.training_changes import (
+    fit_changes,
+    kernel_ridge,
+    nearest_context,
+    training_changes,
+)
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime.errors import UserError
 

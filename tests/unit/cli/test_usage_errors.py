@@ -7,7 +7,7 @@ from refusals import refused
 from typer.main import get_command
 
 from perturbdiff.cli import main
-from perturbdiff.cli.examples import EXAMPLES
+from perturbdiff.cli.hints import EXAMPLES
 from perturbdiff.config import recipes
 
 TRAIN = "train store --split split.parquet --out out"

@@ -10,8 +10,7 @@ import pytest
 from scipy import sparse
 
 from perturbdiff.conditions import control_matching
-from perturbdiff.conditions.condition import Condition
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import Condition, condition_table
 from perturbdiff.conditions.control_matching import BalancedControls, Rows, distances, represent
 
 

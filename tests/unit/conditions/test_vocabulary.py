@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.runtime.errors import UserError
 

@@ -11,7 +11,7 @@ import pytest
 from file_server import serving
 
 from perturbdiff.datasets import download as module
-from perturbdiff.datasets import fetching, sums
+from perturbdiff.datasets import sums
 from perturbdiff.datasets.registry import Part
 from perturbdiff.runtime.errors import UserError
 
@@ -190,4 +190,4 @@ def test_addresses_become_https(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://mirror/")
     assert module.web_address(url).startswith("http://mirror/datasets/lab/screen/resolve/0a1b2c/")
     assert module.web_address("gs://bucket/a/b") == "https://storage.googleapis.com/bucket/a/b"
-    assert fetching.host("gs://bucket/a/b") == "storage.googleapis.com"
+    assert module.host("gs://bucket/a/b") == "storage.googleapis.com"

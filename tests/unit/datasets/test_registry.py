@@ -17,9 +17,9 @@ from file_server import serving
 
 from perturbdiff import datasets
 from perturbdiff.config.recipes import presets
-from perturbdiff.datasets import census_query, fetching, sums
+from perturbdiff.datasets import fetching, sums
 from perturbdiff.datasets import registry as module
-from perturbdiff.datasets.addresses import web_address
+from perturbdiff.datasets.registry import web_address
 from perturbdiff.runtime.errors import UserError
 
 CONTENT = b"\x89HDF\r\n\x1a\n" + b"cells" * 100
@@ -219,7 +219,7 @@ def test_files_of_the_census_are_written_once_and_whole(monkeypatch, tmp_path):
 
 def test_data_sets_of_the_census_are_spread_over_the_files_by_size():
     sizes = [("b", 5), ("a", 5), ("c", 3), ("d", 9)]
-    assert census_query.spread(sizes, 2) == [["d", "c"], ["a", "b"]]
+    assert fetching.spread(sizes, 2) == [["d", "c"], ["a", "b"]]
 
 
 def test_the_sheets_name_registered_data_sets():

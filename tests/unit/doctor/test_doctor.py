@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perturbdiff import doctor
-from perturbdiff.doctor import checks, folders, job, machine, programs
+from perturbdiff.doctor import checks, job, machine, programs
 
 
 def program(folder: Path, name: str, script: str) -> None:
@@ -339,8 +339,8 @@ def test_folders_are_known_by_their_file_system(only, tmp_path, monkeypatch, mou
     mounts.write_text(
         f"/dev/vda / ext4 rw 0 0\nserver:/x {escaped} {mount} 0 0\nb {place.parent}/other xfs rw 0 0\n"
     )
-    monkeypatch.setattr(folders, "_MOUNTS", mounts)
-    checks = {check.name: check for check in folders.look(place / "results" / "new", required=True)}
+    monkeypatch.setattr(machine, "_MOUNTS", mounts)
+    checks = {check.name: check for check in machine.look_at_folder(place / "results" / "new", required=True)}
     assert checks["sharing"].status == sharing
     assert checks["locks"].status == locks
     assert mount.split()[0] in checks["folder"].found
@@ -350,16 +350,16 @@ def test_folders_are_known_by_their_file_system(only, tmp_path, monkeypatch, mou
 
 
 def test_locks_that_do_not_hold_are_told(only, tmp_path, monkeypatch):
-    monkeypatch.setattr(folders.fcntl, "flock", lambda *a: None)
+    monkeypatch.setattr(machine.fcntl, "flock", lambda *a: None)
     check = found(tmp_path)["locks"]
     assert (check.status, check.found) == ("note", f"{tmp_path}: flock is given to a second process too")
 
     def refused(*a):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(folders.fcntl, "flock", refused)
+    monkeypatch.setattr(machine.fcntl, "flock", refused)
     assert "Function not implemented" in found(tmp_path)["locks"].found
-    monkeypatch.setattr(folders.os, "utime", lambda *a: None)
+    monkeypatch.setattr(machine.os, "utime", lambda *a: None)
     assert found(tmp_path)["locks"].status == "problem"
     assert not list(tmp_path.glob(".perturbdiff*"))
 
@@ -367,12 +367,12 @@ def test_locks_that_do_not_hold_are_told(only, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_used_is_a_problem(only, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     assert found(tmp_path / "file" / "below")["folder"].status == "problem"
-    monkeypatch.setattr(folders.os, "access", lambda *a: False)
+    monkeypatch.setattr(machine.os, "access", lambda *a: False)
     assert found(tmp_path)["writing"].status == "problem"
     monkeypatch.chdir(tmp_path)
     assert found()["writing"].status == "note"
     monkeypatch.setattr(
-        folders.shutil, "disk_usage", lambda p: machine.shutil._ntuple_diskusage(1, 0, 1 << 30)
+        machine.shutil, "disk_usage", lambda p: machine.shutil._ntuple_diskusage(1, 0, 1 << 30)
     )
     assert found(tmp_path)["folder"].status == "problem"
 

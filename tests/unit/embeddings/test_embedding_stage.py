@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from perturbdiff.embeddings import embed
+from perturbdiff.embeddings.embedding_stage import PRESETS, locate
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable
-from perturbdiff.embeddings.model_folder import PRESETS, locate
 from perturbdiff.embeddings.named_texts import read_named_texts
 from perturbdiff.runtime.errors import UserError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.conditions.condition_table import agents, dose_values, dose_weights
+from perturbdiff.conditions.condition import agents, dose_values, dose_weights
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.embedding_tables import EmbeddingTable, semantic_rows
 from perturbdiff.runtime.errors import UserError

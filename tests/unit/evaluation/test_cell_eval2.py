@@ -331,9 +331,20 @@ def test_left_out_conditions_cannot_be_skipped(run_cli, pair, tmp_path):
     refused(run_cli(*arguments, "--missing", "skip"), "1 conditions have no prediction", "scores all of them")
 
 
-def test_ceiling_points_to_evaluate(run_cli, pair, tmp_path):
-    outcome = run_cli("ceiling", pair[1], "-o", tmp_path / "out", *OPTIONS, "--control", CONTROL)
-    refused(outcome, "part of each evaluation")
+def test_ceiling_makes_the_ends_once_for_all_methods(run_cli, pair, scored, tmp_path, monkeypatch):
+    given = ("ceiling", pair[1], "-o", tmp_path / "ends", *OPTIONS, "--control", CONTROL)
+    outcome = run_cli(*given)
+    assert outcome.code == 0, outcome.err
+    assert {path.name for path in (tmp_path / "ends").iterdir()} == {
+        "ends.parquet", "manifest.json", "run.json", "summary.json"
+    }  # fmt: skip
+    for name in ("baseline", "replicates"):
+        monkeypatch.setattr(count_stage, name, lambda *_, **__: pytest.fail("made again"))
+    out = evaluate(*pair, tmp_path / "out", TARGET, ends=tmp_path / "ends")
+    assert (out / "aggregate.csv").read_bytes() == (scored["vcc2026"] / "aggregate.csv").read_bytes()
+    assert run_cli(*given).code == 0, "it is there already"
+    refused(run_cli(*given[:3], tmp_path / "no", *given[4:], "--reference", "control"), "two ends of its own")
+    refused(run_cli("report", tmp_path / "ends", "-o", tmp_path / "r.html"), "ends")
 
 
 def test_the_report_shows_scaled_scores_and_refuses_other_rules(run_cli, scored, tmp_path, monkeypatch):

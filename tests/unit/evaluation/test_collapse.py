@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation.metrics import collapse as module
-from perturbdiff.evaluation.metrics.collapse import changes, collapse, shared
+from perturbdiff.evaluation.metrics import bounds as module
+from perturbdiff.evaluation.metrics.bounds import changes, collapse, shared
 
 
 def genes_table(delta: np.ndarray, *, prefix: str = "p") -> pd.DataFrame:

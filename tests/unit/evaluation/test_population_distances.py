@@ -12,8 +12,8 @@ from scipy.stats import wasserstein_distance
 
 from perturbdiff.evaluation.metrics import pairwise_distances
 from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance, mmd, pairwise
+from perturbdiff.evaluation.metrics.populations import wasserstein
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
-from perturbdiff.evaluation.metrics.wasserstein import wasserstein
 
 
 def draw(rng, n, genes=50, shift=0.0):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from perturbdiff.evaluation.metrics.populations import effect_slope
 from perturbdiff.evaluation.metrics.realism import Moments, correlation_agreement, mean_variance_gap, realism
-from perturbdiff.evaluation.metrics.slope import effect_slope
 
 
 def draw(rng, n, genes=50, scale=1.0):

@@ -20,8 +20,8 @@ from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair
 from perturbdiff.evaluation.readers.replicates import Replicates
 from perturbdiff.evaluation.references import pair_reference
+from perturbdiff.evaluation.scoring.aggregate import joined, taken_apart
 from perturbdiff.evaluation.scoring.condition_pass import score_cells
-from perturbdiff.evaluation.scoring.split_values import joined, taken_apart
 from perturbdiff.predictions import PredictionWriter, append_controls
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.reporting.loading.results import read_runs

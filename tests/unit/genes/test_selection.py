@@ -1,6 +1,7 @@
 """Gene selection against scanpy, in memory, with the same recipe, for all flavors."""
 
 import logging
+import pickle
 import warnings
 
 import anndata as ad
@@ -357,3 +358,9 @@ def test_bad_gene_lists(tmp_path, text, message):
     (tmp_path / "genes.txt").write_text(text)
     with pytest.raises(UserError, match=message):
         read_gene_list(tmp_path / "genes.txt", ["a", "b"])
+
+
+def test_a_pickled_gene_list_is_not_opened(tmp_path):
+    (tmp_path / "genes.pkl").write_bytes(pickle.dumps(["a", "b"]))
+    with pytest.raises(UserError, match=r"genes\.pkl: is a pickle, which is not read here; give a text file"):
+        read_gene_list(tmp_path / "genes.pkl", ["a", "b"])

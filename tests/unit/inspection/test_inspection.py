@@ -75,6 +75,9 @@ def test_a_sound_screen_has_no_problem_and_tells_its_costs(write, tmp_path):
     assert "control cells 4, training cells 8, validation cells 2, test cells 2, perturbations 3" in facts
     assert "of memory a process" in facts
     assert "training 10 steps 60 min, predicting 2 cells 30 min" in facts
+    assert (
+        "methods of others hold up to 0.000384 MB of memory, if densely" in facts
+    )  # 8 cells, 12 genes, float32
 
 
 def test_every_held_out_condition_without_cells_is_named_at_once(write, tmp_path):

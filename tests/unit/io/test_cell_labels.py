@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_data import tiny_counts
 
-from perturbdiff.conditions.condition_table import SORTED_BY
+from perturbdiff.conditions.condition import SORTED_BY
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import columns as columns_module
 from perturbdiff.io.cell_labels import extra_column, read_conditions, read_labels

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.loading.mixtures import MixtureSampler
 from perturbdiff.loading.unit_sets import UnitSetSampler

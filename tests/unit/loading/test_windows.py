@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.loading.windows import WindowedSampler
 
 CELLS, CONTROLS, GROUPS, GENES = 6000, 5000, 12, 300

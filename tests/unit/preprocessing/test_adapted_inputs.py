@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
-from perturbdiff.conditions.gene_aliases import read_aliases
+from perturbdiff.conditions.gene_names import read_aliases
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.alignment import align_genes

@@ -19,7 +19,7 @@ import pytest
 import scipy.sparse as sp
 from tiny_data import tiny_counts
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.config.settings import DataConfig
 from perturbdiff.preprocessing import passes, reordering, scan
 from perturbdiff.preprocessing import preprocessing_stage as module

@@ -10,9 +10,9 @@ from perturbdiff.reporting.loading.results import Run, read_runs
 from perturbdiff.reporting.sections.cell_sections import cell_figures
 from perturbdiff.reporting.sections.chapter_data import drawn, subject
 from perturbdiff.reporting.sections.chapters import chapter
-from perturbdiff.reporting.sections.focus_scores import chance
 from perturbdiff.reporting.sections.gene_sections import alike_table, distinct, genes
 from perturbdiff.reporting.sections.score_sections import duels, further, glance, over_seeds
+from perturbdiff.reporting.sections.standing import chance
 
 POOLED = ("PDCorr", "MSE", "PDS_cos", "AUPRC", "DEOver")
 DIRECTIONS = {"MSE": "lower", "energy_distance": "lower", "gene_sd_ratio": "one"}

@@ -16,8 +16,7 @@ from perturbdiff.reporting.experiments.arm_design import default_design, read_de
 from perturbdiff.reporting.experiments.experiment import Estimates, experiment
 from perturbdiff.reporting.experiments.experiment_chapter import FIGURES, chapter, figure_names
 from perturbdiff.reporting.experiments.published_numbers import beside, read_published
-from perturbdiff.reporting.experiments.run_groups import groups
-from perturbdiff.reporting.experiments.training_work import Work
+from perturbdiff.reporting.experiments.run_groups import Work, groups
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import headline, write_report
 from perturbdiff.reporting.sections.chapter_data import drawn
@@ -232,7 +231,8 @@ def test_an_undefined_spread_of_library_sizes_is_explained(runs, design):
 
 
 PAPER = (
-    "dataset,method,metric,value\nTOY,STATE,PDCorr,0.8\nTOY,STATE,R2,\nTOY,Mean,PDCorr,NaN\nX,Mean,R2,0.5\n"
+    "dataset,method,metric,value\nTOY,STATE,PDCorr,0.8\nTOY,STATE,R2,\nTOY,Mean,PDCorr,NaN\n"
+    "TOY,linear,PDCorr,0.5\nX,Mean,R2,0.5\n"
 )
 
 
@@ -246,6 +246,9 @@ def test_published_numbers_stand_beside_ours(runs, design, tmp_path, caplog):
     assert rows["STATE"] == ["paper", "n/a", "0.800"]
     assert rows["tuned, 100"][0] == "here"
     assert "ceiling" not in rows
+    here, paper, apart = ([cell.text for cell in row.cells] for row in table.rows if row.head == "linear")
+    assert (here[0], paper, apart[:2]) == ("here", ["paper", "n/a", "0.500"], ["difference", "n/a"])
+    assert apart[2] == f"{100 * (float(here[2]) / 0.5 - 1):+.1f} %".replace("-", "−")
     with caplog.at_level("INFO"):
         assert (
             beside(papers, experiment(default_design([r for r in runs if r.dataset == "toy-B"])).groups) == []

@@ -13,11 +13,11 @@ import pytest
 from perturbdiff.reporting.figures import condition_plots, gene_plots, score_plots, separation_plot
 from perturbdiff.reporting.figures.axes import plain, reading, round_ticks
 from perturbdiff.reporting.figures.hover import MOST_TITLES, name_points
-from perturbdiff.reporting.figures.page_data import page_data
 from perturbdiff.reporting.figures.score_plots import Forest
 from perturbdiff.reporting.figures.svg import PALETTE, canvas, draw, looks, page_color
 from perturbdiff.reporting.loading.de_tables import Split
 from perturbdiff.reporting.loading.metric_columns import Column
+from perturbdiff.reporting.page.page_data import page_data
 
 UP, DOWN = Column("PDCorr", "PDCorr", "higher"), Column("energy_distance", "Energy distance", "lower")
 RATIO = Column("gene_sd_ratio", "SD of genes", "one")

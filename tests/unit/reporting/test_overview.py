@@ -9,11 +9,11 @@ import pytest
 from report_runs import make_run
 
 from perturbdiff.reporting.figures.svg import looks
+from perturbdiff.reporting.loading.metric_columns import key_metrics
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import subject
-from perturbdiff.reporting.sections.focus_scores import values
-from perturbdiff.reporting.sections.key_metrics import key_metrics
 from perturbdiff.reporting.sections.overview import overview
+from perturbdiff.reporting.sections.standing import values
 
 
 def about(runs):

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from report_runs import make_run
 
-from perturbdiff.reporting.figures.page_data import page_data
 from perturbdiff.reporting.figures.perturbation_table import MOST_ROWS, perturbations
 from perturbdiff.reporting.loading.de_tables import paired_sides
 from perturbdiff.reporting.loading.results import read_runs
+from perturbdiff.reporting.page.page_data import page_data
 
 METHODS = ("perturbdiff", "linear", "ceiling")
 ENERGY = "energy_distance"

@@ -8,8 +8,8 @@ from report_runs import make_run
 from perturbdiff.reporting.figures.svg import looks
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import subject
-from perturbdiff.reporting.sections.predictability_section import predictability
-from perturbdiff.reporting.sections.ranked_tables import score_tables
+from perturbdiff.reporting.sections.reference_sections import predictability
+from perturbdiff.reporting.sections.score_sections import score_tables
 
 KNOWN = {
     "units": 15,

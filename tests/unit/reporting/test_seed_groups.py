@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from perturbdiff.reporting.figures import seed_means
+from perturbdiff.reporting.loading.comparison import families, seed_of, stem
 from perturbdiff.reporting.loading.failed_runs import FailedRun
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import Run, _kind, read_runs
-from perturbdiff.reporting.loading.seed_groups import families, seed_of, stem
 from perturbdiff.reporting.page.page import _looks
-from perturbdiff.reporting.page.table_files import write_tables
+from perturbdiff.reporting.page.page_data import write_tables
 from perturbdiff.reporting.sections.chapter_data import opponent, subject
 
 PDCORR = Column("PDCorr", "PDCorr", "higher")

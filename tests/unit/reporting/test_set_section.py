@@ -5,8 +5,8 @@ from report_runs import make_run
 from perturbdiff.reporting.figures.svg import looks
 from perturbdiff.reporting.loading.metric_columns import further_columns
 from perturbdiff.reporting.loading.results import read_runs
+from perturbdiff.reporting.sections.cell_sections import set_scores
 from perturbdiff.reporting.sections.chapter_data import subject
-from perturbdiff.reporting.sections.set_section import set_scores
 
 
 def about(tmp_path, *, sets):

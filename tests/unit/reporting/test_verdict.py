@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perturbdiff.evaluation.metrics.orientation import oriented
+from perturbdiff.evaluation.metrics.bounds import oriented
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.sections.standing import Gain, Score, Standing, best_of, gain, place
 from perturbdiff.reporting.sections.verdict import FEWEST, judge, tally

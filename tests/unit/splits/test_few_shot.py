@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.splits.splits import leave_out
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.conditions.cell_distances import energy_distance, mean_distance, mean_distance_within
-from perturbdiff.conditions.condition_table import condition_table
+from perturbdiff.conditions.condition import condition_table
 from perturbdiff.evaluation.metrics import pairwise_distances as evaluated
 from perturbdiff.statistics.group_distances import COLUMNS, interval, summarise
 from perturbdiff.statistics.pair_plan import LEVELS, MIN_CELLS, PairPlan

@@ -11,10 +11,12 @@ from distributed import LocalCluster
 from tiny_data import tiny_counts
 
 from perturbdiff.config.settings import DataConfig
+from perturbdiff.datasets.registry import PaperCounts
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
+from perturbdiff.reporting.figures.store_tables import data_tables
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.task_runner import TaskRunner
-from perturbdiff.statistics import expression_pass
+from perturbdiff.statistics import expression_pass, paper_counts
 from perturbdiff.statistics.statistics_stage import write_statistics
 from perturbdiff.store import row_reader
 from perturbdiff.store.row_reader import RowReader
@@ -91,6 +93,38 @@ def test_split_counts(store, tmp_path):
     with pytest.raises(UserError):
         write_statistics(store, tmp_path / "again", split=tmp_path / "other.parquet")
     assert not (tmp_path / "again").exists()
+
+
+def test_numbers_beside_the_papers(store, tmp_path, monkeypatch):
+    facts = {
+        "train": 90,
+        "valid": 0,
+        "test": 30,
+        "control": 40,
+        "perturbations": 3,
+        "cell_types": 5,
+        "batches": 2,
+    }
+    known = PaperCounts(**facts, shared_genes=4)
+    monkeypatch.setattr(paper_counts, "counted", lambda name: {"pbmc": known}[name])
+    (tmp_path / "list.txt").write_text("\n".join([*Store(store).genes[:4], "OTHER"]))
+    out = write_statistics(store, tmp_path / "stats", genes=tmp_path / "list.txt", published="pbmc", pairs=0)
+    table = pd.read_csv(out / "paper_counts.csv").set_index("number")
+    assert list(table.index) == [
+        "control cells", "perturbations", "cell types", "batches", "genes of the prior's list"
+    ], "no parts without a split"  # fmt: skip
+    assert table["agrees"].to_dict() == {
+        "control cells": False, "perturbations": True, "cell types": False, "batches": True,
+        "genes of the prior's list": True,
+    }  # fmt: skip
+    assert table.loc["cell types", "difference"] == pytest.approx(-0.6)
+    shown = {table.title: table for table in data_tables([out], {})}["Beside the paper’s counts: stats"]
+    assert [cell.text for cell in shown.rows[2].cells] == ["5", "2", "−60 %"]
+    monkeypatch.undo()
+    with pytest.raises(
+        UserError, match="the paper counts nothing in data set 'kang18-ifnb'; it does in pbmc,"
+    ):
+        write_statistics(store, tmp_path / "no", published="kang18-ifnb")
 
 
 def test_nonzero_genes_by_cell_type_and_of_a_list(store, tmp_path):
