@@ -22,7 +22,7 @@ SLICE = 2048
 """Maximum number of cells that are compared with each other. A larger pool is cut into random slices."""
 _STEPS = 256  # values are rounded to 1/256 of a log1p unit
 _FINE = 64  # distances are rounded to 1/64 of that
-_GENES = 2048  # columns made dense at a time
+_GENES, _ROWS = 512, 256  # columns made dense, and rows multiplied, at a time
 _SWAPS = 4  # maximum number of exchanges for each chosen cell
 _POOL = 22  # first word of the seeds of slices
 _KEPT = 4  # slices whose distances are kept in memory, 16 MiB each
@@ -191,12 +191,19 @@ def distances(values: sparse.csr_matrix) -> np.ndarray:
     """Return the distances between cells [N, G], log1p, in fractions of a log1p unit: int32 [N, N]."""
     columns: Any = sparse.csc_matrix(values, dtype=np.float64)
     columns.data = np.rint(columns.data * _STEPS)
-    product = np.zeros((columns.shape[0],) * 2)
+    size = columns.shape[0]
+    product, found = np.zeros((size, size)), np.empty((size, size), np.int32)
+    parts = [
+        slice(start, start + _ROWS) for start in range(0, size, _ROWS)
+    ]  # less memory than all rows at once
     for start in range(0, columns.shape[1], _GENES):
         block = columns[:, start : start + _GENES].toarray()
-        product += block @ block.T  # sums of whole numbers below 2^53 are exact in any order
-    squares = product.diagonal()
-    return np.rint(from_products(product, squares, squares) * _FINE).astype(np.int32)
+        for rows in parts:
+            product[rows] += block[rows] @ block.T  # sums of whole numbers below 2^53 are exact in any order
+    squares = product.diagonal().copy()
+    for rows in parts:
+        found[rows] = np.rint(from_products(product[rows], squares[rows], squares) * _FINE)
+    return found
 
 
 def represent(apart: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
