@@ -49,7 +49,6 @@ class Loss:
     mmd_statistic: str = "V"
     set_power: float = 1.0
     mse_weight: float = 1.0
-    abundance_weight: float = 0.0
     mse_reduction: str = "mean"
 
 

@@ -55,7 +55,7 @@ MODELS = {
     "released": ("variant=released", "sample.guidance=0"),
     "recommended": (),
     "family": (
-        "data.set_key=set", "loss.mmd_statistic=set", "loss.abundance_weight=0", "sample.zeros=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "sample.zeros=predicted",
     ),
 }  # fmt: skip
 STORES = {"family": ("sets",)}  # of the other models: a well is a batch (apart), or half of all are (mixed)

@@ -43,7 +43,7 @@ def generate(
     schedule
         Its noise levels.
     settings
-        The reverse process, and what is done with zeros.
+        The reverse process, and what is done with zeros and totals.
     control
         Control cells [B, S, G], model units.
     covariates, dataset
@@ -72,5 +72,7 @@ def generate(
         drawn = sample(estimates, draw, schedule, settings, guidance=guidance, clean=clean)
     log1p = model.decode(drawn)
     if settings.zeros == "matched":
-        log1p = model.match_zeros(log1p)
+        log1p = model.match_zeros(log1p, control * model.unit)
+    if settings.totals == "matched":
+        log1p = model.match_totals(log1p, control * model.unit)
     return log1p.clamp_max(ceiling)

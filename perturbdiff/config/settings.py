@@ -85,6 +85,11 @@ class ModelConfig(Section):
         "(control), or this cell with the change that kernel ridge regression on the perturbations' vectors predicts "
         "(predicted)",
     )
+    gene_noise: bool = Field(
+        default=False,
+        description="add each gene's own noise to its output, times a factor that the network gives. Otherwise all "
+        "noise passes through the network's width, which the genes share",
+    )
     dose: Literal["label", "sum", "concat"] = Field(
         default="label",
         description="how the dose is represented: as part of the label, or as a learned vector that is added to the "
@@ -150,12 +155,6 @@ class LossConfig(Section):
     mse_weight: float = Field(default=1.0, ge=0, description="weight of the mean squared error")
     mse_reduction: Literal["sum", "mean"] = Field(
         default="mean", description="whether the squared error is a sum or a mean over genes"
-    )
-    abundance_weight: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the energy distance of single amounts, before log1p: of the 16 genes with the most "
-        "counts and of the cells' totals",
     )
 
 
@@ -354,8 +353,13 @@ class SampleConfig(Section):
     zeros: Literal["predicted", "matched"] = Field(
         default="predicted",
         description="keep zeros as predicted, or set the smallest values of each gene to zero until it is zero as "
-        "often as in the training cells. The gene's mean over a set is kept. Models with model.gate measure the "
-        "threshold",
+        "often as in the training cells. The gene's mean over a set is kept, and cells differ in their numbers of "
+        "detected genes as their control cells do. Models with model.gate measure the threshold",
+    )
+    totals: Literal["predicted", "matched"] = Field(
+        default="predicted",
+        description="keep the totals of cells as predicted, or let them vary within a set no more than those of its "
+        "control cells",
     )
     values: Literal["log1p", "counts"] = Field(
         default="log1p",

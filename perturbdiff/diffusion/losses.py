@@ -7,7 +7,6 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from perturbdiff.diffusion.abundance import abundance_distance
 from perturbdiff.runtime.errors import UserError
 
 _SMALLEST_SQUARE = 1e-8
@@ -27,8 +26,6 @@ class LossSettings(Protocol):
     def set_power(self) -> float: ...  # noqa: D102
     @property
     def mse_weight(self) -> float: ...  # noqa: D102
-    @property
-    def abundance_weight(self) -> float: ...  # noqa: D102
     @property
     def mse_reduction(self) -> Literal["sum", "mean"]: ...  # noqa: D102
 
@@ -203,9 +200,7 @@ def _mean_between_sets(x: Tensor, y: Tensor, *, with_diagonal: bool = False) -> 
     return (means.sum() - means.diagonal().sum()) / (len(x) * (len(x) - 1))
 
 
-def hybrid_loss(
-    prediction: Tensor, target: Tensor, settings: LossSettings, unit: Tensor | float = 1.0
-) -> dict[str, Tensor]:
+def hybrid_loss(prediction: Tensor, target: Tensor, settings: LossSettings) -> dict[str, Tensor]:
     """Return the training objective and its terms (paper, Eq. train_objective), each a float32 scalar.
 
     Parameters
@@ -214,19 +209,16 @@ def hybrid_loss(
         Predicted and true cells [B, S, G], model units. Cell j of the one belongs to cell j of the other. With
         the statistic ``cross``, twin sets are neighbours. With ``set``, there are two predicted sets for each true one,
         [2B, S, G], next to each other, and the squared error is the mean over both.
-    unit
-        Model values are log1p / unit.
 
     Returns
     -------
-    ``total``, and the terms before weighting: ``mmd`` (mean over sets), ``mse`` (mean over sets and cells, sum or mean
-    over genes) and ``abundance`` (mean over sets, see `abundance_distance`). A term whose weight is 0 is not computed
-    and not returned.
+    ``total``, and the terms before weighting: ``mmd`` (mean over sets) and ``mse`` (mean over sets and cells, sum or
+    mean over genes). A term whose weight is 0 is not computed and not returned.
 
     Raises
     ------
     UserError
-        If the first two weights are zero.
+        If both weights are zero.
     """
     prediction, target = prediction.float(), target.float()
     terms: dict[str, Tensor] = {}
@@ -236,12 +228,9 @@ def hybrid_loss(
         true = target.repeat_interleave(2, 0) if settings.mmd_statistic == "set" else target
         square = (prediction - true).square()
         terms["mse"] = (square.sum(-1) if settings.mse_reduction == "sum" else square.mean(-1)).mean()
-    if settings.abundance_weight:
-        twins = settings.mmd_statistic == "cross"
-        terms["abundance"] = abundance_distance(prediction, target, unit, twins=twins)
-    if not (settings.mmd_weight or settings.mse_weight):
+    if not terms:
         raise UserError("loss.mmd_weight and loss.mse_weight are both 0: there is nothing to learn from")
-    weights = {"mmd": settings.mmd_weight, "mse": settings.mse_weight, "abundance": settings.abundance_weight}
+    weights = {"mmd": settings.mmd_weight, "mse": settings.mse_weight}
     total = torch.stack([weights[name] * term for name, term in terms.items()]).sum()
     return {"total": total, **terms}
 

@@ -10,6 +10,8 @@ Properties of the network
 - The previous estimate of the clean cells (self-conditioning) is an input next to x_t.
 - With ``anchor: control``, output cell j is control cell j with a gain and a shift for each gene. With
   ``anchor: predicted``, the control cells are first moved by a change that was predicted for the perturbation.
+- With ``gene_noise``, each gene's own noise is added to its output, times a factor that the network gives. All other
+  noise passes through the D numbers of a cell, which the genes share.
 - The output is not negative. An optional hard gate turns values below the detection limit of the data into exact
   zeros.
 - Model values are log1p / `unit`. `encode` and `decode` convert them, and the unit is saved with the weights.
@@ -27,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from perturbdiff.model import cell_sizes
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.expected_changes import ExpectedChanges
 from perturbdiff.model.gene_layers import GeneTable, InputLayers, Rectified
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 NULL_STD = 0.02
 ANCHORED_STD = 1e-3
+NOISE_START = 0.05  # model units
 GAIN_RANGE = (-5.0, 1.0)  # log of the factor on a control value, which lies between 0.007 and 2.7
 
 
@@ -133,6 +137,10 @@ class Denoiser(nn.Module):
             for layer in (self.output_layer, self.gain_layer):
                 nn.init.normal_(layer.weight, std=ANCHORED_STD)
                 nn.init.zeros_(layer.bias)
+        self.noise_layer = linear(width, num_genes) if config.gene_noise else None
+        if self.noise_layer is not None:
+            nn.init.normal_(self.noise_layer.weight, std=ANCHORED_STD)
+            nn.init.constant_(self.noise_layer.bias, NOISE_START)
         if config.initialisation == "released":
             self._start_as_released()
         self.register_buffer("unit", torch.ones(()))
@@ -201,7 +209,7 @@ class Denoiser(nn.Module):
         stream = self.embed_control(control, None if dataset is None else dataset[::times])
         if times > 1:
             stream, control = (cells.repeat_interleave(times, 0) for cells in (stream, control))
-        return self.estimate(x, stream, conditioning, control)
+        return self.estimate(x, stream, conditioning, control, x_t)
 
     def start(self, control: Tensor, covariates: Covariates | None, *, in_training: bool = False) -> Tensor:
         """Return the cells [B, S, G] that an estimate starts from: control cells, moved if a change is expected."""
@@ -225,8 +233,10 @@ class Denoiser(nn.Module):
         stream = self.control_layers([control], dataset)
         return stream if self.gene_embedding is None else stream + self.gene_embedding
 
-    def estimate(self, x: Tensor, stream: Tensor, conditioning: Tensor, control: Tensor) -> Tensor:
-        """Return the estimate [B, S, G] from both streams [B, S, D] and the `conditioning`."""
+    def estimate(
+        self, x: Tensor, stream: Tensor, conditioning: Tensor, control: Tensor, noised: Tensor
+    ) -> Tensor:
+        """Return the estimate [B, S, G] from both streams [B, S, D], the `conditioning` and both kinds of cells."""
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 x, stream = checkpoint(
@@ -238,6 +248,8 @@ class Denoiser(nn.Module):
         value = self.output_layer(h).float()
         if self.gain_layer is not None:
             value = value + control.float() * self.gain_layer(h).float().clamp(*GAIN_RANGE).exp()
+        if self.noise_layer is not None:
+            value = value + noised.float() * self.noise_layer(h).float()
         return self._head(value)
 
     def conditioning(self, t: Tensor, covariates: Covariates | None, drop: Tensor | None = None) -> Tensor:
@@ -274,28 +286,27 @@ class Denoiser(nn.Module):
 
     def decode(self, value: Tensor) -> Tensor:
         """Convert model units to log1p values that are not negative, within the training range and exactly zero."""
-        log1p = (value * self.unit).clamp_min(0)
-        if self.config.clip:
-            log1p = torch.minimum(log1p, self.maximum)
+        log1p = self._bounded((value * self.unit).clamp_min(0))
         if self.config.gate:
             log1p = torch.where(log1p < self.gate_threshold, 0.0, log1p)
         return log1p
 
-    def match_zeros(self, log1p: Tensor) -> Tensor:
-        """Turn values below a gene's `zero_level` into zeros, and add their sum to the other cells of the set.
+    def match_zeros(self, log1p: Tensor, control: Tensor) -> Tensor:
+        """Make zeros of decoded sets of cells by the genes' `zero_level` (see `cell_sizes.match_zeros`).
 
-        A gene is then zero about as often as in the data, and its mean over the set of cells stays as predicted. A
-        gene that has no value above its level is not changed.
-
-        Parameters
-        ----------
-        log1p
-            Decoded sets of cells [..., S, G].
+        A gene is then zero about as often as in the data, and its mean over a set stays as predicted, up to the gene's
+        maximum. Cells [..., S, G] and their control cells are in log1p. A model without levels changes nothing.
         """
-        kept = torch.where(log1p < self.zero_level, 0.0, log1p)
-        sum_before, sum_after = log1p.sum(-2, keepdim=True), kept.sum(-2, keepdim=True)
-        matched = torch.where(sum_after > 0, kept * (sum_before / sum_after), log1p)
-        return torch.minimum(matched, self.maximum) if self.config.clip else matched
+        if not self.zero_level.any():
+            return log1p
+        return self._bounded(cell_sizes.match_zeros(log1p, self.zero_level, control))
+
+    def match_totals(self, log1p: Tensor, control: Tensor) -> Tensor:
+        """Let the totals of a set vary no more than those of its control cells (see `cell_sizes.match_totals`)."""
+        return self._bounded(cell_sizes.match_totals(log1p, control))
+
+    def _bounded(self, log1p: Tensor) -> Tensor:
+        return torch.minimum(log1p, self.maximum) if self.config.clip else log1p
 
     def clean(self, value: Tensor) -> Tensor:
         """Bring an estimate of clean cells, model units, into the range of real cells (see `decode`)."""

@@ -72,10 +72,11 @@ class Estimates:
         t = torch.full((len(x),), level, device=x.device)
         conditioning = self.model.conditioning(t, self.covariates if conditional else None)
         if not (conditional and self.guided):
-            return self.model.estimate(stream, self._control_stream, conditioning, self.control)
+            return self.model.estimate(stream, self._control_stream, conditioning, self.control, x)
         without = self.model.conditioning(t, None).expand_as(conditioning)
-        x_stream, controls, cells = (torch.cat([s, s]) for s in (stream, self._control_stream, self.control))
-        both = self.model.estimate(x_stream, controls, torch.cat([conditioning, without]), cells)
+        twice = (torch.cat([s, s]) for s in (stream, self._control_stream, self.control, x))
+        x_stream, controls, cells, noised = twice
+        both = self.model.estimate(x_stream, controls, torch.cat([conditioning, without]), cells, noised)
         estimate, unconditional = both.chunk(2)
         self._pair = _Pair(x, previous, level, unconditional)
         return estimate

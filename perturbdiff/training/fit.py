@@ -43,9 +43,10 @@ _GENES_AT_ONCE = 1024
 def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
     """Return the level of each gene, log1p [G], on the network's device. It is 0 where predictions have enough zeros.
 
-    Cells are sampled, as the recipe says, for the first training sets: at least 4,096 cells. A level is the value
-    from which on predicted cells are as many as real cells with a value above zero.
+    Cells are sampled for the first training sets, at least 4,096 cells: as the recipe says, with zeros and totals as
+    predicted. A level is the value from which on predicted cells are as many as real cells with a value above zero.
     """
+    settings = module.config.sample.model_copy(update={"zeros": "predicted", "totals": "predicted"})
     device = module.denoiser.unit.device
     stream = setup.train_sampler(Processes(), quiet=True)
     train = setup.config.train
@@ -60,7 +61,7 @@ def zero_levels(module: TrainingModule, setup: TrainingSetup) -> Tensor:
             def draw(shape: torch.Size = batch.target.shape, noise: torch.Generator = noise) -> Tensor:
                 return set_noise(shape, noise, train.set_noise).to(device)
 
-            predicted.append(module.generate(batch, module.config.sample, draw).flatten(0, 1))
+            predicted.append(module.generate(batch, settings, draw).flatten(0, 1))
             real.append((batch.target > 0).sum((0, 1)))
     cells, positive = torch.cat(predicted), torch.stack(real).sum(0)
     levels = _levels(cells, positive)

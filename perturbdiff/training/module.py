@@ -148,7 +148,7 @@ class TrainingModule(nn.Module):
         settings = self.config.loss
         if settings.mmd_statistic == "cross" and not paired:
             settings = settings.model_copy(update={"mmd_statistic": "U"})
-        return hybrid_loss(prediction, target, settings, self.denoiser.unit)
+        return hybrid_loss(prediction, target, settings)
 
     def estimate(self, x: Tensor, t: Tensor, batch: CellSetBatch, **options: Tensor | None) -> Tensor:
         """Return the denoiser's estimate of the clean cells, model units."""

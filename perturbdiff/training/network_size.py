@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "covariates": ("covariate_encoder", "covariate_projection", "null_covariates"),
     "time": ("time_embedding", "fusion"),
     "blocks": ("blocks",),
-    "output": ("final_modulation", "output_layer", "gain_layer"),
+    "output": ("final_modulation", "output_layer", "gain_layer", "noise_layer"),
 }
 """Groups of parameters, and the first words of their names."""
 

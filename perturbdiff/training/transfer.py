@@ -34,6 +34,7 @@ _WITH_TABLE = ("dose", "control_embedding", "combination", "combination_separato
 _UNITS = ("unit", "gate_threshold", "maximum", "zero_level")
 _DOSES = "covariate_encoder.dose.vectors"
 _INPUTS = ("input_layers", "control_layers")
+_OUTPUTS = ("output_layer", "gain_layer", "noise_layer")
 _FATES = {
     "taken": "taken from the pretrained model",
     "anew": "re-initialised",
@@ -199,7 +200,7 @@ def transfer_weights(
         if name in _TABLES and name in source:
             _copy_rows(name, source[name], tensor, old.vocabulary, vocabulary, tally)
             continue
-        renewed = name.split(".")[0] in ("output_layer", "gain_layer") and (mode != "keep" or from_nothing)
+        renewed = name.split(".")[0] in _OUTPUTS and (mode != "keep" or from_nothing)
         if name in source and source[name].shape == tensor.shape and not renewed:
             tensor.copy_(source[name])
             fate = "taken"

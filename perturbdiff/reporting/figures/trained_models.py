@@ -258,7 +258,6 @@ _PLAIN = {
     "loss": "loss at fixed noise levels",
     "mmd": "loss between cell sets (MMD)",
     "mse": "loss of single cells (squared error)",
-    "abundance": "loss of single amounts (abundant genes and totals)",
     "energy": "energy distance of sampled cells",
     "r2": "R² of sampled mean profiles",
     "pdcorr": "PDCorr of sampled mean changes",

@@ -29,7 +29,6 @@ COLUMNS: list[str] = [
     "total",
     "mmd",
     "mse",
-    "abundance",
     "energy",
     "r2",
     "pdcorr",
@@ -211,15 +210,14 @@ class TrainingLog:
         logger.info(
             "step %d/%d: loss %.4g (%s), rate %.2g, %s",
             loop.step, loop.max_steps, row["total"],
-            ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse", "abundance") if name in row),
+            ", ".join(f"{name} {row[name]:.4g}" for name in ("mmd", "mse") if name in row),
             loop.optimizer.learning_rate(loop.step - 1), self.throughput.words(loop.step, loop.max_steps),
             extra={PROGRESS: True},
         )  # fmt: skip
 
     def table(self) -> pd.DataFrame:
-        """Return the rows as a table of `COLUMNS`, without ``abundance`` if the loss has no such term."""
-        used = [name for name in COLUMNS if name != "abundance" or any(name in row for row in self.rows)]
-        return pd.DataFrame(self.rows, columns=pd.Index(used))
+        """Return the rows as a table of `COLUMNS`."""
+        return pd.DataFrame(self.rows, columns=pd.Index(COLUMNS))
 
     def write(self, path: Path) -> None:
         """Write the table as CSV."""

@@ -16,7 +16,11 @@ B, S, G = 3, 6, 10
 @pytest.fixture(params=["none", "shared", "anchored", "table"])
 def model(request):
     torch.manual_seed(0)
-    changes = {"anchor": "control"} if request.param == "anchored" else {"gene_embedding": request.param}
+    changes = (
+        {"anchor": "control", "gene_noise": True}
+        if request.param == "anchored"
+        else {"gene_embedding": request.param}
+    )
     semantic = {"gene": 4} if request.param == "table" else None
     found = Denoiser(
         ModelConfig(width=16, depth=2, heads=4, covariate_width=8, **changes),

@@ -1,0 +1,95 @@
+"""Sizes of predicted cells: how many genes a cell shows, and how its total compares with those of the other cells.
+
+A predicted cell starts from a control cell, which tells both. A network that is trained on sets of cells does not: what
+it draws for one gene goes with what it draws for others, and the totals of its cells vary too much.
+
+Dimension letters: S cells in a set, G genes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_REACH = 4.0  # log1p: no cell's levels are moved further
+_HALVINGS = 10  # of the reach, so that levels are moved to within .01
+_EQUAL = 1e-3  # spread of log totals below which all cells have one total
+
+
+def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+    """Turn the small values of each gene into zeros, and raise its other values so that its mean over a set stays.
+
+    A value is small if it is below the gene's level. Then each cell's levels are moved together, so that the cells of a
+    set differ in their numbers of detected genes as their control cells do. The values of a gene that are left are
+    moved towards the largest of them, each by the same share of its distance.
+
+    Parameters
+    ----------
+    log1p
+        Decoded sets of cells [..., S, G].
+    level
+        log1p [G]. A gene with level 0 has small values only in cells whose levels are moved up.
+    control
+        The control cell that each cell starts from, log1p [..., S, G]. Sets whose control cells are all zero, as in
+        pretraining, keep the levels as they are.
+
+    Returns
+    -------
+    The sets, log1p. A gene without a value above its level in a set is not changed there.
+    """
+    kept = _kept(log1p, level, control)
+    number = kept.sum(-2, keepdim=True).clamp_min(1)
+    values = torch.where(kept, log1p, 0.0)
+    missing = (log1p - values).sum(-2, keepdim=True) / number
+    distance = torch.where(kept, values.amax(-2, keepdim=True) - values, 0.0)
+    mean_distance = distance.sum(-2, keepdim=True) / number
+    share = (missing / mean_distance.clamp_min(1e-9)).clamp_max(1.0)
+    beyond = missing - share * mean_distance  # if moving all values to the largest is not enough
+    raised = torch.where(kept, values + share * distance + beyond, 0.0)
+    return torch.where(kept.any(-2, keepdim=True), raised, log1p)
+
+
+def _kept(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+    """Return which values are not made zeros, bool [..., S, G]."""
+    above = torch.where(log1p > 0, log1p - level, -torch.inf)
+    number = _count(above >= 0)
+    detected = _count(control > 0)
+    wanted = number.mean(-2, keepdim=True) + detected - detected.mean(-2, keepdim=True)
+    wanted = torch.where(detected.sum(-2, keepdim=True) > 0, wanted, number)
+    low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        too_many = _count(above >= middle) > wanted
+        low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)
+    return above >= high
+
+
+def _count(of: Tensor) -> Tensor:
+    return of.sum(-1, keepdim=True).float()
+
+
+def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
+    """Scale cells so that the totals of a set vary no more than those of its control cells.
+
+    Log totals are moved towards their mean over the set, each by the same share. If the control cells have one total,
+    because they hold every gene that counts were scaled with, so have the cells. Zeros stay zeros.
+
+    Parameters
+    ----------
+    log1p
+        Decoded sets of cells [..., S, G].
+    control
+        Their control cells, log1p [..., S, G]. Sets whose control cells are all zero are not changed.
+    """
+    total, real = _log_total(log1p), _log_total(control)
+    spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
+    off = total - total.mean(-2, keepdim=True)
+    change = off * ((real_spread / spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
+    change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
+    known = (real.amax(-2, keepdim=True) > 0) & (total > 0)
+    factor = torch.expm1(total + change) / torch.expm1(total)
+    return torch.where(known, torch.log1p(torch.expm1(log1p) * factor), log1p)
+
+
+def _log_total(log1p: Tensor) -> Tensor:
+    return torch.expm1(log1p).sum(-1, keepdim=True).log1p()

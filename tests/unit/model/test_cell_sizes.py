@@ -1,0 +1,76 @@
+"""Zeros, numbers of detected genes and totals of predicted cells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from perturbdiff.model.cell_sizes import match_totals, match_zeros
+
+S, G = 64, 200
+
+
+def cells(seed, spread=1.0, depth=0.0):
+    """Return sets whose cells differ in depth, log1p [2, S, G]."""
+    rng = np.random.default_rng(seed)
+    mean = rng.gamma(0.5, 2.0, G) * np.exp(depth * rng.normal(size=(2, S, 1)))
+    counts = rng.poisson(mean * np.exp(spread * rng.normal(size=(2, S, 1))))
+    return torch.from_numpy(np.log1p(counts)).float()
+
+
+def total(sets):
+    return torch.expm1(sets).sum(-1).log1p()
+
+
+def detected(sets):
+    return (sets > 0).sum(-1).float()
+
+
+def test_zeros_are_made_and_the_means_of_genes_stay():
+    values = torch.tensor([[0.2, 0.2], [0.4, 0.4], [2.0, 0.6], [4.0, 0.8]])[None]
+    control = torch.zeros(1, 4, 2)  # the levels are not moved
+    found = match_zeros(values, torch.tensor([1.0, 0.0]), control)[0]
+    assert (found[:2, 0] == 0).all()
+    assert found[:, 0].tolist() == pytest.approx([0, 0, 2.6, 4.0]), "moved towards the largest"
+    assert torch.equal(found[:, 1], values[0, :, 1])
+    one = match_zeros(values, torch.tensor([3.0, 0.0]), control)[0]
+    assert one[:, 0].tolist() == pytest.approx([0, 0, 0, 6.6]), "the only one left takes all"
+    none = match_zeros(values, torch.tensor([5.0, 0.0]), control)
+    assert torch.equal(none[..., 0], values[..., 0]), "nothing is left: as it was"
+
+
+def test_cells_differ_in_detected_genes_as_their_controls_do():
+    predicted, control = torch.rand(2, S, G) * 4, cells(1, 0.3)
+    found = match_zeros(predicted, torch.full((G,), 1.0), control)
+    difference = detected(found) - detected(control)
+    assert (difference.std(1) < 1).all()
+    assert (detected(control).std(1) > 5).all()
+    assert detected(found).mean() == pytest.approx((predicted >= 1).sum(-1).float().mean().item(), abs=1)
+    torch.testing.assert_close(found.mean(1), predicted.mean(1))
+
+
+def test_totals_vary_no_more_than_those_of_the_controls():
+    wide, narrow = cells(2, 1.0), cells(3, 0.2)
+    found = match_totals(wide, narrow)
+    torch.testing.assert_close(total(found).std(1), total(narrow).std(1), rtol=0.02, atol=0)
+    torch.testing.assert_close(total(found).mean(1), total(wide).mean(1), rtol=0.01, atol=0)
+    in_order = total(found).gather(1, total(wide).argsort(1))
+    assert (in_order.diff(dim=1) > -1e-4).all(), "the order of the cells stays"
+    assert torch.equal(found > 0, wide > 0)
+    torch.testing.assert_close(match_totals(narrow, wide), narrow)
+
+
+def test_cells_that_hold_all_genes_add_up_to_the_depth():
+    closed = cells(4)
+    closed = torch.log1p(torch.expm1(closed) * 1e4 / torch.expm1(closed).sum(-1, keepdim=True))
+    torch.testing.assert_close(torch.expm1(match_totals(cells(5), closed)).sum(-1), torch.full((2, S), 1e4))
+
+
+def test_without_control_cells_nothing_is_known_of_sizes():
+    predicted, none = torch.rand(2, S, G) * 4, torch.zeros(2, S, G)
+    assert torch.equal(match_totals(predicted, none), predicted)
+    level = torch.full((G,), 1.0)
+    assert torch.equal(match_zeros(predicted, level, none) > 0, predicted >= level)
+    empty = torch.zeros(2, S, G)
+    assert torch.equal(match_totals(match_zeros(empty, level, cells(6)), cells(6)), empty)
