@@ -32,12 +32,12 @@ def watch(command: Sequence[str], folder: Path) -> tuple[str, dict[str, float]]:
     -------
     str, dict
         The standard output; ``private``, the highest sum over the process and all its descendants of memory that no
-        other process shares (MiB; pages of a file that only one process maps count); ``pss``, the same with shared
-        memory divided among those who share it; ``processes``, the most seen at once; ``disk``, the most bytes in
-        ``folder``.
+        other process shares (MiB; pages of a file that only one process maps count); ``anonymous``, that of what is
+        in no file; ``pss``, all memory, what is shared divided among those who share it; ``processes``, the most seen
+        at once; ``disk``, the most bytes in ``folder``.
     """
     process = subprocess.Popen(list(command), stdout=subprocess.PIPE, text=True)
-    peak = {"private": 0.0, "pss": 0.0, "processes": 0.0, "disk": 0.0}
+    peak = {"private": 0.0, "anonymous": 0.0, "pss": 0.0, "processes": 0.0, "disk": 0.0}
     root = psutil.Process(process.pid)
     while process.poll() is None:
         start = time.perf_counter()
@@ -52,15 +52,25 @@ def watch(command: Sequence[str], folder: Path) -> tuple[str, dict[str, float]]:
 
 
 def _memory(root: psutil.Process) -> dict[str, float]:
-    total = {"private": 0.0, "pss": 0.0, "processes": 0.0}
+    total = {"private": 0.0, "anonymous": 0.0, "pss": 0.0, "processes": 0.0}
     with contextlib.suppress(psutil.Error):
         for process in [root, *root.children(recursive=True)]:
             with contextlib.suppress(psutil.Error):
                 found = process.memory_full_info()
                 total["private"] += found.uss / MIB
+                total["anonymous"] += _anonymous(process.pid) / MIB
                 total["pss"] += found.pss / MIB
                 total["processes"] += 1
     return total
+
+
+def _anonymous(pid: int) -> int:
+    """Return the bytes of a process that are in no file."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Anonymous:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def _disk(folder: Path) -> float:

@@ -45,6 +45,7 @@ BYTES_PER_VALUE = 6
 """Of the input: 16-bit count and 32-bit column."""
 BYTES_PER_CELL = 2500
 """Of the disk, while preprocessing: input, scratch and store."""
+BYTES_OF_INPUT = 1250
 
 SMALL = ["train.max_steps=200", "train.max_epochs=null", "train.memory_gib=0", "train.valid_every=100"]
 HOLD_OUT = ["split.context_column=batch", "split.num_held_out=1", "split.train_fraction=0.85"]
@@ -126,13 +127,15 @@ def load(store: str, split: str) -> dict[str, float]:
     return {"cells": cells, "loading cpu": seen["cpu"], "loading wall": seen["wall"]}
 
 
-def measure(cells: int, folder: Path, record: Callable[[str, dict], None], done: dict[str, dict]) -> None:
+def measure(
+    cells: int, folder: Path, record: Callable[[str, dict], None], done: dict[str, dict], *, link: bool
+) -> None:
     """Make the input and run all stages on it; ``record`` is given what each took."""
     place = Place(folder)
     if not Path(place.store).exists():
-        _room(folder, cells * BYTES_PER_CELL)
+        _room(folder, cells * (BYTES_PER_CELL - link * BYTES_OF_INPUT))
         watched = Stopwatch()
-        inputs = draw(folder, cells)
+        inputs = draw(folder, cells, link=link)
         record(
             "input", {**watched.read(), "bytes": sum(p.stat().st_size for p in inputs), "files": len(inputs)}
         )
@@ -143,7 +146,7 @@ def measure(cells: int, folder: Path, record: Callable[[str, dict], None], done:
         before, cpu, start = _size(folder)[0], _cpu_of_children(), time.perf_counter()
         said, seen = watch(command, folder)
         facts = {"wall": time.perf_counter() - start, "cpu": _cpu_of_children() - cpu}
-        facts |= {"private": seen["private"], "pss": seen["pss"]}
+        facts |= {kind: seen[kind] for kind in ("private", "anonymous", "pss")}
         facts |= {"scratch": seen["disk"] - before, "load": os.getloadavg()[0]}
         facts["bytes"], facts["files"] = _size(Path(out)) if out else (0, 0)
         if name == "preprocess":
@@ -156,7 +159,7 @@ def measure(cells: int, folder: Path, record: Callable[[str, dict], None], done:
                 Path(path).unlink()
 
 
-def draw(folder: Path, cells: int) -> list[Path]:
+def draw(folder: Path, cells: int, *, link: bool) -> list[Path]:
     """Write the input: a million cells, and as many copies of them as make up the number."""
     first = folder / "counts-0.h5ad"
     if not first.exists():
@@ -164,7 +167,7 @@ def draw(folder: Path, cells: int) -> list[Path]:
     copies = [folder / f"counts-{k}.h5ad" for k in range(1, cells // CELLS_PER_FILE)]
     for path in copies:
         if not path.exists():
-            shutil.copyfile(first, path)
+            (os.link if link else shutil.copyfile)(first, path)
     return [first, *copies]
 
 
@@ -258,7 +261,7 @@ def measure_all(given: argparse.Namespace) -> dict[str, dict]:
 
         folder = given.folder / f"cells-{cells}"
         folder.mkdir(parents=True, exist_ok=True)
-        measure(cells, folder, record, rows)
+        measure(cells, folder, record, rows, link=given.link)
         if not given.keep:
             shutil.rmtree(folder)
     return found
@@ -272,6 +275,9 @@ def main() -> None:
     parser.add_argument("--cells", type=int, nargs="+", default=[100_000])
     parser.add_argument("--folder", type=Path, help="where to work; needs 2.5 GB for each million cells")
     parser.add_argument("--keep", action="store_true", help="keep the store and the other outputs")
+    parser.add_argument(
+        "--link", action="store_true", help="copies of the input are hard links: half the disk"
+    )
     parser.add_argument("--out", type=Path, default=Path("ten_million.json"))
     parser.add_argument("--table", type=Path, help="only make the tables of this JSON")
     parser.add_argument("--measured", type=Path, default=measured / "preprocess.json")

@@ -55,7 +55,8 @@ MODELS = {
     "released": ("variant=released", "sample.guidance=0"),
     "recommended": (),
     "family": (
-        "data.set_key=set", "loss.mmd_statistic=set", "sample.zeros=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "model.gene_noise=false", "sample.zeros=predicted",
+        "sample.totals=predicted",
     ),
 }  # fmt: skip
 STORES = {"family": ("sets",)}  # of the other models: a well is a batch (apart), or half of all are (mixed)

@@ -43,9 +43,9 @@ ANCHORS = ("predicted", "control")
 DRAWS = 10_000
 
 
-def hold_out(path: Path, seed: int) -> None:
+def hold_out(made: Path, path: Path, seed: int) -> None:
     """Put shares of the perturbations into the parts for test and validation, and everything else into training."""
-    split = read_split(path)
+    split = read_split(made)
     labels = np.sort(split.loc[split["perturbation"] != "control", "perturbation"].unique())
     order = np.random.default_rng(seed).permutation(labels)
     split["part"] = "train"
@@ -67,8 +67,7 @@ class Study:
         self.store = preprocess([simulated / "counts.h5ad"], self.out / "store", recipe.data)
         self.split = self.out / "split.parquet"
         if not self.split.is_file():
-            make_split(self.store, self.split, recipe)
-            hold_out(self.split, seed)
+            hold_out(make_split(self.store, self.out / "made.parquet", recipe), self.split, seed)
 
     def score(self, name: str, part: str, predicted: Path) -> None:
         """Score a file of predictions."""

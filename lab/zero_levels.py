@@ -4,7 +4,7 @@
 
 Trains the recipe of a task of `lab/realism.py` once, and draws the held-out conditions with levels from training cells
 (*levels of training*), from predicted and real control cells of the same context (*of own controls*), or with the lower
-of the two; the sum of what became zero is given to the gene's other cells as log1p (as the package does), as amounts,
+of the two; the sum of what became zero is given to the gene's other cells as log1p (as the package did), as amounts,
 or not at all. Prints a line for each way, means over the held-out conditions.
 """
 
@@ -66,11 +66,11 @@ def _dense(store: Store, rows: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """Draws cells of single conditions from a bundle, zeros as predicted."""
+    """Draws cells of single conditions from a bundle, zeros and totals as predicted."""
 
     def __init__(self, bundle: Bundle, store: Store) -> None:
         self.bundle, self.store = bundle, store
-        self.settings = bundle.config.sample.model_copy(update={"zeros": "predicted"})
+        self.settings = bundle.config.sample.model_copy(update={"zeros": "predicted", "totals": "predicted"})
         self.schedule = NoiseSchedule(bundle.config.schedule.num_steps, bundle.config.schedule.kind)
 
     def __call__(

@@ -453,7 +453,7 @@ def append_controls(writer: PredictionWriter, store: Store, wanted: pd.DataFrame
             rows = slice(start, min(start + _ROWS_PER_READ, last))
             obs = pd.DataFrame({"cell": store.cell_names(rows.start, rows.stop)}).assign(**labels)
             if writer.counts:
-                obs[DEPTH] = store.n_counts[rows]
+                obs[DEPTH] = store.depths(store.row_numbers(rows))
             values = store.counts(rows) if writer.counts else store.expression(rows)
             writer.append(genes.apply(values), obs)
     return int(table["n_cells"].to_numpy(np.int64)[conditions].sum())

@@ -8,7 +8,8 @@ process EVALUATE {
     array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
 
     input:
-    tuple val(meta), path(predictions), path(store), val(recipe), path(calibration),
+    // known: a calibration or the ends of the scale (meta.byCounts), or []
+    tuple val(meta), path(predictions), path(store), val(recipe), path(known),
         path(genes, stageAs: 'genes/*'), path(targets, stageAs: 'targets/*')
 
     output:
@@ -19,14 +20,14 @@ process EVALUATE {
     def chosen = genes ? "--genes ${genes}" : ''
     def table = targets ? "--targets ${targets}" : ''
     def piece = meta.shard ? "--shard ${meta.shard}" : ''
-    def known = calibration ? "--calibration ${calibration}" : ''
+    def once = !known ? '' : meta.byCounts ? "--ends ${known}" : "--calibration ${known}"
     """
     cat > recipe.yaml <<'END'
     ${recipe}
     END
     perturbdiff evaluate ${predictions} ${store} \\
         --out ${meta.id} --config recipe.yaml --method ${meta.method} \\
-        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} ${known} \\
+        --dataset ${meta.dataset} --seed ${meta.seed} --threads ${task.cpus} ${piece} ${once} \\
         ${chosen} ${table}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """

@@ -7,7 +7,7 @@ include { compares                              } from './comparison'
 include { costOf; settle; studyOf               } from './studies'
 include { engineOf; takesName                   } from './site'
 include { imageRecord                           } from './image'
-include { calibrationsOf; ceilingsOf; scoringOf } from './scoring'
+include { countProblems; onceOf; scoringOf      } from './scoring'
 include { planOf                                } from './experiment'
 include { readRows                              } from './samplesheet'
 include { sheetOf                               } from './single'
@@ -43,6 +43,8 @@ def readPlan(given, metadata) {
     def options = [seed: given.data_seed, checkpoints: checkpoints, baselines: names, evaluation: evaluation,
         rules: rules]
     def plan    = planOf(rows, sheet.parent, options)
+    def odd     = countProblems(plan)
+    if (odd) { error("samplesheet ${sheet.name}:\n  " + odd.join('\n  ')) }
     if (!metadata.stubRun) { checkTools(toolsOf(plan), given) }   // a task that only says that it would run needs none
     return plan + [
         checkpoints: checkpoints, chosen: chosen, figures: study?.figures ?: [], sheet: sheet,
@@ -50,8 +52,9 @@ def readPlan(given, metadata) {
         published: study?.figures ? file("${projectDir}/assets/paper_results.csv") : [],
         externals: plan.externals.collect { one -> one + [image: imageOf(one.name, given)] },
         scoring: scoringOf(plan, given.evaluation_seed),
-        calibrations: chosen.ceiling ? calibrationsOf(plan, given.evaluation_seed) : [],
-        ceilings: chosen.ceiling ? ceilingsOf(plan, given.evaluation_seed) : [],
+        calibrations: chosen.ceiling ? onceOf(plan, 'calibration', false, given.evaluation_seed) : [],
+        ceilings: chosen.ceiling ? onceOf(plan, 'ceiling.metrics', false, given.evaluation_seed) : [],
+        ends: onceOf(plan, 'ends', true, given.evaluation_seed),
         shards: [sample: given.sample_shards as int, evaluation: given.evaluation_shards as int],
     ]
 }

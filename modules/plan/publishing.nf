@@ -22,6 +22,7 @@ def targetsOf(plan) {
         made.collect { id -> "predictions/${id}.h5ad" } +
         scored.collect { id -> "metrics/${id}.metrics" } +
         plan.calibrations.collect { one -> "calibration/${one.id}" } +
+        plan.ends.collect { one -> "ends/${one.id}" } +
         plan.ceilings.collect { one -> "metrics/${one.id}" } + ['report.html']
 }
 

@@ -1,7 +1,8 @@
 // What is said at the end. `params` and `workflow` are those of this script: in an onComplete closure of the entry
 // workflow the latter is null.
 
-include { logName } from './record'
+include { logName    } from './record'
+include { writeCrate } from './crate'
 
 // the last words of a task; what fails before the command, e.g. a module that cannot be loaded, is in the wrapper's
 // log alone
@@ -37,6 +38,7 @@ def summarise() {
         log.warn 'these failed, and what needs them is missing from the report; mend them and run again with -resume' +
             "\n  ${failed.join('\n  ')}"
     }
+    writeCrate()
     def page = "${params.outdir}/report.html"
     if (file(page).exists()) { log.info "perturbdiff: report in ${page}" }
     log.info "perturbdiff: logs in ${params.outdir}/logs, records of the run in ${params.outdir}/pipeline_info"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import logging
 import re
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from typing import IO, Literal, NamedTuple
 
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.packed_text import open_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +74,7 @@ def read_named_texts(path: Path, kind: TextKind | None = None) -> NamedTexts:
 
 
 def _opened(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(open_bytes(path), encoding="utf-8-sig", newline="")
 
 
 def _fasta(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]:

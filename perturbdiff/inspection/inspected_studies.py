@@ -88,7 +88,7 @@ def study_of(
     """Return the study of some files, or of a data set by its name, whose preset is the recipe if none is given."""
     files, known = files_of(targets[0]) if len(targets) == 1 else (tuple(map(Path, targets)), None)
     config = recipes.load(recipe or (known and known.preset), overrides)
-    known = known or _of_preset(config.name)
+    known = known or _of_preset(config.name) or registered().get(config.name)
     return Study(Path(targets[0]).name, files, config, toml, tuple(obs), genes, prior, known)
 
 

@@ -13,6 +13,12 @@ from perturbdiff.io.matrices import VALUES_PER_BLOCK, Block, RowMatrix, SomeColu
 
 Duplicates = Literal["error", "sum", "first"]
 
+HIGHEST = 15.0
+"""No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene.
+
+Predictions with such a value, or one that is not finite, are refused where they are made and where they are scored.
+"""
+
 
 class _Derived:
     """A matrix with the rows of another one.

@@ -13,6 +13,7 @@ from pandas.api.types import union_categoricals
 from perturbdiff.io.columns import ROWS_PER_READ, CategoricalColumn, Column, PlainColumn, row_ranges
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.packed_text import open_bytes
 
 NAME_COLUMNS = ("cell", "barcode", "barcodes", "cell_id", "index")
 """Columns that may hold the names of cells; without one of them it is the first column."""
@@ -143,9 +144,8 @@ def _read(path: Path) -> pd.DataFrame:
 
 def _read_text(path: Path, separator: str) -> pd.DataFrame:
     # pandas 3 makes categories of dtype="category" numbers if it can, and '007' would become 7
-    with pd.read_csv(
-        path, sep=separator, dtype="str", keep_default_na=False, na_values=_MISSING, chunksize=ROWS_PER_READ
-    ) as pieces:
+    options = {"dtype": "str", "keep_default_na": False, "na_values": _MISSING, "chunksize": ROWS_PER_READ}
+    with open_bytes(path) as stream, pd.read_csv(stream, sep=separator, **options) as pieces:
         tables = [_by_name(piece).astype("category") for piece in pieces]
     columns = {c: union_categoricals([t[c] for t in tables], sort_categories=True) for c in tables[0]}
     return pd.DataFrame(columns, index=tables[0].index.append([t.index for t in tables[1:]]))

@@ -7,7 +7,6 @@ matrix is read into memory when its values are first needed.
 from __future__ import annotations
 
 import functools
-import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from scipy.sparse import csr_matrix
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.packed_text import open_bytes
 
 _ENDINGS = {
     "matrix": ("matrix.mtx", "matrix.mtx.gz"),
@@ -109,17 +109,13 @@ class _Group:
 
 
 def _table(path: Path) -> list[list[str]]:
-    with _opened(path) as handle:
+    with open_bytes(path) as handle:
         return [line.decode().rstrip("\r\n").split("\t") for line in handle]
-
-
-def _opened(path: Path) -> Any:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
 def _shape(path: Path) -> tuple[int, int]:
     """Return the numbers of features and cells that the matrix declares."""
-    with _opened(path) as handle:
+    with open_bytes(path) as handle:
         for line in handle:
             if not line.startswith(b"%"):
                 features, cells, values = (int(number) for number in line.split())

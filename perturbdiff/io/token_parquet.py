@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.parquet_bounds import checked_metadata
 
 TOKENS, COUNTS = "genes", "expressions"
 GENE_TABLE, SAMPLE_TABLE = "gene_metadata.parquet", "sample_metadata.parquet"
@@ -80,7 +81,7 @@ class TokenParquet:
         counted, self.num_values = [0], 0
         for file in self.files:
             with explain_damage(file):
-                facts = parquet.read_metadata(file)
+                facts = checked_metadata(file)
             schema = facts.schema.to_arrow_schema()
             if not counted[1:]:
                 self.schema = schema

@@ -38,15 +38,15 @@ def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     The sets, log1p. A gene without a value above its level in a set is not changed there.
     """
     kept = _kept(log1p, level, control)
-    number = kept.sum(-2, keepdim=True).clamp_min(1)
     values = torch.where(kept, log1p, 0.0)
-    missing = (log1p - values).sum(-2, keepdim=True) / number
-    distance = torch.where(kept, values.amax(-2, keepdim=True) - values, 0.0)
-    mean_distance = distance.sum(-2, keepdim=True) / number
-    share = (missing / mean_distance.clamp_min(1e-9)).clamp_max(1.0)
-    beyond = missing - share * mean_distance  # if moving all values to the largest is not enough
-    raised = torch.where(kept, values + share * distance + beyond, 0.0)
-    return torch.where(kept.any(-2, keepdim=True), raised, log1p)
+    number, mean = kept.sum(-2, keepdim=True), values.sum(-2, keepdim=True)
+    mean = mean / number.clamp_min(1)
+    missing = log1p.sum(-2, keepdim=True) / number.clamp_min(1) - mean
+    largest = values.amax(-2, keepdim=True)
+    share = (missing / (largest - mean).clamp_min(1e-6)).clamp_max(1.0)
+    beyond = missing - share * (largest - mean)  # if moving all values to the largest is not enough
+    raised = torch.where(kept, values * (1 - share) + (share * largest + beyond), 0.0)
+    return torch.where(number > 0, raised, log1p)
 
 
 def _kept(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
@@ -55,13 +55,12 @@ def _kept(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     number = _count(above >= 0)
     detected = _count(control > 0)
     wanted = number.mean(-2, keepdim=True) + detected - detected.mean(-2, keepdim=True)
-    wanted = torch.where(detected.sum(-2, keepdim=True) > 0, wanted, number)
     low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         too_many = _count(above >= middle) > wanted
         low, high = torch.where(too_many, middle, low), torch.where(too_many, high, middle)
-    return above >= high
+    return above >= torch.where(detected.sum(-2, keepdim=True) > 0, high, 0.0)
 
 
 def _count(of: Tensor) -> Tensor:

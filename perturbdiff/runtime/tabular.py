@@ -8,17 +8,20 @@ apostrophes already stand before such a character, one more is added. Numbers st
 from __future__ import annotations
 
 import csv
+import lzma
 import re
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pyarrow import parquet
 
 from perturbdiff.runtime.errors import UserError, listing, one_line
 from perturbdiff.runtime.files import existing
+from perturbdiff.runtime.packed_text import open_bytes
+from perturbdiff.runtime.parquet_bounds import checked_metadata
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _WRITTEN = re.compile(r"'+[=+\-@\t\r\n]")
@@ -27,7 +30,7 @@ _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_b
 _SHOWN = 160  # characters of a library's message
 _UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, OverflowError, MemoryError,
-    pa.ArrowException,
+    EOFError, zlib.error, lzma.LZMAError, pa.ArrowException,
 )  # fmt: skip
 
 
@@ -79,7 +82,8 @@ def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
         If the file is missing or not a table. The message is one line.
     """
     try:
-        table = pd.read_csv(path, **options)
+        with open_bytes(path) as stream:
+            table: pd.DataFrame = pd.read_csv(stream, **options)
     except _UNREADABLE as error:
         raise unreadable(path, error, remedy) from None
     table.columns = pd.Index([restored(name) for name in table.columns], dtype=object)
@@ -92,7 +96,7 @@ def read_csv(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
 def read_parquet(path: Path, remedy: str, **options: Any) -> pd.DataFrame:
     """Read a table, whose texts must be texts and not bytes; see `read_csv`."""
     try:
-        schema = parquet.read_schema(path)
+        schema = checked_metadata(path).schema.to_arrow_schema()
         unread = [f.name for f in schema if any(known(f.type) for known in _BYTES)]
         if unread:
             raise ValueError(f"column '{unread[0]}' holds bytes, not texts")

@@ -25,6 +25,7 @@ from perturbdiff.config.settings import SampleConfig
 from perturbdiff.diffusion.samplers import set_noise
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
+from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
@@ -166,8 +167,6 @@ class ConditionSampler:
         The reverse process.
     seed
         Seed of the noise and of the choice of control cells.
-    memory_share
-        Share of the free memory that the store may take. If it is larger, control cells are read from disk.
 
     Attributes
     ----------
@@ -190,7 +189,6 @@ class ConditionSampler:
         settings: SampleConfig,
         *,
         seed: int,
-        memory_share: float = 0.5,
     ) -> None:
         self.bundle, self.settings, self.seed = bundle, settings, seed
         self.size = settings.set_size or bundle.config.train.set_size
@@ -218,7 +216,7 @@ class ConditionSampler:
         self._dataset = input_layer(bundle, store)
         self._controls = ControlSets(
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
-            memory_share=memory_share, by_set=bundle.config.loss.mmd_statistic == "set",
+            by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
         self._labels = conditions_of(self.wanted)
         sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
@@ -298,6 +296,8 @@ class ConditionSampler:
             guidance=guidance, ceiling=self.ceiling,
         )  # fmt: skip
         log1p = cells.cpu().numpy()
+        shared = log1p[:, :, self._shared]
+        self._check_values(shared, sets)
         kept = [one.keep for one in sets]
         labels = self.wanted[list(LABELS)].iloc[np.repeat(rows.numpy(), kept)].reset_index(drop=True)
         labels[SET] = np.repeat([self._first_set[one.request] + one.number for one in sets], kept)
@@ -305,8 +305,21 @@ class ConditionSampler:
             drawn = [self._counts(self._draws, one, log1p[i]) for i, one in enumerate(sets)]
             labels[DEPTH] = np.concatenate([depth for _, depth in drawn])
             return sparse.csr_matrix(sparse.vstack([counts for counts, _ in drawn])), labels
-        log1p = log1p[:, :, self._shared]
-        return np.concatenate([log1p[i, : one.keep] for i, one in enumerate(sets)]), labels
+        return np.concatenate([shared[i, : one.keep] for i, one in enumerate(sets)]), labels
+
+    def _check_values(self, log1p: np.ndarray, sets: list[SetToDraw]) -> None:
+        """Refuse what `evaluate` would refuse, before hours are spent on it."""
+        wrong = ~(log1p < HIGHEST)  # NaN too
+        if not wrong.any():
+            return
+        which, _, gene = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        genes = [name for name, shared in zip(self.bundle.genes, self._shared, strict=True) if shared]
+        raise UserError(
+            f"the model '{self.bundle.config.name}' has diverged, or is hardly trained: it predicts values up to "
+            f"{log1p.max():.3g} (first: condition {self._labels[sets[which].request]}, gene '{genes[gene]}'), and "
+            f"log1p of normalised counts stays below {HIGHEST:g}; train it longer or with a lower train.learning_rate, "
+            "or lower sample.guidance"
+        )
 
     def _counts(
         self, draws: CountDraws, one: SetToDraw, log1p: np.ndarray

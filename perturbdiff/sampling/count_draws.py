@@ -102,7 +102,7 @@ class CountDraws:
         rng
             Source of the random numbers.
         """
-        depth = self._store.n_counts[rows]
+        depth = self._store.depths(rows)
         expected = np.expm1(log1p[:, self._columns].astype(np.float64)).clip(min=0)
         expected *= depth[:, None].astype(np.float64) / self._store.target_sum
         counts = controls.toarray().astype(np.int32)

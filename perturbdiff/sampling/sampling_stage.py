@@ -30,7 +30,6 @@ from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 
 _DIGITS = 16
-_MEMORY_SHARE = 0.5  # share of the free memory for the stores of all processes
 
 
 def reinitialise(bundle: Bundle, seed: int) -> None:
@@ -170,7 +169,7 @@ def sample(
     ) as stage:
         if not stage.skip:
             wanted = _wanted(requested, Store(store), part, columns)
-            job = Job(bundle, store, wanted, config, seed, tables, random_init, processes=len(devices))
+            job = Job(bundle, store, wanted, config, seed, tables, random_init)
             sampler = job.open("cpu" if len(devices) > 1 else devices[0])
             chosen = sampler.shard(*shard)
             stage.results |= {
@@ -192,8 +191,6 @@ class Job:
     seed: int
     embeddings: Mapping[SemanticKind, Path]
     random_init: bool
-    processes: int = 1
-    """Number of processes that share this machine's memory."""
 
     def open(self, device: str) -> ConditionSampler:
         """Return the sampler with its model on ``device``."""
@@ -203,8 +200,7 @@ class Job:
             reinitialise(model, self.seed)
         settings = self.settings or model.config.sample
         return ConditionSampler(
-            model, Store(self.store), self.wanted, settings,
-            seed=self.seed, memory_share=_MEMORY_SHARE / self.processes,
+            model, Store(self.store), self.wanted, settings, seed=self.seed,
         )  # fmt: skip
 
     def method(self, recipe: str) -> str:

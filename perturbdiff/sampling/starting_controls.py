@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import cached_property, lru_cache, partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -16,13 +16,13 @@ from perturbdiff.conditions.condition import conditions_of
 from perturbdiff.conditions.control_matching import BalancedControls, ControlPools, Rows
 from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.loading.loader import resident
 from perturbdiff.runtime.seeds import generator, words
 from perturbdiff.store import stored_rows
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
 
+_LEAST_CACHE = 16 << 20  # bytes
 _HELD = 64  # number of requests whose rows are held in memory
 _SURPLUS = 1 << 31  # used in place of the turn number in the seed
 
@@ -42,8 +42,6 @@ class ControlSets:
         Cells per set, m.
     seed
         Seed of the choice of a condition's controls, and of their order.
-    memory_share
-        Share of the free memory that the store may take, if it is better in memory.
     choice
         ``shuffled``: the control cells are distributed over a condition's sets in random order, and reused in a
         new order when all are used. ``balanced``: as in `BalancedControls`.
@@ -61,30 +59,27 @@ class ControlSets:
         size: int,
         seed: int,
         choice: Literal["shuffled", "balanced"] = "shuffled",
-        memory_share: float = 0.5,
         by_set: bool = False,
     ) -> None:
-        self._memory_share = memory_share
         self.gene_map, self.size, self.seed, self.choice = gene_map, size, seed, choice
         self._cells = wanted["n_cells"].to_numpy(np.int64)
         self._conditions = conditions_of(wanted)
-        self._source, self._rows = store, Rows(store.conditions)
+        self._store, self._rows = store, Rows(store.conditions)
         self._pools = self._find()
+        store.cache_bytes = self._cache_bytes()
         whole = by_set and store.sets is not None
         self._units = UnitRows(store.conditions, store.set_of(slice(None))) if whole else None
         self._balanced_rows = lru_cache(maxsize=_HELD)(self._balance)
 
-    @cached_property
-    def _store(self) -> Any:
-        """The store, on disk unless a pool of controls is too large for its cache of decoded chunks.
+    def _cache_bytes(self) -> int:
+        """Return the bytes of the store's cache of decoded chunks: twice the largest pool of controls.
 
-        Requests that follow each other draw from one pool, so a smaller pool is decoded once. The cells between the
-        pools are never read. It is opened with the first set, because planning needs no values.
+        Requests that follow each other draw from one pool, so it is decoded once. A pool that is larger than all that
+        a store keeps is decoded again for every batch of sets.
         """
         largest = max((int(self._rows.count[pool].sum()) for pool in self._pools), default=0)
-        cells = max(self._source.n_cells, 1)
-        fits = largest * self._source.nbytes_in_memory / cells <= stored_rows.CACHE_BYTES
-        return self._source if fits else resident(self._source, self._memory_share)
+        size = largest * self._store.nbytes_in_memory // max(self._store.n_cells, 1)
+        return int(np.clip(2 * size, _LEAST_CACHE, stored_rows.CACHE_BYTES))
 
     @cached_property
     def _choose(self) -> BalancedControls:
@@ -92,7 +87,7 @@ class ControlSets:
 
     def _find(self) -> list[np.ndarray]:
         """Return the control conditions of the store that each request draws from."""
-        pools = ControlPools(self._source.conditions, self._rows)
+        pools = ControlPools(self._store.conditions, self._rows)
         matched = [pools.match(*condition.group) for condition in self._conditions]
         pools.warn_of_fallbacks(len(matched))
         if few := sum(self._rows.count[pool].sum() < self.size for pool in matched):

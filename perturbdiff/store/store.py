@@ -24,14 +24,14 @@ from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.shared_memory import Node
-from perturbdiff.store import checksums, row_kernels
+from perturbdiff.store import checksums, row_kernels, stored_rows
+from perturbdiff.store.row_blocks import RowBlocks
 from perturbdiff.store.store_head import StoreHead
 from perturbdiff.store.stored_rows import Pieces, RowPointers, RowsOnDisk
 from perturbdiff.store.zarr_shards import ShardedReader
 
 __all__ = ["MemoryStore", "Store", "condition_table", "dataset_of", "value_factors"]
 
-_ROWS_PER_READ = 65_536
 _VALUES_PER_READ = 1 << 24
 _ALIGNED = 64
 _KEY = re.compile(r"(?<=.)-[0-9a-f]{8}$")
@@ -79,6 +79,9 @@ class Store(StoreHead):
     var
         Gene statistics over the cells that were used to select genes, indexed by gene.
 
+    cache_bytes
+        Bytes of decoded chunks that are kept; it can be set until the first value is read.
+
     Raises
     ------
     UserError
@@ -87,6 +90,7 @@ class Store(StoreHead):
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
+        self.cache_bytes = stored_rows.CACHE_BYTES
         self.conditions = self._table("conditions")
         self.perturbations = self._table("perturbations")
         self.var = self._table("genes")
@@ -163,7 +167,7 @@ class Store(StoreHead):
         """Raise `UserError` if a file of the store whose name begins with ``prefix`` is missing."""
         checksums.require(self.path, self._recorded, prefix)
 
-    @cached_property
+    @property
     def n_counts(self) -> np.ndarray:
         """Depth of every cell over all genes of the input, float32 [N].
 
@@ -172,20 +176,34 @@ class Store(StoreHead):
         UserError
             If a cell has counts but no depth. Zarr reads a chunk whose file is missing as zeros.
         """
-        depth = np.empty(self.n_cells, np.float32)
-        for path, low, high in zip(self.parts, self.edges[:-1], self.edges[1:], strict=True):
+        return self._depths.every
+
+    def depths(self, rows: np.ndarray) -> np.ndarray:
+        """Return `n_counts` of ``rows`` (int64 [n]), float32 [n]. No others are read."""
+        return self._depths.at(rows)
+
+    @cached_property
+    def _depths(self) -> RowBlocks:
+        return RowBlocks(self.n_cells, np.dtype(np.float32), self._read_depths)
+
+    def _read_depths(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Read the depths of the cells ``start`` to ``stop``."""
+        for path, low, high in zip(
+            self.parts, self.edges[:-1].tolist(), self.edges[1:].tolist(), strict=True
+        ):
+            first, last = max(start, low), min(stop, high)
+            if first >= last:
+                continue
             with reading(path):
                 stored: Any = zarr.open_array(path / "obs" / "n_counts", mode="r")
                 if stored.shape != (high - low,):
                     raise ValueError(f"{stored.shape} depths for {high - low} cells")
-                for start in range(int(low), int(high), _ROWS_PER_READ):
-                    stop = min(int(high), start + _ROWS_PER_READ)
-                    depth[start:stop] = stored[start - low : stop - low]
-                    if (depth[start:stop][self._pointers.occupied(start, stop)] <= 0).any():
-                        raise UserError(
-                            f"{self.path}: cells with counts have depth 0; run preprocess again with --force"
-                        )
-        return depth
+                depth = out[first - start : last - start]
+                depth[:] = stored[first - low : last - low]
+                if (depth[self._pointers.occupied(first, last)] <= 0).any():
+                    raise UserError(
+                        f"{self.path}: cells with counts have depth 0; run preprocess again with --force"
+                    )
 
     @cached_property
     def sets(self) -> list[str] | None:
@@ -196,7 +214,8 @@ class Store(StoreHead):
         """Return the number of the set of each of ``rows`` in `sets`, int [n]. The store must know sets."""
         if self._sets is None:
             raise ValueError(f"{self.path}: does not know sets")
-        return np.asarray(self._sets.codes)[self.row_numbers(rows)]
+        codes = np.asarray(self._sets.codes)
+        return codes[rows] if isinstance(rows, slice) else codes[self.row_numbers(rows)]
 
     @cached_property
     def _sets(self) -> pd.Categorical | None:
@@ -209,7 +228,7 @@ class Store(StoreHead):
 
     def factors(self, rows: np.ndarray) -> np.ndarray:
         """Return the factors of the stored values of ``rows`` before log1p, float32 [n]."""
-        return value_factors(self.n_counts[rows], self.target_sum, self.input_scale)
+        return value_factors(self.depths(rows), self.target_sum, self.input_scale)
 
     @cached_property
     def _pointers(self) -> RowPointers:
@@ -219,7 +238,7 @@ class Store(StoreHead):
     @cached_property
     def _on_disk(self) -> RowsOnDisk:
         with reading(self.path):
-            return RowsOnDisk(self.parts, self._pointers, self.n_genes)
+            return RowsOnDisk(self.parts, self._pointers, self.n_genes, self.cache_bytes)
 
     def pieces(self, rows: np.ndarray) -> Iterator[Pieces]:
         """Yield the positions in memory of the values of ``rows`` (int64 [n]). Each is valid until the next one."""
@@ -344,13 +363,13 @@ class MemoryStore(Store):
     def __init__(self, store: Store, node: Node | None = None) -> None:
         super().__init__(store.path)
         if node is None:
-            pointers, depth = store._pointers, store.n_counts
+            pointers, depths = store._pointers, store._depths
             self._indices = np.empty(self.n_values, self.index_dtype)
             self._data = np.empty(self.n_values, self.dtype)
             self._read_values(pointers)
         else:
-            pointers, depth = self._share(node, store)
-        self._pointers, self.n_counts = pointers, depth
+            pointers, depths = self._share(node, store)
+        self._pointers, self._depths = pointers, depths
 
     def in_memory(self, node: Node | None = None) -> MemoryStore:
         """Return itself."""
@@ -361,7 +380,7 @@ class MemoryStore(Store):
         begin, size = self._pointers.flat(rows)
         yield Pieces(begin, size, np.arange(len(rows)), self._indices, self._data)
 
-    def _share(self, node: Node, store: Store) -> tuple[RowPointers, np.ndarray]:
+    def _share(self, node: Node, store: Store) -> tuple[RowPointers, RowBlocks]:
         """Put all arrays into one shared block. Return its row pointers and depths."""
         pointer = RowPointers.dtype_for(self.n_values)
         kinds = [
@@ -385,7 +404,7 @@ class MemoryStore(Store):
 
         key = str(Path(self.path).resolve())
         self._indices, self._data, rows, depth = cut(node.share(key, int(places[-1]), fill))
-        return RowPointers(self.parts, self.edges, self.n_values, rows), depth
+        return RowPointers(self.parts, self.edges, self.n_values, rows), RowBlocks.held(depth)
 
     def _read_values(self, pointers: RowPointers) -> None:
         for path, base in zip(self.parts, pointers.base, strict=False):

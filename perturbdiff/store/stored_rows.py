@@ -11,13 +11,15 @@ from typing import NamedTuple
 import numpy as np
 import zarr
 
+from perturbdiff.io.damage import explain_damage
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store import row_kernels
+from perturbdiff.store.row_blocks import RowBlocks
 from perturbdiff.store.zarr_shards import ShardedReader
 
 CACHE_BYTES = 256 << 20
 """Size of the decoded chunks that a store keeps. It is far more than a step needs, so that small sets share chunks."""
-_POINTERS_PER_READ = 1 << 20
+_AGAIN = "run preprocess again with --force"
 _READERS = 4  # one reader uses at most 1/4 of the cache, so that several can work at once
 
 _AWAITED, _READY, _FAILED = 0, 1, 2  # states of a slot
@@ -137,7 +139,7 @@ class Pieces(NamedTuple):
 
 
 class RowPointers:
-    """Position of each row's values within its partition.
+    """Position of each row's values within its partition, read where they are asked for.
 
     Parameters
     ----------
@@ -152,30 +154,46 @@ class RowPointers:
 
     Attributes
     ----------
-    places
-        `dtype_for` [rows + parts]: position of each row's first value in its partition. The rows of a partition are
-        followed by the end of its last row.
     base
         int64 [parts + 1]: number of values before each partition.
 
     Raises
     ------
     UserError
-        If the pointers of a partition are damaged.
+        If the pointers of a partition are damaged; for most rows when they are asked for.
     """
 
     def __init__(
         self, parts: Sequence[Path], edges: np.ndarray, num_values: int, places: np.ndarray | None = None
     ) -> None:
-        self._edges = edges
+        self._parts, self._edges, self._most = parts, edges, num_values
+        self._first = edges[:-1] + np.arange(len(parts))  # where the places of a partition begin
         if places is None:
-            places = np.empty(int(edges[-1]) + len(parts), self.dtype_for(num_values))
-            for p, path in enumerate(parts):
-                _read_pointers(path, places[int(edges[p]) + p : int(edges[p + 1]) + p + 1], num_values)
-        self.places = places
-        self.base = np.cumsum([0, *places[edges[1:] + np.arange(len(parts))].astype(np.int64)])
+            self._stored = [zarr.open_array(part / "X" / "indptr", mode="r") for part in parts]
+            if [stored.shape for stored in self._stored] != [(n + 1,) for n in np.diff(edges).tolist()]:
+                raise _damaged(parts[0].parent)
+            number = int(edges[-1]) + len(parts)
+            self._blocks = RowBlocks(number, self.dtype_for(num_values), self._read)
+            ends = np.array([stored[-1] for stored in self._stored], np.int64)
+        else:
+            self._blocks = RowBlocks.held(places)
+            ends = places[edges[1:] + np.arange(len(parts))].astype(np.int64)
+        self.base = np.cumsum([0, *ends])
         if self.base[-1] != num_values:
             raise _damaged(parts[0].parent)
+
+    def _read(self, start: int, stop: int, out: np.ndarray) -> None:
+        """Read the places ``start`` to ``stop``."""
+        for part, stored, first in zip(self._parts, self._stored, self._first.tolist(), strict=True):
+            low, high = max(start - first, 0), min(stop - first, stored.shape[0])
+            if low >= high:
+                continue
+            with explain_damage(part, _AGAIN):
+                # with the next place, so that the order is known across blocks
+                piece = np.asarray(stored[low : min(high + 1, stored.shape[0])], np.int64)
+            if piece[0] < 0 or (np.diff(piece) < 0).any() or piece[-1] > self._most:
+                raise _damaged(part)
+            out[first + low - start : first + high - start] = piece[: high - low]
 
     @staticmethod
     def dtype_for(num_values: int) -> np.dtype:
@@ -183,9 +201,12 @@ class RowPointers:
         return np.dtype(np.uint32 if num_values <= np.iinfo(np.uint32).max else np.uint64)
 
     @property
-    def nbytes(self) -> int:
-        """Size in memory, in bytes."""
-        return self.places.nbytes
+    def places(self) -> np.ndarray:
+        """Position of each row's first value in its partition, `dtype_for` [rows + parts].
+
+        The rows of a partition are followed by the end of its last row.
+        """
+        return self._blocks.every
 
     def find(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the partition of each row, and the start and end of its values in the partition, int64 [n]."""
@@ -194,7 +215,8 @@ class RowPointers:
         else:
             part = np.searchsorted(self._edges, rows, "right") - 1
         places = rows + part
-        return part, self.places[places].astype(np.int64), self.places[places + 1].astype(np.int64)
+        begin, end = self._blocks.at(places), self._blocks.at(places + 1)
+        return part, begin.astype(np.int64), end.astype(np.int64)
 
     def flat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the starts of rows in the concatenated values of all partitions, and their lengths, int64 [n]."""
@@ -207,21 +229,8 @@ class RowPointers:
         return end > begin
 
 
-def _read_pointers(part: Path, places: np.ndarray, most: int) -> None:
-    stored = zarr.open_array(part / "X" / "indptr", mode="r")
-    if stored.shape != places.shape:
-        raise _damaged(part)
-    before = 0
-    for start in range(0, len(places), _POINTERS_PER_READ):
-        piece = np.asarray(stored[start : start + _POINTERS_PER_READ], np.int64)
-        if piece[0] < before or (np.diff(piece) < 0).any() or piece[-1] > most:
-            raise _damaged(part)
-        places[start : start + len(piece)] = piece
-        before = int(piece[-1])
-
-
 def _damaged(path: Path) -> UserError:
-    return UserError(f"{path}: row pointers are damaged; run preprocess again with --force")
+    return UserError(f"{path}: row pointers are damaged; {_AGAIN}")
 
 
 class RowsOnDisk:
@@ -237,9 +246,11 @@ class RowsOnDisk:
         Positions of their rows.
     num_genes
         Number of columns. A larger column number means that the store is damaged.
+    cache
+        Bytes of decoded chunks that are kept.
     """
 
-    def __init__(self, parts: Sequence[Path], pointers: RowPointers, num_genes: int) -> None:
+    def __init__(self, parts: Sequence[Path], pointers: RowPointers, num_genes: int, cache: int) -> None:
         self._pointers, self._genes = pointers, num_genes
         self._readers = [
             (ShardedReader(path / "X" / "indices"), ShardedReader(path / "X" / "data")) for path in parts
@@ -255,7 +266,7 @@ class RowsOnDisk:
         indices, data = self._readers[0]
         self.cache = ChunkCache(
             int(self._base[-1]), int(self._chunk.max()), indices.dtype, data.dtype,
-            budget=CACHE_BYTES, fewest=_READERS * longest_row,
+            budget=cache, fewest=_READERS * longest_row,
         )  # fmt: skip
         self._limit = max(len(self.cache) // _READERS, min(longest_row, len(self.cache)))
 

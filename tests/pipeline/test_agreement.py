@@ -100,7 +100,6 @@ EXCEPTIONS = {
     "calibrate --shard": "a calibration is one task",
     "--experiment": "a sheet's data are checked one by one",
     "--prior": "lists of genes are compared when the sheet is read, and by FINETUNE",
-    "--ends": "spares cell-eval2 the mean response and replicates of another evaluation, and changes no score",
     "--unfinished": "PD_UNFINISHED, a folder in --ckpt_dir",
 }
 """Options that no row and no parameter reaches, and why."""

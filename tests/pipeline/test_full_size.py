@@ -137,6 +137,7 @@ def test_the_prior_is_the_same_wherever_it_is_trained():
     priors = {
         json.dumps({k: v for k, v in row.items() if v})
         for name in FULL_SIZE
+        if name != "zeroshot-epochs"  # trained for longer
         for row in rows_of(name)
         if row["mode"] == "pretrain"
     }

@@ -1,6 +1,8 @@
 """What the workflow makes of a samplesheet, without computing: stub runs and refusals."""
 
+import json
 from pathlib import Path
+from urllib.parse import unquote
 
 HEADER = "id,dataset,input,preset,mode,init,transfer,overrides,split,genes,seed"
 
@@ -12,6 +14,26 @@ def sheet(folder: Path, *rows: str, header: str = HEADER) -> str:
         if not (folder / name).exists():  # -resume compares times
             (folder / name).touch()
     return str(path)
+
+
+def check_crate(outdir: Path) -> None:
+    """Look whether the results are described as the profile Workflow Run Crate asks."""
+    crate = json.loads((outdir / "ro-crate-metadata.json").read_text())
+    graph = {entity["@id"]: entity for entity in crate["@graph"]}
+    assert len(graph) == len(crate["@graph"]), "each is described once"
+    linked = {link["@id"] for entity in graph.values() for value in entity.values()
+              for link in (value if isinstance(value, list) else [value])
+              if isinstance(link, dict)}  # fmt: skip
+    assert [one for one in linked - set(graph) if not one.startswith("http")] == []
+    root = graph[graph["ro-crate-metadata.json"]["about"]["@id"]]
+    parts = {part["@id"] for part in root["hasPart"]}
+    assert {"report.html", "models/tuned/", "pipeline_info/main.nf"} < parts
+    assert all((outdir / unquote(part)).exists() for part in parts)
+    (action,) = (graph[one["@id"]] for one in root["mentions"])
+    assert action["@type"] == "CreateAction"
+    assert action["instrument"] == root["mainEntity"]
+    assert graph["#param-baselines"]["value"] == "control,linear"
+    assert action["endTime"] > action["startTime"]
 
 
 def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
@@ -48,7 +70,7 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
             "report.html",
             "report.txt",
         ),
-        "report.html.manifest.json",
+        *("report.html.manifest.json", "ro-crate-metadata.json"),
         *("report_figures", "report_mqc", "report_tables"),
         *("splits", "statistics", "stores"),
     }
@@ -61,7 +83,8 @@ def test_runs_share_what_they_have_in_common(nextflow, tmp_path):
         "blind",
     }
     records = {p.name.split("_")[0] for p in (ran.outdir / "pipeline_info").glob("[!.]*")}
-    assert records == {"trace", "timeline", "report", "dag", "run", "design.csv", "versions.yml"}
+    assert records == {"trace", "timeline", "report", "dag", "run", "design.csv", "versions.yml", "main.nf"}
+    check_crate(ran.outdir)
     scores = {p.name for p in (ran.outdir / "metrics").iterdir()}
     predictions = {p.name for p in (ran.outdir / "predictions").iterdir()}
     some = sheet(tmp_path, *(row for row in rows if row.startswith(("scratch", "lin"))))

@@ -55,6 +55,7 @@ def sheet(folder: Path, *rows: dict[str, str]) -> str:
     return "sheet.csv"
 
 
+COUNTS = "evaluate.definition=cell-eval2;sample.values=counts"
 ROWS = (
     maker("top", "vocabulary", input="kang.h5ad", preset="tiny", overrides="data.num_hvgs=64"),
     maker("all", "vocabulary", input="a.h5ad;b.h5ad", preset="tiny", add="top;mine.txt",
@@ -75,6 +76,8 @@ ROWS = (
     row("fetched", "linear", dataset="published", input="dataset:kang18-ifnb"),
     row("narrow", "linear", dataset="two", genes="top"),
     row("broad", "linear", dataset="two", genes="all", score_genes="top"),
+    row("counted", "train", dataset="counts", input="b.h5ad", overrides=COUNTS),
+    row("again", "sample", dataset="counts", input="b.h5ad", preset="", init="counted", overrides="sample.num_steps=2"),
     row("ridge", "kernel-ridge", dataset="other", input="old store", embeddings="perturbation=vectors"),
 )  # fmt: skip
 
@@ -101,6 +104,14 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert ran.code == 0, ran.output
     calls = {call[call.index("--out") + 1]: call for call in fake() if "--out" in call}
     made = [call for out, call in calls.items() if call[0] == "preprocess" and not out.startswith("two-")]
+    ends = next(out for out, call in calls.items() if call[0] == "ceiling")
+    by_counts = [
+        given(call, "--ends") for call in calls.values() if call[0] == "evaluate" and "--ends" in call
+    ]
+    assert by_counts == [[ends]] * 2, "the ends of the scale are made once for both"
+    assert (ran.outdir / "ends" / ends).is_dir()
+    assert not given(next(call for call in made if call[1].endswith("/b.h5ad")), "--genes")
+    made = [call for call in made if not call[1].endswith("/b.h5ad")]
     kang, atlas, fetched = sorted(made, key=lambda call: (not call[1].endswith("/kang.h5ad"), call[1]))
     assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
     get, check = (call for call in fake() if call[0] == "data")
@@ -148,6 +159,8 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "fetched",
         "narrow",
         "broad",
+        "counted",
+        "again",
     }
     narrow, broad = (call for call in scored if call[2].startswith("two-"))
     assert narrow[2] == broad[2], "one comparison, with the store of the scored genes"
@@ -156,12 +169,13 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     for call in scored:
         if call in (narrow, broad):
             continue
-        ready = call[2] == "old store" or call[2].startswith("published-")
+        ready = call[2] == "old store" or call[2].startswith(("published-", "counts-"))
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])
     assert calls["ready"][1] == "old store", "a ready store is used as it is"
     assert not list((ran.outdir / "stores").glob("other-*"))
     assert {p.name for p in (ran.outdir / "models").iterdir()} == {
+        "counted",
         "old",
         "prior",
         "ready",
@@ -238,3 +252,16 @@ def test_every_mistake_in_what_rows_name_is_told_at_once(questions, tmp_path):
         "line 12 (i): embeddings 'drug=types.npz' does not fit",
     ):
         assert message in told, told
+
+
+def test_what_predicts_no_counts_is_not_scored_by_the_rules_of_counts(questions, tmp_path):
+    rows = (
+        row("a", "train", overrides="evaluate.definition=cell-eval2"),
+        row("b", "train", overrides=COUNTS),
+    )
+    told = questions.refusal(
+        tmp_path, input=str(tmp_path / sheet(tmp_path, *rows)), baselines="control", ceiling=True
+    )
+    assert "scores counts, but 'control' predicts log1p values: leave it out (--baselines none)" in told
+    assert "scores counts, but 'a' predicts log1p values: set sample.values=counts" in told
+    assert "'b'" not in told

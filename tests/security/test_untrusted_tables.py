@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import logging
+import lzma
 import shutil
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from refusals import refused
 from report_runs import make_bundle, make_run
 
+from perturbdiff.io.label_tables import LabelTable
 from perturbdiff.reporting.figures.seed_means import markdown_table
 from perturbdiff.reporting.loading.failed_runs import read_expected
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.multiqc import _escaped
 from perturbdiff.reporting.page.page import write_report
-from perturbdiff.runtime import outputs, tabular
+from perturbdiff.runtime import outputs, packed_text, parquet_bounds, tabular
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import set_up_logging
 
@@ -54,6 +60,40 @@ def test_a_damaged_table_is_one_line(tmp_path, content):
     (tmp_path / "t.csv").write_bytes(content)
     said = message_of(lambda: tabular.read_csv(tmp_path / "t.csv", "make it again", dtype=str))
     assert said == "" or "t.csv: is not a table" in said
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.csv.bz2", "t.csv.xz"])
+def test_a_packed_table_without_end_is_refused(tmp_path, monkeypatch, name):
+    table = "cell,label\n" + "a,b\n" * 50_000
+    unpack = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}[name[6:]]
+    with unpack(tmp_path / name, "wt") as handle:
+        handle.write(table)
+    assert len(tabular.read_csv(tmp_path / name, "again")) == 50_000
+    monkeypatch.setattr(packed_text, "UNPACKED_AT_LEAST", 1000)
+    said = message_of(lambda: tabular.read_csv(tmp_path / name, "again"))
+    assert f"{name}: unpacks to more than 100 times its size" in said
+    assert name[6:] != "gz" or said == message_of(lambda: LabelTable(tmp_path / name))
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:60])
+    assert "is not a table, or damaged" in message_of(lambda: tabular.read_csv(tmp_path / name, "again"))
+
+
+def test_a_parquet_table_that_claims_more_than_it_can_hold_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "t.parquet"
+    nested = pa.array([[[[[[[[[1]]]]]]]]])
+    tables = {
+        "1,000,000 values in": pa.table({"x": pa.array(np.zeros(1_000_000, np.int8)).dictionary_encode()}),
+        "2 columns": pa.table({"x": [1], "y": [2]}),
+        "of more than 16 levels": pa.table({"x": nested}),
+        "a description of its columns": pa.table({"x": [1]}),
+    }
+    monkeypatch.setattr(parquet_bounds, "DECODED_AT_LEAST", 1 << 20)
+    monkeypatch.setattr(parquet_bounds, "MOST_COLUMNS", 1)
+    for claim, table in tables.items():
+        if claim.startswith("a desc"):
+            monkeypatch.setattr(parquet_bounds, "LARGEST_FOOTER", 10)
+        parquet.write_table(table, path)
+        said = message_of(lambda: tabular.read_parquet(path, "again"))
+        assert f"t.parquet: claims {claim}" in said or (claim in said and "claims a column" in said), said
 
 
 def message_of(action):

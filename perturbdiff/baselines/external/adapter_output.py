@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from perturbdiff.evaluation.readers.cells_by_condition import HIGHEST
+from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError
 

@@ -7,7 +7,7 @@ numbers, which needs no branches. None of the loops holds the interpreter lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,9 @@ import scipy.sparse as sp
 
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
+
+New = Callable[[int, np.dtype], np.ndarray]
+"""Makes an array of a length and a type, for instance `perturbdiff.runtime.scratch_arrays.ScratchArrays.empty`."""
 
 _RUN = 64  # values sorted by counting before runs are merged
 
@@ -176,8 +179,8 @@ class Columns:
         return _keys(self.values)
 
     @classmethod
-    def of(cls, blocks: Sequence[Sparse]) -> Columns:
-        """Sort the values of cells, sparse log1p [cells, G] in one or several parts.
+    def of(cls, blocks: Sequence[Sparse], new: New = np.empty) -> Columns:
+        """Sort the values of cells, sparse log1p [cells, G] in one or several parts, into an array that ``new`` makes.
 
         Raises
         ------
@@ -190,7 +193,7 @@ class Columns:
         lengths = np.zeros(blocks[0].shape[1], np.int64)
         for block in blocks:
             count_values(block, lengths)
-        return cls._sorted(blocks, lengths, np.result_type(*(b.dtype for b in blocks)))
+        return cls._sorted(blocks, lengths, np.result_type(*(b.dtype for b in blocks)), new)
 
     @classmethod
     def streamed(cls, blocks: Iterable[Sparse], lengths: np.ndarray, dtype: type[np.floating]) -> Columns:
@@ -210,12 +213,12 @@ class Columns:
         ValueError
             If a value is negative or not a number, or there are other values than were counted.
         """
-        return cls._sorted(_as_counted(blocks, lengths), lengths, np.dtype(dtype))
+        return cls._sorted(_as_counted(blocks, lengths), lengths, np.dtype(dtype), np.empty)
 
     @classmethod
-    def _sorted(cls, blocks: Iterable[Sparse], lengths: np.ndarray, dtype: np.dtype) -> Columns:
+    def _sorted(cls, blocks: Iterable[Sparse], lengths: np.ndarray, dtype: np.dtype, new: New) -> Columns:
         starts, num_cells = _starts(lengths), 0
-        values, place = np.empty(starts[-1], dtype), starts[:-1].copy()
+        values, place = new(int(starts[-1]), dtype), starts[:-1].copy()
         for block in blocks:
             _scatter(block.data, block.indices, place, values)
             num_cells += block.shape[0]
@@ -223,15 +226,18 @@ class Columns:
         return cls._summarised(values, starts, num_cells)
 
     @classmethod
-    def joined(cls, parts: Sequence[Columns]) -> Columns:
-        """Return the columns of the cells of all ``parts`` together: equal to sorting them all, but faster."""
+    def joined(cls, parts: Sequence[Columns], new: New = np.empty) -> Columns:
+        """Return the columns of the cells of all ``parts`` together: equal to sorting them all, but faster.
+
+        ``new`` makes the arrays.
+        """
         if len(parts) == 1:
             return parts[0]
         dtype = np.result_type(*(part.values.dtype for part in parts))
         pending = [(part.values.astype(dtype, copy=False), part.starts) for part in parts]
         while len(pending) > 1:  # neighbours two by two, so that a value is copied log2(parts) times
             pairs = [pending[i : i + 2] for i in range(0, len(pending), 2)]
-            pending = [_joined(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+            pending = [_joined(*pair, new) if len(pair) == 2 else pair[0] for pair in pairs]
         values, starts = pending[0]
         return cls._summarised(values, starts, sum(part.num_cells for part in parts))
 
@@ -274,10 +280,10 @@ def _as_counted(blocks: Iterable[Sparse], lengths: np.ndarray) -> Iterator[Spars
 
 
 def _joined(
-    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray]
+    first: tuple[np.ndarray, np.ndarray], second: tuple[np.ndarray, np.ndarray], new: New
 ) -> tuple[np.ndarray, np.ndarray]:
     starts = first[1] + second[1]
-    values = np.empty(starts[-1], first[0].dtype)
+    values = new(int(starts[-1]), first[0].dtype)
     _join(_keys(first[0]), first[1], _keys(second[0]), second[1], _keys(values), starts)
     return values, starts
 

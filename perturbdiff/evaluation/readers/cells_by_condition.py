@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -12,13 +12,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import ALL, Condition, Group
+from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
 from perturbdiff.runtime.errors import UserError, listing
 
 COVARIATES = ("cell_type", "batch")
-HIGHEST = 15.0
-"""No log1p of normalised counts is as large: it would be 3 million of a cell's counts in one gene."""
 _WHOLE = 1e-3  # largest distance of a count from a whole number
 _ENOUGH = 200  # non-zero values, too many to be all whole numbers by chance
 
@@ -147,8 +146,42 @@ def single_context(contexts: list[str], condition: Condition, column: str, path:
     return contexts[0]
 
 
-def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> dict[Key, np.ndarray]:
+class RowRanges(Mapping[Key, np.ndarray]):
+    """Rows (int64, ascending) by key where those of a key are a few ranges: made when they are asked for.
+
+    Parameters
+    ----------
+    ranges
+        The ranges [start, stop) of each key; no two of them share a row.
+    """
+
+    def __init__(self, ranges: Mapping[Key, list[tuple[int, int]]]) -> None:
+        self._ranges = ranges
+
+    def __getitem__(self, key: Key) -> np.ndarray:
+        return np.concatenate([np.arange(*ends, dtype=np.int64) for ends in sorted(self._ranges[key])])
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._ranges
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def under(self, new: Callable[[Key], Key]) -> RowRanges[Key]:
+        """Return the rows under other keys."""
+        ranges: dict[Key, list[tuple[int, int]]] = {}
+        for key, some in self._ranges.items():
+            ranges.setdefault(new(key), []).extend(some)
+        return RowRanges(ranges)
+
+
+def _joined(rows: Mapping[Key, np.ndarray], new: Callable[[Key], Key]) -> Mapping[Key, np.ndarray]:
     """Return rows under other keys, sorted where several keys become one."""
+    if isinstance(rows, RowRanges):
+        return rows.under(new)
     joined: dict[Key, list[np.ndarray]] = {}
     for key, some in rows.items():
         joined.setdefault(new(key), []).append(some)

@@ -12,13 +12,21 @@ import pandas as pd
 from perturbdiff.conditions.condition import ALL, Condition, Group, conditions_of
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells, single_context
+from perturbdiff.evaluation.readers.cells_by_condition import (
+    COVARIATES,
+    Cells,
+    RowRanges,
+    single_context,
+)
 from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError, listing
 
 if TYPE_CHECKING:
     from perturbdiff.store.store import Store
+
+_CACHE = 32 << 20
+"""Bytes of decoded chunks: conditions are read from their first row to the last, so that only edges come again."""
 
 
 class StoreReader:
@@ -52,7 +60,7 @@ class StoreReader:
             return np.asarray(pd.factorize(self.obs(column))[0], np.int64)
         if self._store.set_key is None:
             return None
-        return self._store.set_of(slice(0, self._store.n_cells)).astype(np.int64)
+        return self._store.set_of(slice(None))
 
     def depths(self) -> np.ndarray:
         """Return the depth of each cell over all genes of its input."""
@@ -86,16 +94,17 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
     from perturbdiff.store.store import Store  # it imports zarr, which files do without
 
     store = Store(path)
+    store.cache_bytes = _CACHE
     reader = StoreReader(store, None if config.genes is None else _genes(Path(config.genes), store))
     table = store.conditions
     covariates = frozenset(name for name in COVARIATES if set(table[name]) != {ALL})
     column = config.context_column or ("cell_type" if "cell_type" in covariates else None)
     labels = None if column is None else _contexts(store, column)
-    rows: dict[Condition, np.ndarray] = {}
-    controls: dict[Group, np.ndarray] = {}
+    rows: dict[Condition, list[tuple[int, int]]] = {}
+    controls: dict[Group, list[tuple[int, int]]] = {}
     contexts: dict[Condition, str] = {}
     for i, (condition, row) in enumerate(zip(conditions_of(table), table.to_dict("records"), strict=True)):
-        cells = np.arange(int(row["start"]), int(row["stop"]), dtype=np.int64)
+        cells = [(int(row["start"]), int(row["stop"]))]
         if row["is_control"]:
             controls[condition.group] = cells
             continue
@@ -104,8 +113,8 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
             contexts[condition] = single_context(labels[i], condition, column, path)
     return Cells(
         reader,
-        rows,
-        controls,
+        RowRanges(rows),
+        RowRanges(controls),
         contexts,
         store.control,
         covariates,

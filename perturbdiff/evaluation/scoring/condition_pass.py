@@ -1,6 +1,7 @@
 """The pass over the cells: condition by condition, real and predicted, into test results and distances.
 
-One thread reads ahead, others compare. Memory holds the sorted controls and the cells of a few conditions, sparse.
+One thread reads ahead, others compare. Memory holds the cells of a few conditions, sparse. The sorted controls are in
+memory if they are few, else in temporary files.
 A condition's cells are sorted once, and joined for the scopes that pool them. What remains is a row of G numbers per
 scope and perturbation (`test_results`) and a dozen numbers per condition. No result depends on
 the number of threads, nor on which other metrics are computed.
@@ -40,10 +41,12 @@ from perturbdiff.evaluation.scoring.scopes import (
     of_shard,
     units_of,
 )
+from perturbdiff.evaluation.scoring.sorted_controls import joined_groups, mean_of, sorted_groups
 from perturbdiff.evaluation.scoring.worker_threads import Workers, usable
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import Track, track
+from perturbdiff.runtime.scratch_arrays import ScratchArrays
 
 KEPT_VALUES = 1 << 24
 """Values of real cells that are kept for when their own condition comes, 0.13 GiB."""
@@ -203,31 +206,25 @@ class _Pass:
         self._lock = threading.Lock()
 
     def read_controls(self, workers: Workers) -> None:
-        """Read the controls of the scopes once, sort and join them."""
+        """Read the controls of the scopes once, some at a time, sort and join them."""
         pairing, groups = self.pairing, {c.group for c in self._conditions}
         sides: list[tuple[ExpressionView, Mapping[Group, np.ndarray]]] = [(pairing.real, pairing.controls)]
-        if pairing.predicted_controls is not None:
+        if pairing.predicted_controls is not None and self.wanted.table:
             sides.append((pairing.predicted, pairing.predicted_controls))
-        sorted_: list[dict[Group, Columns]] = [{} for _ in sides]
-
-        def sort(place: int, group: Group, cells: Sparse) -> None:
-            columns = Columns.of([cells]) if self.wanted.table else None
-            if place == 0:
-                self.means[group] = _mean(cells, columns)
-            if columns is not None:
-                sorted_[place][group] = columns
-
+        scratch, found = ScratchArrays().empty, []
         for place, (side, controls) in enumerate(sides):
-            if place == 0 or self.wanted.table:
-                for group in sorted(groups & set(controls)):
-                    cells = side.cells(controls[group])
-                    workers.submit(partial(sort, place, group, cells), cells.nnz)
-                    del cells
-        workers.finish()
+            wanted = {group: controls[group] for group in sorted(groups & set(controls))}
+            if self.wanted.table:
+                found.append(sorted_groups(side, wanted, workers, scratch))
+                means = {group: columns.mean for group, columns in found[-1].items()}
+            else:
+                means = {group: mean_of(side, rows) for group, rows in wanted.items()}
+            if place == 0:
+                self.means = means
         if self.wanted.table:
             size = sum(Tested.size(unit, len(pairing.genes)) for unit in self.units)
             for unit in self.units:
-                controls = [Controls.of_columns(_of_groups(unit, found)) for found in sorted_]
+                controls = [Controls.of_columns(joined_groups(unit, columns, scratch)) for columns in found]
                 both = (controls[0], controls[-1])
                 self.tested.append(
                     Tested(unit, both, pairing.genes, held=size <= HELD_BYTES, targets=self.targets)
@@ -385,10 +382,6 @@ class _Pass:
 def _joined(parts: list[Both]) -> Both:
     real, predicted = (Columns.joined([part[side] for part in parts]) for side in (0, 1))
     return real, predicted
-
-
-def _of_groups(unit: Unit, by_group: Mapping[Group, Columns]) -> Columns:
-    return Columns.joined([by_group[g] for g in sorted({c.group for c in unit.conditions}) if g in by_group])
 
 
 def _mean(cells: Sparse, columns: Columns | None) -> np.ndarray:

@@ -168,10 +168,13 @@ def test_genes_that_a_prior_lacks_are_known_before_it_is_finetuned(write, tmp_pa
     assert "no gene of" in look(path, prior=prior).problems[0]
 
 
-def test_counts_are_compared_with_the_papers_table(write):
+def test_counts_are_compared_with_the_papers_table(write, tmp_path):
     warning = texts(look(write()), "warning")
     assert "4 control cells instead of 39,165 (-100.0%)" in warning
     assert "3 perturbations instead of 2,023" in warning
+    recipe = tmp_path / "recipe.yaml"  # as the workflow writes it: named after the data set
+    recipe.write_text("base: paper-replogle\nname: replogle\ndata: {input_scale: counts}\n")
+    assert texts(look(write(), preset=str(recipe)), "warning") == warning
 
 
 def test_a_full_disk_is_told_before(write, monkeypatch):

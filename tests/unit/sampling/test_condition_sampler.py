@@ -18,7 +18,7 @@ from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.sampling import ConditionSampler
+from perturbdiff.sampling import ConditionSampler, condition_sampler
 from perturbdiff.sampling import starting_controls as controls
 from perturbdiff.sampling.sampling_stage import Job, reinitialise
 from perturbdiff.sampling.starting_controls import ControlSets
@@ -94,19 +94,39 @@ def test_balanced_controls_are_those_the_baselines_start_from(trained):
         np.testing.assert_array_equal(found[:20], store.expression(rows).toarray())
 
 
-@pytest.mark.parametrize(("processes", "cache"), [(1, 0), (4, 0), (1, 1 << 20)])
-def test_only_a_store_with_a_pool_above_the_cache_is_held(trained, monkeypatch, processes, cache):
-    shares = []
-    monkeypatch.setattr(controls.stored_rows, "CACHE_BYTES", cache)
-    monkeypatch.setattr(controls, "resident", lambda store, share: shares.append(share) or store)
+def test_a_pool_above_the_cache_is_read_again(trained, monkeypatch):
+    """Memory does not grow with the pools of controls, and nothing is held for long."""
     asked = pd.read_csv(io.StringIO("cell_type,batch,perturbation,n_cells\nB,d1,p1,20\n"))
-    job = Job(
-        trained / "bundle", trained / "store", asked, None, 0, {}, random_init=False, processes=processes
-    )
-    sampler = job.open("cpu")
-    assert shares == []
-    sampler.draw(sampler.batches(sampler.shard(0, 1))[0])
-    assert shares == ([] if cache else [0.5 / processes])
+    found = []
+    for least, most in ((controls._LEAST_CACHE, controls.stored_rows.CACHE_BYTES), (0, 100)):
+        monkeypatch.setattr(controls, "_LEAST_CACHE", least)
+        monkeypatch.setattr(controls.stored_rows, "CACHE_BYTES", most)
+        sampler = Job(trained / "bundle", trained / "store", asked, None, 0, {}, random_init=False).open(
+            "cpu"
+        )
+        assert sampler.store.cache_bytes == max(least, 100)
+        found.append(sampler.draw(sampler.batches(sampler.shard(0, 1))[0])[0])
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("value", [15.0, float("nan")])
+def test_what_evaluate_would_refuse_is_refused_at_once(trained, tmp_path, monkeypatch, value):
+    drawn = []
+
+    def diverged(_model, _schedule, _settings, control, *_, **__):
+        drawn.append(control)
+        cells = torch.full_like(control, 14.9)
+        cells[1, 2, 3] = value
+        return cells
+
+    monkeypatch.setattr(condition_sampler, "generate", diverged)
+    with pytest.raises(
+        UserError, match=r"diverged.*condition .*gene 'g\d+'.*below 15; train it longer"
+    ) as raised:
+        cells(trained, tmp_path, {"sets_per_batch": 2})
+    assert "\n" not in str(raised.value)
+    assert len(drawn) == 1
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".csv"]
 
 
 def test_rounding_and_size_of_batches_make_hardly_any(trained, tmp_path):

@@ -12,7 +12,7 @@ from parts_store import parts_store
 
 from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.store import stored_rows
+from perturbdiff.store import row_blocks, stored_rows
 from perturbdiff.store.store import Store
 
 
@@ -27,6 +27,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(params=["disk", "memory"])
 def store(folder, request, monkeypatch):
     monkeypatch.setattr(stored_rows, "CACHE_BYTES", 1)  # requests are cut into batches
+    monkeypatch.setattr(row_blocks, "_BITS", 5)  # and blocks of positions and depths end within a part
     opened = Store(folder / "store")
     return opened if request.param == "disk" else opened.in_memory()
 
@@ -89,9 +90,23 @@ def test_rows_outside_the_store(store):
             store.expression(rows)
 
 
+def test_positions_and_depths_are_read_where_rows_are_asked_for(folder, expected, monkeypatch):
+    monkeypatch.setattr(row_blocks, "_BITS", 4)
+    read = []
+    fill = row_blocks.RowBlocks._fill
+    monkeypatch.setattr(row_blocks.RowBlocks, "_fill", lambda self, w: read.append(w.sum()) or fill(self, w))
+    store = Store(folder / "store")
+    rows = np.arange(store.n_cells - 20, store.n_cells)
+    np.testing.assert_allclose(store.expression(rows).toarray(), expected[rows], rtol=1e-6, atol=1e-7)
+    assert max(read) <= 3
+    missing = store._pointers._blocks._missing, store._depths._missing
+    assert all(one.sum() >= store.n_cells // 16 - 3 for one in missing)
+    np.testing.assert_array_equal(store.n_counts[rows], store.depths(rows))
+
+
 def test_memory_needed_is_told(folder):
     store = Store(folder / "store").in_memory()
-    held = store._data.nbytes + store._indices.nbytes + store._pointers.nbytes + store.n_counts.nbytes
+    held = store._data.nbytes + store._indices.nbytes + store._pointers.places.nbytes + store.n_counts.nbytes
     assert abs(store.nbytes_in_memory - held) <= 4 * 4  # each of four parts has one pointer more
 
 
