@@ -35,7 +35,16 @@ ROOT = Path(__file__).parents[1]
 SHEETS = ROOT / "assets" / "experiments"
 EXPERIMENTS = (
     *("main-replogle", "main-pbmc", "main-tahoe", "main"),
-    *("zeroshot", "zeroshot-epochs", "fewshot", "fewshot-steps", "scaling", "ablation", "variants", "guidance"),
+    *(
+        "zeroshot",
+        "zeroshot-epochs",
+        "fewshot",
+        "fewshot-steps",
+        "scaling",
+        "ablation",
+        "variants",
+        "guidance",
+    ),
 )
 START, END = "<!-- computed: start -->", "<!-- computed: end -->"
 
