@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from perturbdiff.config import recipes
 from perturbdiff.config import settings as configuration
 from perturbdiff.runtime.files import existing
 from perturbdiff.simulation.simulation_stage import simulate
@@ -189,7 +190,7 @@ def main() -> None:
     real.obs = pd.DataFrame(
         {n: real.obs[k].astype(str).to_numpy() for n, k in zip(names, keys, strict=True)}, real.obs_names
     )
-    config = like(real, configuration.load(options.preset, options.set).simulate)
+    config = like(real, recipes.load(options.preset, options.set).simulate)
     with tempfile.TemporaryDirectory() as folder:
         out = simulate(Path(folder) / "simulated", config, seed=options.seed)
         simulated = anndata.read_h5ad(out / "counts.h5ad")

@@ -18,9 +18,9 @@ from perturbdiff.conditions.targets import Targets
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.ceiling_stage import CEILING, ceiling
-from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings
-from perturbdiff.evaluation.cell_eval2.rules import DEFINITION, RULES
+from perturbdiff.evaluation.cell_eval2.metrics import DEFINITION, RULES
+from perturbdiff.evaluation.cell_eval2.panels import CountReader
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.readers import inputs, pairing
 from perturbdiff.io.matrices import Sparse

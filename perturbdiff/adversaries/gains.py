@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from perturbdiff.adversaries.attacks import ATTACKS, Attack
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
+from perturbdiff.evaluation.cell_eval2.scores import SCORE
 from perturbdiff.reporting.loading.metric_columns import Column
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.sections.chapter_data import ChapterData

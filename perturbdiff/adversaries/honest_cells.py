@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import Condition, Group
 from perturbdiff.conditions.targets import Targets
-from perturbdiff.evaluation.cell_eval2.checked_counts import CountReader
+from perturbdiff.evaluation.cell_eval2.panels import CountReader
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError

@@ -11,7 +11,7 @@ import pandas as pd
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_ends
-from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
+from perturbdiff.evaluation.cell_eval2.metrics import DEFINITION
 from perturbdiff.evaluation.evaluation_stage import (
     own_conditions,
     save,

@@ -12,7 +12,7 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import score_tables
 from perturbdiff.evaluation.calibration import verdicts
 from perturbdiff.evaluation.cell_eval2.count_stage import check_settings, score_counts
-from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
+from perturbdiff.evaluation.cell_eval2.metrics import DEFINITION
 from perturbdiff.evaluation.embedding import choose, embed, place_sets
 from perturbdiff.evaluation.metrics import catalogue
 from perturbdiff.evaluation.metrics.bounds import chance, collapse

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.io import mmread
 from scipy.sparse import csr_matrix
 
 from perturbdiff.io.damage import explain_damage
@@ -129,4 +128,6 @@ def _shape(path: Path) -> tuple[int, int]:
 def _read(path: Path, signature: tuple[int, int]) -> csr_matrix:
     """Return cells x features; ``signature`` tells a changed file from the one that was read."""
     del signature
+    from scipy.io import mmread  # loads what no other input needs
+
     return csr_matrix(mmread(path).T)

@@ -14,7 +14,16 @@ import pandas as pd
 
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.cell_eval2.anchors import Ends, MeanResponse, RealSide, baseline, replicates
+from perturbdiff.evaluation.cell_eval2.anchors import (
+    Ends,
+    KeptEnds,
+    MeanResponse,
+    RealSide,
+    ScopeEnds,
+    baseline,
+    replicates,
+    write_ends,
+)
 from perturbdiff.evaluation.cell_eval2.count_tables import (
     Scored,
     aggregate,
@@ -24,7 +33,6 @@ from perturbdiff.evaluation.cell_eval2.count_tables import (
     splits,
     tests_of,
 )
-from perturbdiff.evaluation.cell_eval2.kept_ends import KeptEnds, ScopeEnds, write_ends
 from perturbdiff.evaluation.cell_eval2.measurements import (
     Pair,
     Profile,
@@ -33,11 +41,9 @@ from perturbdiff.evaluation.cell_eval2.measurements import (
     measure,
     reference_of,
 )
-from perturbdiff.evaluation.cell_eval2.metrics import SCORED
+from perturbdiff.evaluation.cell_eval2.metrics import DEFINITION, RULES, SCORED, Rules
 from perturbdiff.evaluation.cell_eval2.panels import Panel, Panels, panels_of
-from perturbdiff.evaluation.cell_eval2.rules import DEFINITION, RULES, Rules
-from perturbdiff.evaluation.cell_eval2.scaled_scores import drawn_levels, levels
-from perturbdiff.evaluation.cell_eval2.scores import score
+from perturbdiff.evaluation.cell_eval2.scores import drawn_levels, levels, score
 from perturbdiff.evaluation.readers.cells_by_condition import Cells
 from perturbdiff.evaluation.score_tables import DifferentialWriter
 from perturbdiff.runtime import provenance, tabular

@@ -10,14 +10,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from perturbdiff.evaluation.cell_eval2.anchors import Ends
-from perturbdiff.evaluation.cell_eval2.kept_ends import ScopeEnds
+from perturbdiff.evaluation.cell_eval2.anchors import Ends, ScopeEnds
 from perturbdiff.evaluation.cell_eval2.measurements import Profile, Side
-from perturbdiff.evaluation.cell_eval2.metrics import SCORED
+from perturbdiff.evaluation.cell_eval2.metrics import SCORED, Rules
 from perturbdiff.evaluation.cell_eval2.panels import Panel
-from perturbdiff.evaluation.cell_eval2.rules import Rules
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE, Levels, table
-from perturbdiff.evaluation.cell_eval2.scores import Scores
+from perturbdiff.evaluation.cell_eval2.scores import SCORE, Levels, Scores, table
 from perturbdiff.evaluation.score_tables import differential_table, row_groups
 from perturbdiff.evaluation.scoring.scopes import Scope
 

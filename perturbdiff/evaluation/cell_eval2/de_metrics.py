@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
-from perturbdiff.evaluation.cell_eval2.metrics import DE, FOLD_ERROR
-from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.cell_eval2.metrics import DE, FOLD_ERROR, Rules
 from perturbdiff.evaluation.metrics.profile_metrics import areas_of, spearman
 
 _MOST = (None, 50, 100, 200, 500)

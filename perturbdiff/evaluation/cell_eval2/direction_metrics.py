@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
-from perturbdiff.evaluation.cell_eval2.metrics import DE
-from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.cell_eval2.metrics import DE, Rules
 
 _LEAST_ROOM = 0.05  # between the share of the majority sign and 1
 

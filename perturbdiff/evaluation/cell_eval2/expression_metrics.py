@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perturbdiff.evaluation.cell_eval2.measurements import Pair, Side
-from perturbdiff.evaluation.cell_eval2.metrics import NORM_PARTS
-from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.cell_eval2.metrics import NORM_PARTS, Rules
 from perturbdiff.evaluation.metrics.profile_metrics import panel_discrimination
 
 

@@ -16,7 +16,7 @@ import scipy.sparse as sp
 from threadpoolctl import threadpool_limits
 
 from perturbdiff.evaluation.cell_eval2.jackknife import NoiseSums, sampling_noise
-from perturbdiff.evaluation.cell_eval2.rules import Rules
+from perturbdiff.evaluation.cell_eval2.metrics import Rules
 from perturbdiff.evaluation.metrics.differential import benjamini_hochberg, rank_test
 from perturbdiff.evaluation.metrics.sorted_columns import Columns, count_values
 from perturbdiff.evaluation.scoring.worker_threads import Workers, usable

@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from perturbdiff.evaluation.cell_eval2.metrics import DEFINITION, SCORED
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS as COUNT_METRICS
-from perturbdiff.evaluation.cell_eval2.metrics import SCORED
-from perturbdiff.evaluation.cell_eval2.rules import DEFINITION
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
+from perturbdiff.evaluation.cell_eval2.scores import SCORE
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.reporting.figures import number_texts
 from perturbdiff.reporting.figures.number_texts import number

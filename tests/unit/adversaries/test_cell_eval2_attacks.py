@@ -16,7 +16,7 @@ from perturbdiff.adversaries.adversary_stage import adversaries
 from perturbdiff.adversaries.attacks import ATTACKS
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.cell_eval2.metrics import SCORED
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE
+from perturbdiff.evaluation.cell_eval2.scores import SCORE
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.predictions import read_predictions
 

@@ -19,9 +19,16 @@ from refusals import nothing_left, refused
 from perturbdiff.config.settings import DataConfig, EvaluateConfig
 from perturbdiff.evaluation.cell_eval2 import count_stage
 from perturbdiff.evaluation.cell_eval2.jackknife import sampling_noise
-from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM, PROFILES, SCORED
-from perturbdiff.evaluation.cell_eval2.rules import PARAMETERS, RULES, Rules
-from perturbdiff.evaluation.cell_eval2.scaled_scores import SCORE, drawn_levels, levels, scale
+from perturbdiff.evaluation.cell_eval2.metrics import (
+    METRICS,
+    NORM,
+    PARAMETERS,
+    PROFILES,
+    RULES,
+    SCORED,
+    Rules,
+)
+from perturbdiff.evaluation.cell_eval2.scores import SCORE, drawn_levels, levels, scale
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.reporting.figures import svg

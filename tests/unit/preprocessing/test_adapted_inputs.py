@@ -234,7 +234,7 @@ def test_the_expression_of_a_mudata_file_is_read(tmp_path):
         ad.io.write_elem(file, "obs", pd.DataFrame(index=adata.obs_names))
         ad.io.write_elem(file, "var", pd.DataFrame(index=[*adata.var_names, "0", "1"]))
         for name, part in (("prot", proteins), ("rna", adata)):
-            ad.io.write_elem(file, f"mod/{name}", part)
+            ad.io.write_elem(file.require_group("mod"), name, part)
     with path.open("r+b") as file:
         file.write(b"MuData (format-version=0.1.0;creator=mudata;creator-version=0.3.1)")
     store = stored(path, tmp_path / "store")
