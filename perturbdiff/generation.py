@@ -71,8 +71,8 @@ def generate(
         estimates = Estimates(model, control, covariates, dataset, guided=guided)
         drawn = sample(estimates, draw, schedule, settings, guidance=guidance, clean=clean)
     log1p = model.decode(drawn)
-    if settings.zeros == "matched":
-        log1p = model.match_zeros(log1p, control * model.unit)
+    if settings.zeros != "predicted":
+        log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None)
     if settings.totals == "matched":
         log1p = model.match_totals(log1p, control * model.unit)
     return log1p.clamp_max(ceiling)

@@ -350,11 +350,11 @@ class SampleConfig(Section):
         default="shuffled",
         description="control cells of a condition: drawn at random, or chosen to represent all of them",
     )
-    zeros: Literal["predicted", "matched"] = Field(
+    zeros: Literal["predicted", "matched", "detected"] = Field(
         default="predicted",
         description="keep zeros as predicted, or set the smallest values of each gene to zero until it is zero as "
-        "often as in the training cells. The gene's mean over a set is kept, and cells differ in their numbers of "
-        "detected genes as their control cells do. Models with model.gate measure the threshold",
+        "often as in the training cells (matched), and cells differ in their numbers of detected genes as their "
+        "control cells do (detected). The gene's mean over a set is kept. Models with model.gate measure the threshold",
     )
     totals: Literal["predicted", "matched"] = Field(
         default="predicted",

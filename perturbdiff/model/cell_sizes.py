@@ -16,6 +16,17 @@ _HALVINGS = 10  # of the reach, so that levels are moved to within .01
 _EQUAL = 1e-3  # spread of log totals below which all cells have one total
 
 
+def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
+    """Turn the small values of each gene into zeros, and scale its other values so that its mean over a set stays.
+
+    Sets of cells [..., S, G] and the genes' levels [G] are in log1p. A gene without a value above its level in a set is
+    not changed there.
+    """
+    kept = torch.where(log1p < level, 0.0, log1p)
+    before, after = log1p.sum(-2, keepdim=True), kept.sum(-2, keepdim=True)
+    return torch.where(after > 0, kept * (before / after), log1p)
+
+
 def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     """Turn the small values of each gene into zeros, and raise its other values so that its mean over a set stays.
 

@@ -291,14 +291,17 @@ class Denoiser(nn.Module):
             log1p = torch.where(log1p < self.gate_threshold, 0.0, log1p)
         return log1p
 
-    def match_zeros(self, log1p: Tensor, control: Tensor) -> Tensor:
+    def match_zeros(self, log1p: Tensor, control: Tensor | None) -> Tensor:
         """Make zeros of decoded sets of cells by the genes' `zero_level` (see `cell_sizes.match_zeros`).
 
         A gene is then zero about as often as in the data, and its mean over a set stays as predicted, up to the gene's
-        maximum. Cells [..., S, G] and their control cells are in log1p. A model without levels changes nothing.
+        maximum. Cells [..., S, G] and their control cells are in log1p. Without control cells, numbers of detected
+        genes are not matched. A model without levels changes nothing.
         """
         if not self.zero_level.any():
             return log1p
+        if control is None:
+            return self._bounded(cell_sizes.make_zeros(log1p, self.zero_level))
         return self._bounded(cell_sizes.match_zeros(log1p, self.zero_level, control))
 
     def match_totals(self, log1p: Tensor, control: Tensor) -> Tensor:

@@ -207,9 +207,9 @@ class ConditionSampler:
             [gene for gene in bundle.genes if gene not in missing] if self._draws is None else store.genes
         )
         self.ceiling = check_depth(bundle, store)
-        if settings.zeros == "matched" and not bundle.model.zero_level.any():
+        if settings.zeros != "predicted" and not bundle.model.zero_level.any():
             logger.warning(
-                "sample.zeros=matched: the model knows no levels (untrained, trained without model.gate, or "
+                f"sample.zeros={settings.zeros}: the model knows no levels (untrained, trained without model.gate, or "
                 "by an earlier version); zeros stay as predicted"
             )
         self._ids = encode(bundle, store, self.wanted)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.model.cell_sizes import match_totals, match_zeros
+from perturbdiff.model.cell_sizes import make_zeros, match_totals, match_zeros
 
 S, G = 64, 200
 
@@ -25,6 +25,13 @@ def total(sets):
 
 def detected(sets):
     return (sets > 0).sum(-1).float()
+
+
+def test_zeros_without_controls_scale_what_is_left():
+    values = torch.tensor([[0.2, 0.2], [0.4, 0.4], [2.0, 0.6], [4.0, 0.8]])[None]
+    found = make_zeros(values, torch.tensor([1.0, 5.0]))[0]
+    assert found[:, 0].tolist() == pytest.approx([0, 0, 2.2, 4.4])
+    assert torch.equal(found[:, 1], values[0, :, 1]), "nothing is left: as it was"
 
 
 def test_zeros_are_made_and_the_means_of_genes_stay():

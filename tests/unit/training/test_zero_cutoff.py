@@ -85,7 +85,7 @@ def cells(bundle, trained, out, zeros):
 
 def test_sampled_cells_have_more_zeros_and_the_same_means(matched, trained, tmp_path):
     few = cells(matched, trained, tmp_path / "p.h5ad", "predicted")
-    more = cells(matched, trained, tmp_path / "m.h5ad", "matched")
+    more = cells(matched, trained, tmp_path / "m.h5ad", "detected")
     assert len(few) == len(more) >= 2 * SET
     assert ((more > 0) <= (few > 0)).all(), "no value where there was none"
     own = Bundle.load(matched).model
