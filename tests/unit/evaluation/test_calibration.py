@@ -199,9 +199,9 @@ def test_an_evaluation_says_what_each_metric_is_worth(truths, calibrated, tmp_pa
         predictions, truth, tmp_path / "whole", CONFIG, calibration=calibrated["strong"], threads=1
     )
     table = pd.read_csv(whole / "aggregate.csv").set_index(["scope_kind", "metric"]).sort_index()
-    assert table.loc[("pooled", "PDCorr"), "calibration"].eq("keep").all()
-    assert table.loc[("pooled", "PDCorr"), "calibration_reason"].str.len().gt(10).all()
-    assert table.loc[("pooled", "n_DE_real"), "calibration"].isna().all()
+    assert table.loc[[("pooled", "PDCorr")], "calibration"].eq("keep").all()
+    assert table.loc[[("pooled", "PDCorr")], "calibration_reason"].str.len().gt(10).all()
+    assert table.loc[[("pooled", "n_DE_real")], "calibration"].isna().all()
     said = json.loads((whole / "summary.json").read_text())["calibration"]
     assert said["default"] == ["energy_distance", "PDCorr", "PDS_cos"]
     assert said["metrics"]["nonzero_ratio"]["verdict"] == "useless"
