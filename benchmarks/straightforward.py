@@ -37,6 +37,7 @@ class Architecture:
     initialisation: str = "scaled"
     leak: float = 0.0
     anchor: str = "none"
+    gene_noise: bool = False
     dose: str = "label"
 
 
