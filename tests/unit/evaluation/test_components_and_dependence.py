@@ -61,7 +61,9 @@ def test_the_components_hold_the_change_and_leave_out_noise():
     for _ in range(5):
         sides = [cells(rng, n, shift=shift) for n, shift in ((120, 0.4), (120, 0.4), (200, 0))]
         # 400 genes of nothing but noise
-        sides = [sp.hstack([c, sp.random(c.shape[0], 400, 0.3, "csr", random_state=rng)]).tocsr() for c in sides]
+        sides = [
+            sp.hstack([c, sp.random(c.shape[0], 400, 0.3, "csr", random_state=rng)]).tocsr() for c in sides
+        ]
         real, good, control = sides
         mean = np.asarray(control.mean(axis=0)).ravel()
         found.append([mmd_in_components(side, real, control=mean) for side in (good, control)])
