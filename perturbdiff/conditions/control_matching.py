@@ -14,7 +14,7 @@ from scipy import sparse
 from perturbdiff.conditions.cell_distances import from_products
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.runtime.scratch_arrays import long_array
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.seeds import generator, words
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from perturbdiff.runtime.scratch_arrays import long_array
+from perturbdiff.runtime.large_arrays import long_array
 
 Read = Callable[[int, int, np.ndarray], None]
 """Writes the entries ``start`` to ``stop`` into an array of that many."""
