@@ -1,9 +1,11 @@
+include { arraySize } from '../plan/parts'
+
 process CEILING {
     tag   "${meta.id}"
     label 'process_medium'
     label 'cpu'
     // see sample.nf
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
+    array arraySize(params.job_arrays, params.evaluation_shards, workflow.resume)
 
     input:
     tuple val(meta), path(store), path(split), val(recipe),

@@ -1,3 +1,5 @@
+include { arraySize } from '../plan/parts'
+
 process EVALUATE {
     tag   "${meta.id}"
     label 'process_medium'
@@ -5,7 +7,7 @@ process EVALUATE {
     // equal predictions are known by their content: another number of sampling shards does not score again
     cache 'deep'
     // see sample.nf
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
+    array arraySize(params.job_arrays, params.evaluation_shards, workflow.resume)
 
     input:
     // known: a calibration or the ends of the scale (meta.byCounts), or []

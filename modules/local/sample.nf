@@ -1,4 +1,5 @@
 include { quoted; told } from '../plan/characters'
+include { arraySize    } from '../plan/parts'
 
 process SAMPLE {
     tag   "${meta.id}"
@@ -6,7 +7,7 @@ process SAMPLE {
     label 'gpu'
     // the parts of a prediction as one job array; after -resume one by one, or what is left of an array would wait for
     // another run's
-    array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
+    array arraySize(params.job_arrays, params.sample_shards, workflow.resume)
 
     input:
     // meta.changes: values of a bundle's own recipe that are changed, where there is no recipe here
