@@ -1,11 +1,10 @@
-include { arraySize } from '../plan/parts'
-
 process CEILING {
     tag   "${meta.id}"
     label 'process_medium'
     label 'cpu'
     // see sample.nf
-    array arraySize(params.job_arrays, params.evaluation_shards, workflow.resume)
+    array "${params.job_arrays}" == 'true' && !workflow.resume && (params.evaluation_shards as int) > 1 ?
+        params.evaluation_shards as int : 0
 
     input:
     tuple val(meta), path(store), path(split), val(recipe),

@@ -12,7 +12,7 @@ def typed(type, value) {
     if (!(value instanceof CharSequence)) { return value }
     def text = "${value}".trim()
     if (type == 'boolean' && text in ['true', 'false']) { return text == 'true' }
-    if (type == 'integer' && text ==~ /-?\d{1,18}/) { return text.toLong() in Integer.MIN_VALUE..Integer.MAX_VALUE ? text as int : text as long }
+    if (type == 'integer' && text.isLong()) { return text.isInteger() ? text as int : text as long }
     if (type == 'number' && text.isNumber()) { return text.toBigDecimal() }
     return value
 }

@@ -15,9 +15,3 @@ def spread(job, number) {
 def byName(files) {
     return files.toSorted { one, other -> one.name <=> other.name }
 }
-
-// The tasks of a job array, or 0 for none; directives are given the parameters as they were written
-def arraySize(wanted, shards, resumed) {
-    def size = shards as int
-    return "${wanted}" == 'true' && !resumed && size > 1 ? size : 0
-}
