@@ -116,7 +116,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert by_counts == [[ends]] * 2, "the ends of the scale are made once for both"
     assert (ran.outdir / "ends" / ends).is_dir()
     assert not given(next(call for call in made if call[1].endswith("/b.h5ad")), "--genes")
-    (parquet,) = (task for task in ran.tasks() if task["name"].startswith("PREPROCESS (tahoe-"))
+    (parquet,) = (task for task in ran.tasks() if "PREPROCESS (tahoe-" in task["name"])
     work = Path(parquet["workdir"])
     assert (work / "input1" / "hub" / "data" / "train-00000-of-00001.parquet").is_file()
     assert '"gene_aliases":"aliases/old names.csv"' in (work / "recipe.yaml").read_text()
@@ -171,6 +171,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "ready",
         "ridge",
         "fetched",
+        "cells",
         "narrow",
         "broad",
         "counted",
@@ -183,7 +184,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     for call in scored:
         if call in (narrow, broad):
             continue
-        ready = call[2] == "old store" or call[2].startswith(("published-", "counts-"))
+        ready = call[2] == "old store" or call[2].startswith(("published-", "counts-", "tahoe-"))
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])
     assert calls["ready"][1] == "old store", "a ready store is used as it is"
@@ -197,7 +198,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "tuned",
     }
     assert {p.name for p in (ran.outdir / "vocabularies").iterdir()} == {"all", "top"}
-    assert (ran.outdir / "embeddings" / "vectors.parquet").is_file()
+    assert all((ran.outdir / "embeddings" / f"{name}.parquet").is_file() for name in ("vectors", "own"))
     assert (ran.outdir / "predictions" / "asked.h5ad").is_file()
     (tmp_path / "types.npz").write_text("changed")
     (ran.outdir / "report.txt").unlink()  # the stand-in's report lists no files
