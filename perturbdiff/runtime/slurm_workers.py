@@ -77,7 +77,7 @@ def _settings(address: str) -> dict[str, Any]:
             "address of a scheduler that runs"
         )
     import dask.config
-    import dask_jobqueue  # noqa: F401  # loads the settings
+    import dask_jobqueue  # noqa: F401  # loads the settings  # pyright: ignore[reportMissingImports]
 
     given = dask.config.get("jobqueue.slurm")
     if missing := [name for name in _NEEDED if not given.get(name)]:
@@ -90,7 +90,7 @@ def _settings(address: str) -> dict[str, Any]:
 
 
 def _cluster(settings: dict[str, Any], keys: Path) -> Any:
-    from dask_jobqueue.slurm import SLURMCluster
+    from dask_jobqueue.slurm import SLURMCluster  # pyright: ignore[reportMissingImports]
 
     options = {"dashboard": False, "dashboard_address": ":0"} | dict(settings.get("scheduler-options") or {})
     return SLURMCluster(

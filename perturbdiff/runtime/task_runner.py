@@ -323,8 +323,8 @@ class TaskRunner:
             from distributed import Client
 
             address: Any = self.scheduler
-            if self.scheduler.startswith(slurm_workers.PREFIX):
-                address = self._stack.enter_context(slurm_workers.slurm_workers(self.scheduler))
+            if address.startswith(slurm_workers.PREFIX):
+                address = self._stack.enter_context(slurm_workers.slurm_workers(address))
             try:
                 client = Client(address, timeout=_SECONDS_TO_CONNECT)
             except (OSError, ValueError, TypeError) as error:  # TypeError: tls:// without certificates

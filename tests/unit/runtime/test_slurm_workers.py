@@ -31,7 +31,7 @@ def site(tmp_path, monkeypatch):
     if importlib.util.find_spec("dask_jobqueue") is None:
         pytest.skip("the extra 'jobqueue' is not installed")
     import dask.config
-    import dask_jobqueue  # noqa: F401  # its defaults come before the settings below
+    import dask_jobqueue  # noqa: F401  # its defaults come first  # pyright: ignore[reportMissingImports]
 
     (tmp_path / "bin").mkdir()
     for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
