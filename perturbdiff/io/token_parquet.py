@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.runtime.tabular import checked_metadata
+from perturbdiff.runtime.parquet_bounds import checked_metadata
 
 TOKENS, COUNTS = "genes", "expressions"
 GENE_TABLE, SAMPLE_TABLE = "gene_metadata.parquet", "sample_metadata.parquet"
