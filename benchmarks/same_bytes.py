@@ -86,6 +86,9 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=1_000_000)
     parser.add_argument("--genes", type=int, default=20_000)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--link", action="store_true", help="the files are one file: a quarter of the drawing"
+    )
     parser.add_argument("--scheduler-file", help="of a dask scheduler that runs; by default one is started")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("same_bytes.json"))
@@ -97,7 +100,9 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     inputs = [given.folder / f"counts-{k}.h5ad" for k in range(FILES)]
     for seed, path in enumerate(inputs):
-        if not path.exists():
+        if given.link and seed and not path.exists():
+            os.link(inputs[0], path)
+        elif not path.exists():
             simulate(
                 path,
                 given.cells // FILES,
