@@ -256,9 +256,11 @@ def prediction_table(found: dict[str, dict], rates: scale.Rates, windowed: float
 
 
 def page(found: dict[str, dict], given: argparse.Namespace) -> str:
-    rates = scale.Rates(json.loads(given.measured.read_text()))
-    windowed = scale.loader_rates(given.loader)[0][f"windowed, {GENES} genes"]
-    lines = [*stage_table(found), "", *prediction_table(found, rates, windowed)]
+    lines = stage_table(found)
+    if {"input", "preprocess", "loading"} <= set(found[max(found, key=int)]):
+        rates = scale.Rates(json.loads(given.measured.read_text()))
+        windowed = scale.loader_rates(given.loader)[0][f"windowed, {GENES} genes"]
+        lines += ["", *prediction_table(found, rates, windowed)]
     return "\n".join(lines)
 
 
