@@ -217,7 +217,7 @@ def _join_column(store: Store, table: pd.DataFrame, column: str) -> pd.DataFrame
             f"{error}; to hold out by another column, add it to data.extra_obs and preprocess"
         ) from None
     sizes = pd.concat(counted).groupby(level=[0, 1], sort=False).sum()
-    pairs = sizes.rename("n_cells").reset_index().sort_values(["condition", "context"])
+    pairs = pd.DataFrame({"n_cells": sizes}).reset_index().sort_values(["condition", "context"])
     joined = pairs.join(table.drop(columns="n_cells"), on="condition")
     return pd.DataFrame(joined.drop(columns="condition"))
 
