@@ -173,7 +173,7 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
-    weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2))
+    weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))
     for name, tensor in weights.items():
         # the maximum is infinite in models that were trained with the authors' code
         finite = torch.isfinite(tensor) if name != "maximum" else ~torch.isnan(tensor)

@@ -75,8 +75,9 @@ class Denoiser(nn.Module):
     zero_level
         [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
     size_spread
-        [perturbations, 2]: SD of the cells' log totals and of their numbers of detected genes, as a multiple of that
-        of the matched control cells. Row 0 is for perturbations that were never seen.
+        [perturbations, 2, 2]: how the SD of the cells' log totals, and of their numbers of detected genes, follows from
+        that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations that
+        were never seen.
     expected
         With ``anchor: predicted``, the expected change of each perturbation; else None.
     recompute
@@ -151,7 +152,7 @@ class Denoiser(nn.Module):
         self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
         self.register_buffer("zero_level", torch.zeros(num_genes))
-        self.register_buffer("size_spread", torch.ones(num_perturbations, 2))
+        self.register_buffer("size_spread", torch.ones(num_perturbations, 2, 2))
         self.expected = (
             ExpectedChanges(num_perturbations, num_genes) if config.anchor == "predicted" else None
         )
@@ -321,12 +322,12 @@ class Denoiser(nn.Module):
         """
         return self._bounded(cell_sizes.match_totals(log1p, control, self._spread(perturbation, 0)))
 
-    def _spread(self, perturbation: Tensor | None, column: int) -> Tensor | float:
-        """Return a column of `size_spread` for each set [B, 1, 1]; labels added after training have that of row 0."""
+    def _spread(self, perturbation: Tensor | None, size: int) -> cell_sizes.Spread:
+        """Return what `size_spread` says of each set; of labels added after training what row 0 says."""
         if perturbation is None:
-            return 1.0
+            return cell_sizes.Spread()
         known = torch.where(perturbation < len(self.size_spread), perturbation, 0)
-        return self.size_spread[known, column][:, None, None]
+        return cell_sizes.Spread(*self.size_spread[known, size][:, None, None].unbind(-1))
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p

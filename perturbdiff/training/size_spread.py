@@ -1,11 +1,12 @@
 """How perturbations change the spread of cells' totals and of their numbers of detected genes.
 
-A predicted cell gets its size from a control cell. A perturbation can make cells more alike, or less, and by how much is
-measured on the training cells, of each perturbation over the contexts where it was seen.
+A predicted cell gets its size from a control cell. A perturbation can make cells more alike, or less. By how much is
+measured on the training cells, for each perturbation over the contexts where it was seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 10  # cells of a condition
 _EQUAL = 1e-3  # spread below which all cells have one size
-_RANGE = 4.0  # no spread becomes more than this many times as large or as small
+_PRIOR_SD = 0.5  # of the slope, around 1
 
 
 class CellSizes:
@@ -51,20 +52,22 @@ class CellSizes:
             for power in range(3):
                 np.add.at(self.sums[:, at, power], condition, size**power)
 
-    def spread(self, pool: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the number of cells of the pooled conditions, and the SD of both sizes [2]."""
-        number, total, squares = self.sums[pool].sum(0).T
-        mean = total / np.maximum(number, 1)
-        variance = (squares - number * mean**2) / np.maximum(number - 1, 1)
-        return float(number[0]), np.sqrt(np.maximum(variance, 0.0))
+    def spreads(self, pools: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the SD of both sizes [n, 2] and the number of cells [n] of each of n pools of conditions."""
+        sums = np.array([self.sums[pool].sum(0) for pool in pools]).reshape(-1, 2, 3)
+        number, total, squares = np.moveaxis(sums, -1, 0)
+        variance = (squares - total**2 / np.maximum(number, 1)) / np.maximum(number - 1, 1)
+        return np.sqrt(np.maximum(variance, 0.0)), number[:, 0]
 
 
 def size_spread(sizes: CellSizes, source: Source, vocabulary: Vocabulary) -> np.ndarray:
-    """Return by how much perturbations change the spread of both sizes.
+    """Return how the spread of both sizes under each perturbation follows from that of the control cells.
 
-    The SD of each training condition is compared with that of its matched controls. The log ratios of a perturbation
-    are averaged over its contexts by their precision, and moved towards the mean of all perturbations, the further the
-    less precise they are (empirical Bayes; the variance between perturbations by DerSimonian and Laird 1986).
+    The log SD of the training conditions is a line in the log SD of their matched controls. Its slope, from 0 to 1, is
+    that of all perturbations. It is 1 if controls that vary more go with perturbed cells that vary more, and 0 if they
+    tell nothing, as where a few odd controls make the spread. The level is that of the perturbation over its contexts,
+    by their precision, moved towards the mean of all perturbations, the further the less precise it is (empirical
+    Bayes; the variance between perturbations by DerSimonian and Laird 1986).
 
     Parameters
     ----------
@@ -77,28 +80,42 @@ def size_spread(sizes: CellSizes, source: Source, vocabulary: Vocabulary) -> np.
 
     Returns
     -------
-    float64 [perturbations, 2]. Row 0, and perturbations without training cells, have the mean of all. The control
-    has 1, and so has everything that nothing is known of.
+    Factors and powers (`perturbdiff.model.cell_sizes.Spread`), float64 [perturbations, 2 sizes, 2]. Row 0, and
+    perturbations without training cells, have the mean of all. The control has 1 and 1, and so has everything that
+    nothing is known of.
     """
-    logs = np.zeros((vocabulary.size("perturbation"), 2))
+    found = np.ones((vocabulary.size("perturbation"), 2, 2))
     table = source.store.conditions
     perturbed = np.flatnonzero(source.train & ~table["is_control"].to_numpy(bool))
     pools = ControlPools(table, Rows(table, source.exclude), perturbed, quiet=True)
-    label = vocabulary.encode("perturbation", table["perturbation"])
-    own = [sizes.spread(np.array([c])) for c in perturbed]
-    controls = [sizes.spread(pools.pool(int(c))) for c in perturbed]
-    number = np.array([[a, b] for (a, _), (b, _) in zip(own, controls, strict=True)]).reshape(-1, 2)
-    for column in range(2):
-        spread = np.array([[a[column], b[column]] for (_, a), (_, b) in zip(own, controls, strict=True)])
-        usable = (number >= _FEWEST).all(1) & (spread.reshape(-1, 2) > _EQUAL).all(1)
+    label = vocabulary.encode("perturbation", table["perturbation"])[perturbed]
+    own, own_cells = sizes.spreads([np.array([c]) for c in perturbed])
+    control, control_cells = sizes.spreads([pools.pool(int(c)) for c in perturbed])
+    enough = (own_cells >= _FEWEST) & (control_cells >= _FEWEST)
+    for size in range(2):
+        usable = enough & (own[:, size] > _EQUAL) & (control[:, size] > _EQUAL)
         if not usable.any():
             continue
-        ratio = np.log(spread[usable, 0] / spread[usable, 1])
-        error = (0.5 / (number[usable] - 1)).sum(1)  # variance of the log of an SD, both sides
-        mean, ids, each = _shrunk(ratio, error, label[perturbed[usable]])
-        logs[:, column], logs[ids, column] = mean, each
-    logs[vocabulary.encode("perturbation", [vocabulary.control])] = 0.0
-    return np.exp(np.clip(logs, -np.log(_RANGE), np.log(_RANGE)))
+        x, y = np.log(control[usable, size]), np.log(own[usable, size])
+        power = _slope(x, y, label[usable])
+        error = 0.5 / (own_cells[usable] - 1) + power**2 * 0.5 / (control_cells[usable] - 1)  # of a log SD
+        mean, ids, each = _shrunk(y - power * x, error, label[usable])
+        found[:, size] = np.exp(mean), power
+        found[ids, size, 0] = np.exp(each)
+    found[vocabulary.encode("perturbation", [vocabulary.control])] = 1.0
+    return found
+
+
+def _slope(x: np.ndarray, y: np.ndarray, label: np.ndarray) -> float:
+    """Return the slope of y on x within labels, 0 to 1; near 1 if x hardly varies (a normal prior)."""
+    _, place, number = np.unique(label, return_inverse=True, return_counts=True)
+    x, y = (values - (np.bincount(place, values) / number)[place] for values in (x, y))
+    freedom = len(x) - len(number) - 1
+    if freedom < 1 or not (x @ x) > 0:
+        return 1.0
+    rest = y - (x @ y) / (x @ x) * x
+    prior = (rest @ rest) / freedom / _PRIOR_SD**2
+    return float(np.clip((x @ y + prior) / (x @ x + prior), 0.0, 1.0))
 
 
 def _shrunk(
