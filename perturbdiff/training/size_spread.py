@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 10  # cells of a condition
 _EQUAL = 1e-3  # spread below which all cells have one size
-_PRIOR_SD = 0.5  # of the slope, around 1
+_PRIOR_SD = 0.25  # of the slope, around 1
 
 
 class CellSizes:
@@ -46,7 +46,9 @@ class CellSizes:
 
     def add(self, rows: np.ndarray, cells: sparse.csr_matrix) -> None:
         """Count cells, log1p [n, G], by their store rows [n]."""
-        totals = np.log1p(np.expm1(cells).sum(axis=1, dtype=np.float64)).A1
+        grown = cells.astype(np.float64)
+        grown.data = np.expm1(grown.data)
+        totals = np.log1p(np.asarray(grown.sum(axis=1)).ravel())
         condition = np.searchsorted(self._start, rows, side="right") - 1
         for at, size in enumerate((totals, np.diff(cells.indptr).astype(np.float64))):
             for power in range(3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from perturbdiff.training.size_spread import CellSizes, size_spread
 GENES = 40
 
 
-def screen(spreads, controls=(0.3, 0.3, 0.3), seed=0, *, times=False):
+def screen(spreads, controls=(0.3, 0.3, 0.3), seed=0, *, times=False) -> tuple[Any, CellSizes, np.ndarray]:
     """Return a source, the sizes of its cells and their values.
 
     ``spreads`` are, by perturbation, the number of cells and the SD of log totals, or what it is ``times`` that of the
