@@ -37,13 +37,11 @@ _WINDOW = 64  # rows are read in runs of this length, as one chunk of a store ha
 _QUANTILE_VALUES = 2_000_000
 
 
-def _names(store: Any) -> np.ndarray:
-    """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
-    hashes = np.empty(store.n_cells, np.uint64)
+def _names(store: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield 64-bit hashes of the names of some of a store's cells at a time: the first row, and uint64 [n]."""
     for start in range(0, store.n_cells, _NAMES_PER_READ):
         stop = min(start + _NAMES_PER_READ, store.n_cells)
-        hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
-    return hashes
+        yield start, np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
 
 
 def _rows(table: pd.DataFrame, chosen: np.ndarray) -> np.ndarray:
@@ -81,7 +79,8 @@ class HeldOut:
             part = parts(store.conditions, split, path)
             out = np.isin(part, ["valid", "test"])
             held.conditions.update(conditions_of(pd.DataFrame(store.conditions[out])))
-            names.append(_names(store)[_rows(store.conditions, out)])
+            rows = _rows(store.conditions, out)
+            names += [hashes[rows[start : start + len(hashes)]] for start, hashes in _names(store)]
             held.splits[path.resolve()] = split
         held.cells = np.unique(np.concatenate(names)) if names else held.cells
         return held
@@ -102,7 +101,10 @@ class HeldOut:
             raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
         if not len(self.cells):
             return use, None
-        twins = np.isin(_names(store), self.cells)
+        twins = np.zeros(store.n_cells, bool)
+        for start, hashes in _names(store):
+            place = np.searchsorted(self.cells, hashes) % len(self.cells)
+            twins[start : start + len(hashes)] = self.cells[place] == hashes
         left = int((twins & _rows(table, use)).sum())
         self.report.append(
             f"{Path(store.path).name}: {int((~use).sum())} of {len(table)} conditions are held out downstream; "
