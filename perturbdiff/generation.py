@@ -32,6 +32,7 @@ def generate(
     draw: Draw,
     *,
     guidance: Tensor | None = None,
+    pool: Tensor | None = None,
     ceiling: float = math.inf,
 ) -> Tensor:
     """Draw sets of cells.
@@ -52,6 +53,9 @@ def generate(
         Gives noise [B, S, G]. Draw it on the CPU, so that it is the same on every machine.
     guidance
         w of each set [B, 1, 1], instead of the one of ``settings``.
+    pool
+        Mean of all control cells that each set could start from, log1p [B, G]. With it, the means of perturbations that
+        were never seen are settled (`ExpectedChanges.settle_means`).
     ceiling
         Largest log1p value that a cell can have; see `depth_ceiling`.
 
@@ -75,4 +79,6 @@ def generate(
         log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None)
     if settings.totals == "matched":
         log1p = model.match_totals(log1p, control * model.unit)
+    if pool is not None:
+        log1p = model.settle_means(log1p, control * model.unit, pool, covariates.perturbation)
     return log1p.clamp_max(ceiling)

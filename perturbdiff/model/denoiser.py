@@ -308,6 +308,12 @@ class Denoiser(nn.Module):
         """Let the totals of a set vary no more than those of its control cells (see `cell_sizes.match_totals`)."""
         return self._bounded(cell_sizes.match_totals(log1p, control))
 
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Tensor, perturbation: Tensor) -> Tensor:
+        """Bring the means of unseen perturbations to what is expected (see `ExpectedChanges.settle_means`)."""
+        if self.expected is None:
+            return log1p
+        return self._bounded(self.expected.settle_means(log1p, control, pool, perturbation))
+
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p
 
