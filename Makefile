@@ -84,8 +84,8 @@ sif:
 	bin/build-image perturbdiff.sif
 
 lock:
-	$(LOCK) pyproject.toml -o requirements.lock
-	$(LOCK) pyproject.toml --extra embed --extra hub --extra pseudobulk --group dev -c requirements.lock -o requirements-dev.lock
+	$(LOCK) pyproject.toml --extra embed --extra jobqueue -o requirements.lock
+	$(LOCK) pyproject.toml --extra embed --extra hub --extra jobqueue --extra pseudobulk --group dev -c requirements.lock -o requirements-dev.lock
 	@# what builds and installs; the first line of each file says what it is for
 	for tool in 'build hatchling==1.33.0 editables' 'uv uv' 'jgo jgo[cli]'; do set -- $$tool; to=containers/$$1.lock; shift; \
 	    head -n 1 $$to > $$to.new && printf '%s\n' "$$@" | $(LOCK) - | cat >> $$to.new && mv $$to.new $$to || exit 1; done

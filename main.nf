@@ -3,7 +3,7 @@
 // perturbdiff: raw counts → store → split → model or baseline → predictions → metrics → one report.
 // A sheet lists runs; stores and splits that runs have in common are made once. docs/workflow.md
 
-include { checkParameters   } from './modules/plan/parameters'
+include { readParameters    } from './modules/plan/parameters'
 include { checkSite         } from './modules/plan/site'
 include { prepare; readPlan } from './modules/plan/plan'
 include { byName            } from './modules/plan/parts'
@@ -18,10 +18,10 @@ include { REPORT  } from './modules/local/report'
 
 workflow {
     // everything that can be known to be wrong is told before the first task
-    checkParameters(params, file("${projectDir}/nextflow_schema.json"), workflow)
-    checkSite(params, workflow.profile.split(',') as List, workflow.workDir)
-    plan = readPlan(params, workflow)
-    prepare(plan, params, workflow)
+    given = readParameters(params, file("${projectDir}/nextflow_schema.json"), workflow)
+    checkSite(given, workflow.profile.split(',') as List, workflow.workDir)
+    plan = readPlan(given, workflow)
+    prepare(plan, given, workflow)
 
     DATA(plan)                                                     // raw counts → stores and splits, lists, vectors
     FIT(plan, DATA.out.stores, DATA.out.pairs, DATA.out.things, DATA.out.scales, DATA.out.bundles)

@@ -55,7 +55,7 @@ def generate(
         w of each set [B, 1, 1], instead of the one of ``settings``.
     pool
         Mean of all control cells that each set could start from, log1p [B, G]. With it, the means of perturbations that
-        were never seen are settled (`ExpectedChanges.settle_means`).
+        were never seen are settled (`Denoiser.settle_means`).
     ceiling
         Largest log1p value that a cell can have; see `depth_ceiling`.
 

@@ -3,7 +3,8 @@ process CEILING {
     label 'process_medium'
     label 'cpu'
     // see sample.nf
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
+    array "${params.job_arrays}" == 'true' && !workflow.resume && (params.evaluation_shards as int) > 1 ?
+        params.evaluation_shards as int : 0
 
     input:
     tuple val(meta), path(store), path(split), val(recipe),

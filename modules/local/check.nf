@@ -6,7 +6,7 @@ process CHECK {
 
     input:
     tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs?/*'), path(toml, stageAs: 'toml/*'),
-        path(genes, stageAs: 'genes/*'), val(recipe)
+        path(aliases, stageAs: 'aliases/*'), path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}.check.txt"), emit: checked

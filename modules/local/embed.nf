@@ -6,8 +6,8 @@ process EMBED {
     label 'gpu'
 
     input:
-    // meta.options: name → value
-    tuple val(meta), path(names, stageAs: 'names/*')
+    // meta.options: name → value; meta.named: the options that `given` are the files of
+    tuple val(meta), path(names, stageAs: 'names/*'), path(given, stageAs: 'given?/*')
 
     output:
     tuple val(meta), path("${meta.id}.parquet"), emit: table
@@ -17,7 +17,7 @@ process EMBED {
     script:
     def args = task.ext.args ?: ''
     """
-    perturbdiff embed ${names} --out ${meta.id}.parquet ${told(meta, [])} ${args}
+    perturbdiff embed ${names} --out ${meta.id}.parquet ${told(meta, given)} ${args}
     echo "${task.process.tokenize(':').last()}: \$(perturbdiff --version)" > versions.yml
     """
 

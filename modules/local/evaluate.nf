@@ -5,7 +5,8 @@ process EVALUATE {
     // equal predictions are known by their content: another number of sampling shards does not score again
     cache 'deep'
     // see sample.nf
-    array params.job_arrays && !workflow.resume && params.evaluation_shards > 1 ? params.evaluation_shards : 0
+    array "${params.job_arrays}" == 'true' && !workflow.resume && (params.evaluation_shards as int) > 1 ?
+        params.evaluation_shards as int : 0
 
     input:
     // known: a calibration or the ends of the scale (meta.byCounts), or []

@@ -5,7 +5,7 @@ process PREPROCESS {
 
     input:
     tuple val(meta), path(inputs, stageAs: 'input?/*'), path(obs, stageAs: 'obs?/*'), path(split),
-        path(genes, stageAs: 'genes/*'), val(recipe)
+        path(aliases, stageAs: 'aliases/*'), path(genes, stageAs: 'genes/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: store

@@ -6,7 +6,8 @@ process SAMPLE {
     label 'gpu'
     // the parts of a prediction as one job array; after -resume one by one, or what is left of an array would wait for
     // another run's
-    array params.job_arrays && !workflow.resume && params.sample_shards > 1 ? params.sample_shards : 0
+    array "${params.job_arrays}" == 'true' && !workflow.resume && (params.sample_shards as int) > 1 ?
+        params.sample_shards as int : 0
 
     input:
     // meta.changes: values of a bundle's own recipe that are changed, where there is no recipe here

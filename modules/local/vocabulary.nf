@@ -8,7 +8,7 @@ process VOCABULARY {
     input:
     // meta.options: name → value; meta.named: the options that `given` are the files of
     tuple val(meta), path(studies, stageAs: 'study?/*'), path(added, stageAs: 'added?/*'),
-        path(given, stageAs: 'given?/*'), val(recipe)
+        path(given, stageAs: 'given?/*'), path(aliases, stageAs: 'aliases/*'), val(recipe)
 
     output:
     tuple val(meta), path("${meta.id}"), emit: genes

@@ -5,10 +5,12 @@
 def checkOf(store, split) {
     def recipe = split ? split.recipe : store.recipe
     def toml   = split ? split.toml : []
-    def facts  = [store.inputs.join(';'), store.obs.join(';'), recipe, toml ? toml.text : '', store.genes.file]
+    def facts  = [store.inputs.join(';'), store.obs.join(';'), recipe, toml ? toml.text : '', store.genes.file] +
+        [store.aliases].findAll()
     def key    = facts.join('|').md5().take(8)
     return [id: "${store.dataset}-${key}".toString(), inputs: store.inputs, obs: store.obs, toml: toml,
-            genes: store.genes.file ?: [], recipe: recipe, fetch: store.fetch, before: [store.id, split?.id]]
+            aliases: store.aliases, genes: store.genes.file ?: [], recipe: recipe, fetch: store.fetch,
+            before: [store.id, split?.id]]
 }
 
 // before: ids of the stores and splits that wait for it

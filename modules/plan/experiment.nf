@@ -9,6 +9,7 @@ include { isStore; locate; locateAll; markOf; optionsOf; tablesOf               
 include { inherit; isBound; isMaker; isModel; sourceOf; stepFolder               } from './models'
 include { makersOf                                                              } from './makers'
 include { digest; expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
+include { settingOf; withStagedFiles                                            } from './recipes'
 include { kindOf                                                                } from './tools'
 
 def settingsOf(row, dataset, folder) {
@@ -25,7 +26,7 @@ def simulationOf(source, settings, folder, seed) {
 // alone share their store and their split
 def dataOf(settings, row) {
     def choice = ['num_hvgs', 'hvg_flavor', 'hvg_by_batch']
-    return [data: (settings.data ?: [:]).findAll { key, _value -> !row.genes || !(key in choice) }]
+    return [data: (withStagedFiles(settings).data ?: [:]).findAll { key, _value -> !row.genes || !(key in choice) }]
 }
 
 // what PREPROCESS does for data set number i of a row, before it is known whether a split takes part
@@ -39,13 +40,15 @@ def storeOf(row, i, rows, folder, seed) {
     def text     = ready ? '{}' : recipe(dataOf(settings, row), ['data'])
     def genes    = markOf(ready ? '' : row.genes, rows, ['vocabulary'], folder)
     def tables   = (row.obs ?: '').split(/\|/, -1)[row.obs ? i : 0]
+    def named    = ready ? '' : settingOf(settings, 'data.gene_aliases')
+    def aliases  = named ? locate(named, folder) : []
     def key      = digest([dataset, drawn ? drawn.id : inputs.join(';'), text, genes.mark, ready ? 0 : seed] +
-        [tables].findAll())
+        [tables, aliases].findAll())
     return [id: "${dataset}-${key}".toString(), dataset: dataset, key: key, simulation: drawn, inputs: inputs,
             fetch: sources.collect { name -> fetchOf(name) }.findAll().unique(), ready: ready,
             published: sources.size() == 1 && isDataset(sources[0]), counted: countedBy(sources),
             obs: filesIn(tables).collect { name -> locate(name, folder) },
-            genes: genes, recipe: text, split: null, seed: seed]
+            aliases: aliases, genes: genes, recipe: text, split: null, seed: seed]
 }
 
 // a store with its split and the part that is predicted: what runs share that may be compared
@@ -161,7 +164,8 @@ def baselinesOf(runs, names, seed) {
 def judgeOf(unit, units) {
     def facts = { one ->
         [one.dataset, one.part, one.targets.key, one.split.recipe, "${one.split.toml}", !one.split.store,
-            one.store.simulation?.id, one.store.inputs, one.store.obs, one.store.recipe, one.store.ready]
+            one.store.simulation?.id, one.store.inputs, one.store.obs, one.store.aliases, one.store.recipe,
+            one.store.ready]
     }
     def other = !unit.scored.key ? null : units.find { one ->
         !one.scored.key && one.store.genes.key == unit.scored.key && facts.call(one) == facts.call(unit)

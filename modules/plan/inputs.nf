@@ -61,6 +61,11 @@ def datasetProblems(text) {
         return ["unknown data set '${name}'${close ? ", did you mean '${close[0]}'?" : ''}; " +
             "data sets: ${known.keySet().join(', ')}"]
     }
+    if (known[name].file.contains('/')) {
+        return ["data set '${name}' is a folder of several data sets: " +
+            "name the folder ${known[name].file.split('/')[0]} " +
+            'that perturbdiff data get makes of them (docs/inputs.md)']
+    }
     if (!fetchOf(text) || fetchFolder()) { return [] }
     def missing = datasetFiles(text).find { path -> !path.exists() }
     return ["data set '${name}': no ${missing.name} in ${foldersOf().join(' or ')}; " +

@@ -2,11 +2,14 @@
 // of the authors' code (import).
 
 include { expand; overlay; parseOverrides; presetOf; readPreset; recipe } from './recipes'
+include { settingOf; withStagedFiles                                    } from './recipes'
 include { fetchOf; filesIn; locate; locateAll; markOf; optionsOf; tablesOf } from './inputs'
 
-// options, and the files of those whose values are files
+// options, and the files of those whose values are files; a model is one if there is such a folder, else a name
 def optionsFor(row, rules, folder) {
-    def named = optionsOf(row).findAll { name, _value -> rules[row.mode]?.get(name) == 'file' }
+    def named = optionsOf(row).findAll { name, value ->
+        rules[row.mode]?.get(name) == 'file' || name == 'model' && locate("${value}", folder).isDirectory()
+    }
     return [options: optionsOf(row) - named, named: named.keySet() as List,
         given: named.values().collect { name -> locate(name, folder) }]
 }
@@ -14,9 +17,11 @@ def optionsFor(row, rules, folder) {
 def vocabularyOf(row, rows, rules, folder) {
     def settings = overlay(readPreset(presetOf(row), folder), expand(parseOverrides(row.overrides, row.dataset ?: '')))
     def added    = filesIn(row.add).collect { name -> markOf(name, rows, ['vocabulary'], folder) }
+    def aliases  = settingOf(settings, 'data.gene_aliases')
     return [id: row.id, studies: filesIn(row.input).collectMany { name -> locateAll(name, folder) }, added: added,
         fetch: filesIn(row.input).collect { name -> fetchOf(name) }.findAll().unique(),
-        recipe: recipe(settings, ['data'])] + optionsFor(row, rules, folder)
+        aliases: aliases ? locate(aliases, folder) : [], recipe: recipe(withStagedFiles(settings), ['data'])] +
+        optionsFor(row, rules, folder)
 }
 
 def embeddingOf(row, rules, folder) {

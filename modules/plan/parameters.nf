@@ -7,6 +7,16 @@ def camelCase(name) {
     return name.replaceAll(/-([a-z0-9])/) { m -> m[1].toUpperCase() }   // Nextflow adds fooBar for --foo-bar
 }
 
+// From Nextflow 25.10 on the strict parser gives what stands on the command line as text: 4 is '4', false is 'false'
+def typed(type, value) {
+    if (!(value instanceof CharSequence)) { return value }
+    def text = "${value}".trim()
+    if (type == 'boolean' && text in ['true', 'false']) { return text == 'true' }
+    if (type == 'integer' && text.isLong()) { return text.isInteger() ? text as int : text as long }
+    if (type == 'number' && text.isNumber()) { return text.toBigDecimal() }
+    return value
+}
+
 def hasType(type, value) {
     if (type == 'string') { return value instanceof CharSequence }
     if (type == 'integer') { return value instanceof Integer || value instanceof Long }
@@ -63,11 +73,13 @@ def sourceProblems(given) {
         ['--input is required: a samplesheet or one file of counts; or --experiment NAME']
 }
 
-// metadata: the `workflow` of main.nf, for the folders that nobody gives
-def checkParameters(given, schemaFile, metadata) {
+// The parameters, each of the type that the schema says. values: `params`; metadata: the `workflow` of main.nf, for the
+// folders that nobody gives
+def readParameters(values, schemaFile, metadata) {
     def schema = new groovy.json.JsonSlurper().parseText(schemaFile.text)
     def groups = schema['$defs'].values()
     def known  = groups.inject([:]) { all, group -> all + group.properties }
+    def given  = values.collectEntries { name, value -> [name, typed(known[name]?.type, value)] }
     // --foo-bar also appears as fooBar: reported once, under the name that was given
     def twins  = given.keySet().findAll { name -> name.contains('-') }.collect { name -> camelCase(name) }
     // institutional profiles set parameters of their own, which nobody gave
@@ -88,4 +100,5 @@ def checkParameters(given, schemaFile, metadata) {
         error("the parameters do not fit (see docs/workflow.md):\n  " +
             errors.collect { problem -> shown(problem) }.unique().join('\n  '))
     }
+    return given
 }

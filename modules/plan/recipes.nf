@@ -5,6 +5,25 @@ def sections() {
     return ['data', 'split', 'model', 'schedule', 'loss', 'train', 'sample', 'evaluate', 'simulate', 'baseline']
 }
 
+// settings that name a file, and the column that is for it; none: PREPROCESS and who else reads `data` get the file
+def fileSettings() {
+    return ['data.gene_aliases': '', 'evaluate.genes': 'score_genes', 'evaluate.targets': 'targets']
+}
+
+// the value of section.key in a recipe; empty if there is none
+def settingOf(settings, name) {
+    def (section, key) = name.tokenize('.')
+    def value = settings[section] instanceof Map ? settings[section][key] : null
+    return value && !("${value}" in ['none', 'None']) ? "${value}".toString() : ''
+}
+
+// the settings with the name that a file has in a task, in a folder of the work folder
+def withStagedFiles(settings) {
+    def name = settingOf(settings, 'data.gene_aliases')
+    if (!name) { return settings }
+    return settings + [data: settings.data + [gene_aliases: "aliases/${name.tokenize('/')[-1]}".toString()]]
+}
+
 def overlay(base, top) {
     def merged = [:] + base
     top.each { key, value ->

@@ -2,7 +2,8 @@
 
 include { comparisonProblems                                        } from './comparison'
 include { datasetProblems; isDataset; isSimulated; locate; tablesOf } from './inputs'
-include { expand; overlay; parseOverrides; readPreset               } from './recipes'
+include { expand; fileSettings; overlay; parseOverrides             } from './recipes'
+include { readPreset; settingOf                                     } from './recipes'
 include { filesIn; isStore; optionsOf                               } from './inputs'
 include { isFitted; isMaker                                         } from './models'
 include { lackProblems; listedIn                                    } from './genes'
@@ -88,6 +89,12 @@ def missingThing(text, rows, modes, folder, what) {
     return rows.any { row -> row.id == text && row.mode in modes } ? [] : missingFile(text, folder, what)
 }
 
+// of an embed row: a path that is not there; other words are names of models
+def modelProblems(row, folder) {
+    def model = "${optionsOf(row).model ?: ''}".toString()
+    return row.mode == 'embed' && model =~ '^[./~]' ? missingFile(model, folder, 'model') : []
+}
+
 // what all rows may name
 def namedProblems(row, rows, folder) {
     def tables = tablesOf(row).values()
@@ -98,7 +105,7 @@ def namedProblems(row, rows, folder) {
         filesIn((row.obs ?: '').replace('|', ';'))
             .collectMany { name -> missingFile(name, folder, 'table of cell labels') } +
         missingFile(row.split, folder, 'split') + missingFile(row.targets, folder, 'table of target genes') +
-        missingFile(row.conditions, folder, 'table of conditions')
+        missingFile(row.conditions, folder, 'table of conditions') + modelProblems(row, folder)
 }
 
 // which columns go with which modes and inputs
@@ -183,9 +190,20 @@ def reasonOf(problem) {
     return problem.cause ? reasonOf(problem.cause) : problem.message
 }
 
-def recipeProblems(row, folder) {
+// a file that a setting names is staged, or has a column of its own
+def settingFileProblems(settings, folder, contained) {
+    return fileSettings().collectMany { name, column ->
+        def value = settingOf(settings, name)
+        if (!value) { return [] }
+        if (column) { return ["${name}: name '${value}' in the column ${column}"] }
+        return missingFile(value, folder, "file of ${name}") + pathProblems(name, value, contained)
+    }
+}
+
+def recipeProblems(row, folder, contained) {
     def problems = []
     def settings = [:]
+    def each     = []
     try {
         settings = row.preset ? readPreset(row.preset, folder) : [:]
     } catch (Exception problem) {
@@ -193,11 +211,13 @@ def recipeProblems(row, folder) {
     }
     problems += prefixProblems(row)
     try {
-        settings = (row.dataset ?: '').split(/\|/)
-            .inject(settings) { tree, dataset -> overlay(tree, expand(parseOverrides(row.overrides, dataset))) }
+        each     = (row.dataset ?: '').split(/\|/)
+            .collect { dataset -> overlay(settings, expand(parseOverrides(row.overrides, dataset))) }
+        settings = each.inject(settings) { tree, one -> overlay(tree, one) }
     } catch (Exception problem) {
         problems << reasonOf(problem)
     }
+    problems += each.collectMany { one -> settingFileProblems(one, folder, contained) }.unique()
     problems += unknownKeys(settings) + optionProblems(row.mode, settings.baseline?.options)
     if (settings.data?.hvg_cells == 'train') {
         if (row.mode == 'pretrain') { problems << "data.hvg_cells=train needs a split, which a pretrain row has not" }
@@ -247,10 +267,11 @@ def readRows(sheet, schemaFile, contained = false) {
             def folder   = sheet.parent
             def problems = formProblems(row, schema) + nameProblems(row, contained)
             if (isMaker(row.mode)) {
-                problems += namedProblems(row, rows, folder) + makerProblems(row, rows) + recipeProblems(row, folder)
+                problems += namedProblems(row, rows, folder) + makerProblems(row, rows) +
+                    recipeProblems(row, folder, contained)
             } else {
                 problems += fileProblems(row, rows, folder) + scriptProblems(row, folder) +
-                    recipeProblems(row, folder) + initProblems(row, rows, folder) +
+                    recipeProblems(row, folder, contained) + initProblems(row, rows, folder) +
                     sampleProblems(row, rows, folder) + comparisonProblems(row) + scoredProblems(row, rows, folder)
             }
             if (rows.take(i).any { other -> other.id == row.id }) { problems << "duplicate id '${row.id}'" }

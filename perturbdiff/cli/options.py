@@ -237,7 +237,7 @@ Scheduler = Annotated[
         "--dask-scheduler",
         metavar="ADDRESS",
         help="Use the workers of a running dask cluster instead. Anyone who can reach that scheduler can run code as "
-        "you, unless it requires TLS (tls://HOST:PORT, docs/scale.md).",
+        "you, unless it requires TLS (tls://HOST:PORT). slurm:N starts N Slurm jobs with workers (docs/scale.md).",
     ),
 ]
 MemoryLimit = Annotated[

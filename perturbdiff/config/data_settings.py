@@ -40,6 +40,8 @@ Label = Annotated[str, BeforeValidator(_label)]
 """A label or the name of a column. A number stands for its text."""
 Column = Annotated[Label | None, BeforeValidator(none)]
 """The name of a column; none or null: there is none."""
+FileName = Annotated[Column, "file"]
+"""A file; the workflow brings it where a task runs, or has a column of the sheet for it."""
 Labels = Annotated[tuple[Label, ...], BeforeValidator(_several)]
 """Several labels or names. One alone needs no list."""
 
@@ -143,7 +145,7 @@ class DataConfig(Section):
         description="genes of one file that have the same name: stop with an error, add up their counts, or take the "
         "first of them",
     )
-    gene_aliases: Column = Field(
+    gene_aliases: FileName = Field(
         default=None,
         description="CSV file with the columns alias, symbol: genes that have an alias as their name get the symbol; "
         "none: names stay",

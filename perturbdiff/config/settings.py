@@ -11,6 +11,7 @@ from perturbdiff.config.data_settings import (
     LARGEST_SEED,
     Column,
     DataConfig,
+    FileName,
     Label,
     Labels,
     Section,
@@ -446,11 +447,11 @@ class EvaluateConfig(Section):
         default="real",
         description="control cells for predicted changes: the real ones, or those of the predictions",
     )
-    targets: Column = Field(
+    targets: FileName = Field(
         default=None,
         description="CSV or TSV (perturbation, gene) of the genes that perturbations act on; none: by their names",
     )
-    genes: Column = Field(
+    genes: FileName = Field(
         default=None,
         description="text file, vocabulary or store with the genes of a store to score; none: all of them",
     )

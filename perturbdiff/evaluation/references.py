@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.evaluation.readers.cell_sources import KnownSets, dealt, grouped
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
-from perturbdiff.evaluation.readers.known_sets import KnownSets, dealt, grouped
 from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
 from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError, listing

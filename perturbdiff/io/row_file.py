@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.io.csc_matrix import CscMatrix
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.derived_matrices import CscMatrix
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, CsrMatrix, DenseMatrix, FileArray, RowMatrix, Sparse
 from perturbdiff.io.opening import open_root

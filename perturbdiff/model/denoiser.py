@@ -31,10 +31,18 @@ from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model import cell_sizes
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
-from perturbdiff.model.expected_changes import ExpectedChanges
-from perturbdiff.model.gene_layers import GeneTable, InputLayers, Rectified
-from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
-from perturbdiff.model.mmdit import MMDiTBlock
+from perturbdiff.model.layers import (
+    AdaptiveNorm,
+    ExpectedChanges,
+    GeneTable,
+    InputLayers,
+    MMDiTBlock,
+    Rectified,
+    TimeEmbedding,
+    linear,
+    modulate,
+    normalise,
+)
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import ModelConfig
@@ -309,10 +317,17 @@ class Denoiser(nn.Module):
         return self._bounded(cell_sizes.match_totals(log1p, control))
 
     def settle_means(self, log1p: Tensor, control: Tensor, pool: Tensor, perturbation: Tensor) -> Tensor:
-        """Bring the means of unseen perturbations to what is expected (see `ExpectedChanges.settle_means`)."""
+        """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
+
+        Cells and control cells [B, S, G] and the pools' means [B, G] are in log1p, ``perturbation`` holds ids [B]. Sets
+        of the control and of perturbations that were seen stay as they are.
+        """
         if self.expected is None:
             return log1p
-        return self._bounded(self.expected.settle_means(log1p, control, pool, perturbation))
+        told = self.expected.changes[perturbation]
+        settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
+        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1)
+        return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p

@@ -20,6 +20,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
+from perturbdiff.runtime import slurm_workers
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 
@@ -222,7 +223,8 @@ class TaskRunner:
     scheduler
         Address of a running dask scheduler, whose workers are used instead. They need this package and the same
         paths. Anyone who reaches the scheduler can run code as its user and as this user. An address ``tls://…``
-        uses the certificates in dask's own settings.
+        uses the certificates in dask's own settings. ``slurm:N``: a scheduler in this process, and N Slurm jobs with
+        workers, which end with it.
 
     Raises
     ------
@@ -320,15 +322,19 @@ class TaskRunner:
         if self._client is None:
             from distributed import Client
 
+            address: Any = self.scheduler
+            if address.startswith(slurm_workers.PREFIX):
+                address = self._stack.enter_context(slurm_workers.slurm_workers(address))
             try:
-                client = Client(self.scheduler, timeout=_SECONDS_TO_CONNECT)
+                client = Client(address, timeout=_SECONDS_TO_CONNECT)
             except (OSError, ValueError, TypeError) as error:  # TypeError: tls:// without certificates
                 raise UserError(
                     f"--dask-scheduler {self.scheduler}: no scheduler answers there ({error}); give an address "
                     "such as tls://host:8786"
                 ) from None
             self._client = self._stack.enter_context(client)
-            logger.warning(_TRUST, self.scheduler)
+            if address == self.scheduler:
+                logger.warning(_TRUST, self.scheduler)
             if not client.scheduler_info()["workers"]:
                 logger.warning("%s has no workers yet: waiting for some", self.scheduler)
         return self._client

@@ -23,7 +23,7 @@ from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.large_arrays import Node
 from perturbdiff.store import checksums, row_kernels, stored_rows
 from perturbdiff.store.row_blocks import RowBlocks
 from perturbdiff.store.store_head import StoreHead

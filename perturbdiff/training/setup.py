@@ -24,11 +24,9 @@ from perturbdiff.checkpoint.pretrained_embeddings import (
 )
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.config.settings import Config
-from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.cell_sets import CellSetSampler, SetStream
 from perturbdiff.loading.loader import SetLoader
-from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream, check_even
-from perturbdiff.loading.set_streams import SetStream
-from perturbdiff.loading.unit_sets import UnitSetSampler
+from perturbdiff.loading.set_streams import MixtureSampler, PairedSetStream, UnitSetSampler, check_even
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
@@ -36,8 +34,7 @@ from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.mean_changes import expect_changes
-from perturbdiff.training.training_cells import measure
+from perturbdiff.training.training_cells import expect_changes, measure
 from perturbdiff.training.transfer import (
     Inheritance,
     Transfer,

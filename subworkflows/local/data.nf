@@ -27,7 +27,7 @@ workflow DATA {
     main:
     files = channel.fromList(plan.files.collect { one -> tuple(one.key, one.file) } + [tuple('', [])])
 
-    EMBED(channel.fromList(plan.embeddings).map { one -> tuple(toldOf(one), one.names) })
+    EMBED(channel.fromList(plan.embeddings).map { one -> tuple(toldOf(one), one.names, one.given) })
     vectors = EMBED.out.table.map { meta, table -> tuple("made ${meta.id}".toString(), table) }
 
     imported = plan.imports.collect { one -> [one.id, one.tables.collect { mark -> mark.key }] }
@@ -47,7 +47,9 @@ workflow DATA {
         channel.fromList(plan.checks)
             .map { one -> tuple(one.id, one) }
             .combine(GATHER_FOR_CHECK.out.gathered, by: 0)
-            .map { id, one, _fetched -> tuple([id: id], one.inputs, one.obs, one.toml, one.genes, one.recipe) }
+            .map { id, one, _fetched ->
+                tuple([id: id], one.inputs, one.obs, one.toml, one.aliases, one.genes, one.recipe)
+            }
     )
     waiting = plan.vocabularies.collect { one -> ["list ${one.id}".toString(), one.fetch] } +
         (plan.stores + plan.splits.findAll { one -> !one.store }).collect { one -> [one.id, one.fetch + one.checks] }
@@ -62,7 +64,8 @@ workflow DATA {
             .map { one -> tuple("list ${one.id}".toString(), one) }
             .combine(allowed, by: 0)
             .map { _id, one, _fetched ->
-                tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.recipe)
+                tuple(toldOf(one), one.studies, one.added.collect { mark -> mark.file }, one.given, one.aliases,
+                    one.recipe)
             }
     )
     lists = VOCABULARY.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
@@ -74,7 +77,9 @@ workflow DATA {
             .combine(allowed, by: 0)
             .map { _id, one, _fetched -> tuple(one.id, one) }
             .combine(GATHER_FOR_LIST.out.gathered, by: 0)
-            .map { _id, one, added -> tuple(toldOf(one), one.studies, added, one.given, one.recipe) }
+            .map { _id, one, added ->
+                tuple(toldOf(one), one.studies, added, one.given, one.aliases, one.recipe)
+            }
     )
     laterOnes = VOCABULARY_OF_LISTS.out.genes.map { meta, genes -> tuple("made ${meta.id}".toString(), genes) }
     things = files.mix(vectors, lists, laterOnes)
@@ -119,7 +124,7 @@ workflow DATA {
             .map { _id, one, source -> tuple(one, source, []) }
             .mix(after)
             .map { one, source, split ->
-                tuple([id: one.id, seed: one.seed], source, one.obs, split, one.genes, one.recipe)
+                tuple([id: one.id, seed: one.seed], source, one.obs, split, one.aliases, one.genes, one.recipe)
             }
     )
     stores = PREPROCESS.out.store.map { meta, store -> tuple(meta.id, store) }

@@ -1,15 +1,14 @@
 // Answers questions, one a line of standard input: what the workflow refuses before its first task, or a whole recipe.
 
-include { checkParameters                             } from './modules/plan/parameters'
+include { readParameters                              } from './modules/plan/parameters'
 include { expand; overlay; parseOverrides; readPreset } from './modules/plan/recipes'
 include { prepare; readPlan                           } from './modules/plan/plan'
 
 def refusalOf(one) {
-    def given    = params + one.given
     def metadata = [profile: workflow.profile, stubRun: one.stub, commandLine: workflow.commandLine,
         workDir: workflow.workDir, launchDir: file(one.folder), projectDir: workflow.projectDir]
     try {
-        checkParameters(given, file("${projectDir}/nextflow_schema.json"), metadata)
+        def given = readParameters(params + one.given, file("${projectDir}/nextflow_schema.json"), metadata)
         prepare(readPlan(given, metadata), given, metadata)
     } catch (Exception refusal) {
         return org.codehaus.groovy.runtime.StackTraceUtils.extractRootCause(refusal).message

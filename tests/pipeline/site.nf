@@ -36,7 +36,7 @@ def jobsOf(config) {
 
 def afterwards(code, attempt, label) {
     def settings = settingsOf(configOf('standard').process, [name: 'ANY', labels: [label]])
-    def context  = [task: [attempt: attempt, exitStatus: code], params: [train_retries: 20]]
+    def context  = [task: [attempt: attempt, exitStatus: code], params: [train_retries: '20']]
     return settings.errorStrategy.rehydrate(context, context, context).call()
 }
 

@@ -14,6 +14,7 @@ from perturbdiff.baselines.external import known_tools
 from perturbdiff.baselines.simple import BASELINES
 from perturbdiff.cli.main import app
 from perturbdiff.config import recipes
+from perturbdiff.config.settings import Config
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "modules" / "local").glob("*.nf"))
@@ -229,6 +230,21 @@ def test_recipe_keys_are_those_of_the_configuration():
     )
     assert sections is not None
     assert {s.strip(" '") for s in sections[1].split(",")} == {k.split(".")[0] for k in listed if "." in k}
+
+
+def test_each_setting_that_names_a_file_is_brought_to_the_tasks_or_has_a_column():
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    named = {f"{name}.{key}" for name, section in sections.items() for key, field in
+             getattr(section, "model_fields", {}).items() if "file" in field.metadata}  # fmt: skip
+    text = (ROOT / "modules" / "plan" / "recipes.nf").read_text()
+    listed = dict(
+        re.findall(r"'(\w+\.\w+)': '(\w*)'", text.partition("def fileSettings")[2].partition("}")[0])
+    )
+    assert set(listed) == named
+    columns = json.loads((ROOT / "assets" / "schema_input.json").read_text())["items"]["properties"]
+    assert {column for column in listed.values() if column} <= set(columns)
+    staged = text.partition("def withStagedFiles")[2]
+    assert [name for name, column in listed.items() if not column and f"'{name}'" not in staged] == []
 
 
 SHEETS = [ROOT / "assets" / "samplesheet.csv", *sorted((ROOT / "assets" / "experiments").glob("*.csv"))]

@@ -45,7 +45,10 @@ def sheet(folder: Path, *rows: dict[str, str]) -> str:
     for name in FILES:
         (folder / name).touch()
     (folder / "mine.txt").write_text("G1\nG2\n")
-    (folder / "old store").mkdir(exist_ok=True)
+    for name in ("old store", "encoder", "hub/data", "names"):
+        (folder / name).mkdir(exist_ok=True, parents=True)
+    (folder / "hub" / "data" / "train-00000-of-00001.parquet").touch()
+    (folder / "names" / "old names.csv").touch()
     for name in ("conditions.parquet", "manifest.json"):
         (folder / "old store" / name).touch()
     with (folder / "sheet.csv").open("w", newline="") as handle:
@@ -61,6 +64,7 @@ ROWS = (
     maker("all", "vocabulary", input="a.h5ad;b.h5ad", preset="tiny", add="top;mine.txt",
           options="join=union;assign=l.csv"),
     maker("vectors", "embed", input="names.csv", options="model=esm2-650m;local-only"),
+    maker("own", "embed", input="names.csv", options="model=encoder"),
     maker("old", "import", input="old.ckpt", genes="list.pkl", options="weights=raw"),
     row("prior", "pretrain", dataset="kang|atlas", input="kang.h5ad|a.h5ad;b.h5ad", obs="|l.csv", genes="all"),
     # other numbers of highly variable genes: no matter where the genes are given
@@ -74,6 +78,7 @@ ROWS = (
         targets="targets.csv"),
     row("ready", "train", dataset="other", input="old store"),
     row("fetched", "linear", dataset="published", input="dataset:kang18-ifnb"),
+    row("cells", "linear", dataset="tahoe", input="hub", overrides="data.gene_aliases=names/old names.csv"),
     row("narrow", "linear", dataset="two", genes="top"),
     row("broad", "linear", dataset="two", genes="all", score_genes="top"),
     row("counted", "train", dataset="counts", input="b.h5ad", overrides=COUNTS),
@@ -111,7 +116,13 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert by_counts == [[ends]] * 2, "the ends of the scale are made once for both"
     assert (ran.outdir / "ends" / ends).is_dir()
     assert not given(next(call for call in made if call[1].endswith("/b.h5ad")), "--genes")
-    made = [call for call in made if not call[1].endswith("/b.h5ad")]
+    (parquet,) = (task for task in ran.tasks() if "PREPROCESS (tahoe-" in task["name"])
+    work = Path(parquet["workdir"])
+    assert (work / "input1" / "hub" / "data" / "train-00000-of-00001.parquet").is_file()
+    assert '"gene_aliases":"aliases/old names.csv"' in (work / "recipe.yaml").read_text()
+    assert (work / "aliases" / "old names.csv").resolve() == tmp_path / "names" / "old names.csv"
+    assert any(call[1] == "input1/hub" for call in made)
+    made = [call for call in made if not call[1].endswith(("/b.h5ad", "/hub"))]
     kang, atlas, fetched = sorted(made, key=lambda call: (not call[1].endswith("/kang.h5ad"), call[1]))
     assert fetched[1] == "input1/kang18_ifnb_muscat.h5ad"
     get, check = (call for call in fake() if call[0] == "data")
@@ -129,6 +140,9 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     assert (given(calls["all"], "--assign"), given(calls["all"], "--join")) == (["given1/l.csv"], ["union"])
     assert given(calls["vectors.parquet"], "--model") == ["esm2-650m"]
     assert "--local-only" in calls["vectors.parquet"]
+    assert given(calls["own.parquet"], "--model") == ["given1/encoder"], (
+        "a folder comes along, a name does not"
+    )
     assert calls["old"][:2] == ["import-checkpoint", "checkpoint/old.ckpt"]
     assert (given(calls["old"], "--genes"), given(calls["old"], "--weights")) == (["genes/list.pkl"], ["raw"])
     scratch = calls["scratch"]
@@ -157,6 +171,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "ready",
         "ridge",
         "fetched",
+        "cells",
         "narrow",
         "broad",
         "counted",
@@ -169,7 +184,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
     for call in scored:
         if call in (narrow, broad):
             continue
-        ready = call[2] == "old store" or call[2].startswith(("published-", "counts-"))
+        ready = call[2] == "old store" or call[2].startswith(("published-", "counts-", "tahoe-"))
         assert given(call, "--genes") == ([] if ready else ["genes/top"])
         assert given(call, "--targets") == ([] if ready else ["targets/targets.csv"])
     assert calls["ready"][1] == "old store", "a ready store is used as it is"
@@ -183,7 +198,7 @@ def test_what_rows_make_reaches_the_rows_that_name_it(program, fake, nextflow, t
         "tuned",
     }
     assert {p.name for p in (ran.outdir / "vocabularies").iterdir()} == {"all", "top"}
-    assert (ran.outdir / "embeddings" / "vectors.parquet").is_file()
+    assert all((ran.outdir / "embeddings" / f"{name}.parquet").is_file() for name in ("vectors", "own"))
     assert (ran.outdir / "predictions" / "asked.h5ad").is_file()
     (tmp_path / "types.npz").write_text("changed")
     (ran.outdir / "report.txt").unlink()  # the stand-in's report lists no files
@@ -227,6 +242,13 @@ def test_every_mistake_in_what_rows_name_is_told_at_once(questions, tmp_path):
         row("h", "pretrain", score_genes="mine.txt", obs="l.csv|l.csv"),
         row("i", "train", embeddings="drug=types.npz"),
         row("j", "kernel-ridge"),
+        maker("k", "embed", input="names.csv", options="model=./nowhere"),
+        row(
+            "l",
+            "train",
+            overrides="data.gene_aliases=no.csv;evaluate.genes=mine.txt;evaluate.targets=targets.csv",
+        ),
+        row("m", "train", input="dataset:tahoe100m-parquet"),
     )
     told = questions.refusal(tmp_path, input=str(tmp_path / sheet(tmp_path, *rows)))
     for message in (
@@ -249,6 +271,11 @@ def test_every_mistake_in_what_rows_name_is_told_at_once(questions, tmp_path):
         "line 11 (h): 'score_genes' is for rows that are scored",
         "line 11 (h): 'obs' and 'input' name different numbers of data sets",
         "line 13 (j): 'embeddings' names no vectors of perturbations",
+        "line 14 (k): no such model './nowhere'",
+        "line 15 (l): no such file of data.gene_aliases 'no.csv'",
+        "line 15 (l): evaluate.genes: name 'mine.txt' in the column score_genes",
+        "line 15 (l): evaluate.targets: name 'targets.csv' in the column targets",
+        "line 16 (m): data set 'tahoe100m-parquet' is a folder of several data sets: name the folder tahoe100m that",
         "line 12 (i): embeddings 'drug=types.npz' does not fit",
     ):
         assert message in told, told

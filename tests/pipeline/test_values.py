@@ -82,6 +82,9 @@ def test_parameters_cannot_run_commands(nextflow, questions, tmp_path):
         "bind": "'; touch canary; '",
         "data_seed": 5_000_000_000,
         "ckpt_dir": "a{b,c}",
+        "num_gpus": "four",
+        "check_slurm": "no",
+        "alpha": "1.5",
     }
     told = questions.refusal(tmp_path, stub=False, input=str(tmp_path / "sheet.csv"), **options)
     for name in options:
@@ -113,7 +116,11 @@ def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
     title = 'It\'s $(touch canary) "so" `touch canary` \\ {a,b} * é'
     nextflow = nextflow_in(folder)
     out = "o'; touch canary; '"
-    given = ("--input", "sheet.csv", "--baselines", "none", "--ceiling", "false", f"--title={title}")
+    # numbers and switches as text, which the strict parser makes of the command line from Nextflow 25.10 on
+    texts = {"ceiling": "false", "data_seed": "7", "alpha": "0.2", "evaluation_shards": "1", "sample_shards": "2",
+        "preprocess_cpus": "1", "train_cpus": "1", "train_retries": "3", "job_arrays": "false", "num_nodes": "1"}  # fmt: skip
+    (folder / "given.json").write_text(json.dumps(texts))
+    given = ("--input", "sheet.csv", "--baselines", "none", "-params-file", "given.json", f"--title={title}")
     ran = nextflow.run(*given, "--outdir", out, "--ckpt_dir", "c'; touch canary; '")
     assert ran.code == 0, ran.output
     calls = {call[0]: call for call in fake() if call[0] not in ("baseline", "preprocess")}
