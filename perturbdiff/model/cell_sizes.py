@@ -3,7 +3,7 @@
 A predicted cell starts from a control cell, which tells both. A network that is trained on sets of cells does not: what
 it draws for one gene goes with what it draws for others, and the totals of its cells vary too much.
 
-Dimension letters: S cells in a set, G genes.
+Dimension letters: B sets, S cells in a set, G genes.
 """
 
 from __future__ import annotations
