@@ -11,6 +11,7 @@ from torch import Tensor
 from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Denoiser, Estimates
+from perturbdiff.model.cell_sizes import Pool
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import SampleConfig
@@ -32,7 +33,7 @@ def generate(
     draw: Draw,
     *,
     guidance: Tensor | None = None,
-    pool: Tensor | None = None,
+    pool: Pool | None = None,
     ceiling: float = math.inf,
 ) -> Tensor:
     """Draw sets of cells.
@@ -54,8 +55,8 @@ def generate(
     guidance
         w of each set [B, 1, 1], instead of the one of ``settings``.
     pool
-        Mean of all control cells that each set could start from, log1p [B, G]. With it, the means of perturbations that
-        were never seen are settled (`Denoiser.settle_means`).
+        What is known of the sets beyond their cells. With it, the means of perturbations that were never seen are
+        settled (`Denoiser.settle_means`).
     ceiling
         Largest log1p value that a cell can have; see `depth_ceiling`.
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model import cell_sizes
+from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.layers import (
     AdaptiveNorm,
@@ -316,11 +317,11 @@ class Denoiser(nn.Module):
         """Let the totals of a set vary no more than those of its control cells (see `cell_sizes.match_totals`)."""
         return self._bounded(cell_sizes.match_totals(log1p, control))
 
-    def settle_means(self, log1p: Tensor, control: Tensor, pool: Tensor, perturbation: Tensor) -> Tensor:
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, perturbation: Tensor) -> Tensor:
         """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
 
-        Cells and control cells [B, S, G] and the pools' means [B, G] are in log1p, ``perturbation`` holds ids [B]. Sets
-        of the control and of perturbations that were seen stay as they are.
+        Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
+        perturbations that were seen stay as they are.
         """
         if self.expected is None:
             return log1p

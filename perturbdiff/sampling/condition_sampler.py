@@ -27,6 +27,7 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
+from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator, state, words
@@ -299,7 +300,10 @@ class ConditionSampler:
             return torch.stack([set_noise(control.shape[1:], g, shared) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
-        pool = self._controls.pool_means(rows.tolist()).to(device) if self._settles else None
+        pool = None
+        if self._settles:
+            keep = torch.tensor([one.keep for one in sets], device=device)
+            pool = Pool(self._controls.pool_means(rows.tolist()).to(device), keep)
         cells = generate(
             model, self.schedule, self.settings, control, covariates, dataset, noise_of_sets,
             guidance=guidance, pool=pool, ceiling=self.ceiling,
