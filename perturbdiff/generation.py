@@ -75,11 +75,11 @@ def generate(
     with torch.autocast(control.device.type, torch.bfloat16, enabled=mixed):
         estimates = Estimates(model, control, covariates, dataset, guided=guided)
         drawn = sample(estimates, draw, schedule, settings, guidance=guidance, clean=clean)
-    log1p = model.decode(drawn)
+    log1p, told = model.decode(drawn), covariates.perturbation
     if settings.zeros != "predicted":
-        log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None)
+        log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None, told)
     if settings.totals == "matched":
-        log1p = model.match_totals(log1p, control * model.unit)
+        log1p = model.match_totals(log1p, control * model.unit, told)
     if pool is not None:
-        log1p = model.settle_means(log1p, control * model.unit, pool, covariates.perturbation)
+        log1p = model.settle_means(log1p, control * model.unit, pool, told)
     return log1p.clamp_max(ceiling)

@@ -25,11 +25,12 @@ from perturbdiff.evaluation.readers.cell_sources import StoreReader
 from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.condition_pass import Scored
 from perturbdiff.evaluation.scoring.scopes import POOLED, Unit
-from perturbdiff.io.columns import MISSING, Texts, row_ranges
+from perturbdiff.io.columns import Texts, row_ranges
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.progress import track
 
 LEAST_CELLS = 10  # a sum over fewer cells is mostly noise
@@ -68,12 +69,11 @@ class Replicates:
         """
         reader = pairs.real.reader
         if isinstance(reader, StoreReader):
-            codes, names = pd.factorize(reader.obs(column))
-            return cls(pairs, np.asarray(codes), [str(name) for name in names])
+            return cls(pairs, *reader.labels(column))
         if not isinstance(reader, RowFile):
             raise UserError(f"{Path(reader.path)}: its cells have no column '{column}'")
         texts, found = Texts(), reader.open_column(column, "--replicate-col")
-        codes = np.full(reader.n_cells, MISSING)
+        codes = long_array(reader.n_cells, np.dtype(np.int32))
         for start, stop in row_ranges(reader.n_cells):
             codes[start:stop] = found.codes(start, stop, texts)
         return cls(pairs, codes, texts.names)

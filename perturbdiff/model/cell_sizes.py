@@ -20,6 +20,23 @@ _MOST_RAISED = 3.0  # factor on the values of a gene
 _FEWEST = 16  # cells whose mean is settled
 
 
+class Spread(NamedTuple):
+    """The SD of cells' sizes under a perturbation, as it follows from that of their control cells.
+
+    It is ``factor`` · SD ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls' own.
+    """
+
+    factor: Tensor | float = 1.0
+    power: Tensor | float = 1.0
+
+    def of(self, control: Tensor) -> Tensor:
+        """Return the expected SD, given that of the control cells."""
+        return self.factor * control.clamp_min(1e-6) ** self.power
+
+
+_AS_CONTROLS = Spread()
+
+
 def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
     """Turn the small values of each gene into zeros, and scale its other values so that its mean over a set stays.
 
@@ -31,12 +48,12 @@ def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
     return torch.where(after > 0, kept * (before / after), log1p)
 
 
-def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+def match_zeros(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
     """Turn the small values of each gene into zeros, and raise its other values so that its mean over a set stays.
 
     A value is small if it is below the gene's level. Then each cell's levels are moved together, so that the cells of a
-    set differ in their numbers of detected genes as their control cells do. The values of a gene that are left are
-    moved towards the largest of them, each by the same share of its distance.
+    set differ in their numbers of detected genes as their control cells do, more or less so by ``spread``. The values
+    of a gene that are left are moved towards the largest of them, each by the same share of its distance.
 
     Parameters
     ----------
@@ -47,12 +64,14 @@ def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     control
         The control cell that each cell starts from, log1p [..., S, G]. Sets whose control cells are all zero, as in
         pretraining, keep the levels as they are.
+    spread
+        Of the numbers of detected genes.
 
     Returns
     -------
     The sets, log1p. A gene without a value above its level in a set is not changed there.
     """
-    kept = _kept(log1p, level, control)
+    kept = _kept(log1p, level, control, spread)
     values = torch.where(kept, log1p, 0.0)
     number, mean = kept.sum(-2, keepdim=True), values.sum(-2, keepdim=True)
     mean = mean / number.clamp_min(1)
@@ -64,12 +83,14 @@ def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     return torch.where(number > 0, raised, log1p)
 
 
-def _kept(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+def _kept(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread) -> Tensor:
     """Return which values are not made zeros, bool [..., S, G]."""
     above = torch.where(log1p > 0, log1p - level, -torch.inf)
     number = _count(above >= 0)
     detected = _count(control > 0)
-    wanted = number.mean(-2, keepdim=True) + detected - detected.mean(-2, keepdim=True)
+    off = detected - detected.mean(-2, keepdim=True)
+    own = off.square().mean(-2, keepdim=True).sqrt()
+    wanted = number.mean(-2, keepdim=True) + off * spread.of(own) / own.clamp_min(1e-6)
     low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -82,8 +103,8 @@ def _count(of: Tensor) -> Tensor:
     return of.sum(-1, keepdim=True).float()
 
 
-def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
-    """Scale cells so that the totals of a set vary no more than those of its control cells.
+def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
+    """Scale cells so that the totals of a set vary no more than those of its control cells tell.
 
     Log totals are moved towards their mean over the set, each by the same share. If the control cells have one total,
     because they hold every gene that counts were scaled with, so have the cells. Zeros stay zeros.
@@ -94,11 +115,13 @@ def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
         Decoded sets of cells [..., S, G].
     control
         Their control cells, log1p [..., S, G]. Sets whose control cells are all zero are not changed.
+    spread
+        Of the log totals.
     """
     total, real = _log_total(log1p), _log_total(control)
-    spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
+    predicted_spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
     off = total - total.mean(-2, keepdim=True)
-    change = off * ((real_spread / spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
+    change = off * ((spread.of(real_spread) / predicted_spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
     change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
     known = (real.amax(-2, keepdim=True) > 0) & (total > 0)
     factor = torch.expm1(total + change) / torch.expm1(total)

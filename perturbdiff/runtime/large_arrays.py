@@ -18,8 +18,9 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -155,8 +156,12 @@ def _is_own(link: socket.socket) -> bool:
 
 HELD_BYTES = 16 << 20
 """Of the arrays that are in memory."""
+LONG_BYTES = 4 << 20
+"""A single array with more bytes than this is in a file."""
 _SEGMENT = 64 << 20  # bytes of a file that small arrays share
 _ALIGNED = 64
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ScratchArrays:
@@ -181,6 +186,47 @@ class ScratchArrays:
             found = self._segment[self._used : self._used + length * dtype.itemsize]
             self._used += size
         return found.view(dtype)
+
+
+def long_array(length: int, dtype: np.dtype) -> np.ndarray:
+    """Return an array [length] of undefined values: in memory if it is short, else in a temporary file.
+
+    If there is no room on the disk, it is in memory.
+    """
+    size = length * dtype.itemsize
+    return np.empty(length, dtype) if size <= LONG_BYTES else _temporary(size).view(dtype)
+
+
+class PackedRows(Mapping[Key, np.ndarray]):
+    """Row numbers (int64) by key, one after the other in a single `long_array`.
+
+    Parameters
+    ----------
+    most
+        Number of rows of all keys together, at most.
+    rows
+        The rows of each key.
+    """
+
+    def __init__(self, most: int, rows: Iterable[tuple[Key, np.ndarray]]) -> None:
+        self._every, self._ends, end = long_array(most, np.dtype(np.int64)), {}, 0
+        for key, some in rows:
+            start, end = end, end + len(some)
+            self._every[start:end] = some
+            self._ends[key] = start, end
+
+    def __getitem__(self, key: Key) -> np.ndarray:
+        start, end = self._ends[key]
+        return self._every[start:end]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._ends
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)
 
 
 def _temporary(size: int) -> np.ndarray:

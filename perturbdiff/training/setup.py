@@ -30,10 +30,12 @@ from perturbdiff.loading.set_streams import MixtureSampler, PairedSetStream, Uni
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.size_spread import size_spread
 from perturbdiff.training.training_cells import expect_changes, measure
 from perturbdiff.training.transfer import (
     Inheritance,
@@ -73,7 +75,10 @@ class Source:
     def rows(self) -> np.ndarray:
         """Return the store rows that training may use, int64, ascending."""
         used = self.store.conditions[self.train]
-        rows = np.concatenate([np.arange(a, b) for a, b in zip(used["start"], used["stop"], strict=True)])
+        sizes = (used["stop"] - used["start"]).to_numpy(np.int64)
+        rows = long_array(int(sizes.sum()), np.dtype(np.int64))
+        for start, end, size in zip(used["start"], np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
+            rows[end - size : end] = np.arange(start, start + size)
         return rows if self.exclude is None else rows[~self.exclude[rows]]
 
 
@@ -432,6 +437,9 @@ def set_units(setup: TrainingSetup) -> None:
         unit=config.model.unit, limit=config.train.statistics_cells, seed=config.seed,
     )  # fmt: skip
     units.put_into(setup.model)
+    if not config.train.zero_control:  # which knows no perturbations
+        spread = size_spread(units.sizes[0], sources[0], setup.vocabulary)
+        setup.model.size_spread.copy_(torch.from_numpy(spread))
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:

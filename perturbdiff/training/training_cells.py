@@ -24,6 +24,7 @@ from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.pseudobulk import condition_changes
 from perturbdiff.store.store import Store
+from perturbdiff.training.size_spread import CellSizes
 
 if TYPE_CHECKING:
     from perturbdiff.training.setup import Source
@@ -36,13 +37,11 @@ _WINDOW = 64  # rows are read in runs of this length, as one chunk of a store ha
 _QUANTILE_VALUES = 2_000_000
 
 
-def _names(store: Any) -> np.ndarray:
-    """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
-    hashes = np.empty(store.n_cells, np.uint64)
+def _names(store: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield 64-bit hashes of the names of some of a store's cells at a time: the first row, and uint64 [n]."""
     for start in range(0, store.n_cells, _NAMES_PER_READ):
         stop = min(start + _NAMES_PER_READ, store.n_cells)
-        hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
-    return hashes
+        yield start, np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
 
 
 def _rows(table: pd.DataFrame, chosen: np.ndarray) -> np.ndarray:
@@ -80,7 +79,8 @@ class HeldOut:
             part = parts(store.conditions, split, path)
             out = np.isin(part, ["valid", "test"])
             held.conditions.update(conditions_of(pd.DataFrame(store.conditions[out])))
-            names.append(_names(store)[_rows(store.conditions, out)])
+            rows = _rows(store.conditions, out)
+            names += [hashes[rows[start : start + len(hashes)]] for start, hashes in _names(store)]
             held.splits[path.resolve()] = split
         held.cells = np.unique(np.concatenate(names)) if names else held.cells
         return held
@@ -101,7 +101,10 @@ class HeldOut:
             raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
         if not len(self.cells):
             return use, None
-        twins = np.isin(_names(store), self.cells)
+        twins = np.zeros(store.n_cells, bool)
+        for start, hashes in _names(store):
+            place = np.searchsorted(self.cells, hashes) % len(self.cells)
+            twins[start : start + len(hashes)] = self.cells[place] == hashes
         left = int((twins & _rows(table, use)).sum())
         self.report.append(
             f"{Path(store.path).name}: {int((~use).sum())} of {len(table)} conditions are held out downstream; "
@@ -128,12 +131,15 @@ class ValueRange:
         float32 [G]: largest log1p value of each gene.
     cells
         Number of cells looked at.
+    sizes
+        Totals and numbers of detected genes of these cells, by condition, for each store.
     """
 
     unit: float
     gate_threshold: float
     maximum: np.ndarray
     cells: int
+    sizes: tuple[CellSizes, ...]
 
     def put_into(self, model: Denoiser) -> None:
         """Set the model's buffers."""
@@ -170,10 +176,12 @@ def measure(
     rng = np.random.default_rng(np.random.SeedSequence((7, seed)))
     maximum, squares, cells = np.zeros(genes, np.float32), 0.0, 0
     values: list[np.ndarray] = []
+    sizes = tuple(CellSizes(store.conditions) for store in stores)
     with track("scale of the training cells", round(total * share)) as work:
-        for store, gene_map, store_rows in zip(stores, gene_maps, rows, strict=True):
+        for store, gene_map, store_rows, of_store in zip(stores, gene_maps, rows, sizes, strict=True):
             for chunk in _chunks(store_rows, share, rng):
                 matrix = gene_map.apply(store.expression(chunk))
+                of_store.add(chunk, matrix)
                 data = np.asarray(matrix.data, dtype=np.float32)
                 np.maximum(maximum, matrix.max(axis=0).toarray().ravel(), out=maximum)
                 squares += float(np.square(data, dtype=np.float64).sum())
@@ -188,7 +196,7 @@ def measure(
             "the training cells have no value above zero in the model's genes; check the gene names"
         )
     scale = _common_scale(stores) if unit == "scale" else float(np.sqrt(squares / (cells * genes)))
-    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells)
+    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells, sizes)
 
 
 def _chunks(rows: np.ndarray, share: float, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -32,6 +32,7 @@ from perturbdiff.evaluation.readers.pairing import Pairing
 from perturbdiff.evaluation.scoring.aggregate import ALL_PERTURBATIONS
 from perturbdiff.evaluation.scoring.condition_pass import Scored, score_cells
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
+from perturbdiff.runtime.large_arrays import PackedRows
 
 _LEAST = 2  # cells of a condition that are kept
 
@@ -68,13 +69,14 @@ def _drawn_sets(sets: Sets, share: float, seed: int) -> dict[Condition, list[np.
     return {c: [sets[c][k] for k in kept] for c, kept in _drawn(numbers, share, seed).items()}
 
 
-def _drawn(rows: Mapping[Condition, np.ndarray], share: float, seed: int) -> dict[Condition, np.ndarray]:
-    drawn = {}
-    for condition, all_rows in rows.items():
-        number = max(min(_LEAST, len(all_rows)), round(share * len(all_rows)))
-        order = np.random.default_rng((seed, zlib.crc32(str(condition).encode()))).permutation(len(all_rows))
-        drawn[condition] = np.sort(all_rows[order[:number]])
-    return drawn
+def _drawn(rows: Mapping[Condition, np.ndarray], share: float, seed: int) -> Mapping[Condition, np.ndarray]:
+    def drawn(condition: Condition, size: int) -> np.ndarray:
+        order = np.random.default_rng((seed, zlib.crc32(str(condition).encode()))).permutation(size)
+        return np.sort(rows[condition][order[: numbers[condition]]])
+
+    sizes = {condition: len(some) for condition, some in rows.items()}
+    numbers = {c: max(min(_LEAST, size), round(share * size)) for c, size in sizes.items()}
+    return PackedRows(sum(numbers.values()), ((c, drawn(c, size)) for c, size in sizes.items()))
 
 
 def score_reference(

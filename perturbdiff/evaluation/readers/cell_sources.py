@@ -21,12 +21,13 @@ from perturbdiff.evaluation.readers.cells_by_condition import (
 )
 from perturbdiff.genes.gene_lists import read_gene_set
 from perturbdiff.io.cell_labels import LabelCodes
-from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, row_ranges, small_dtype
+from perturbdiff.io.columns import MISSING, Column, Numbering, Texts, codes_of, row_ranges, small_dtype
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.method import SOURCES
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.large_arrays import long_array
 
 if TYPE_CHECKING:
     from perturbdiff.store.store import Store
@@ -62,7 +63,7 @@ def numbers_of(file: RowFile, column: str, where: str = "") -> np.ndarray:
         If there is no such column.
     """
     found, texts = file.open_column(column, where), Texts()
-    numbers = np.empty(file.n_cells, np.int64)
+    numbers = long_array(file.n_cells, np.dtype(np.int64))
     for start, stop in row_ranges(file.n_cells):
         if found.dtype.kind in "iu":
             numbers[start:stop] = np.maximum(found.values(start, stop).astype(np.int64), MISSING)
@@ -144,7 +145,7 @@ def read_labelled_rows(
     labels = LabelCodes(file, columns, texts)
     source = None if control is None else _source(file)
     sources, groups, conditions = Texts(), Numbering(), Numbering()
-    codes = np.empty(file.n_cells, np.int32)
+    codes = long_array(file.n_cells, np.dtype(np.int32))
     for start, stop in row_ranges(file.n_cells):
         perturbation, cell_type, batch = (labels.read(label, start, stop) for label in LABELS)
         condition = conditions(groups(cell_type, batch), perturbation)
@@ -180,12 +181,22 @@ def _names(conditions: Numbering, groups: Numbering, texts: Mapping[str, Texts])
 
 def _rows_by_condition(codes: np.ndarray, names: list[Condition]) -> dict[Condition, np.ndarray]:
     """Return the ascending rows of each condition, by name."""
-    counts = np.zeros(len(names) + 1, np.int64)
+    counts, small = np.zeros(len(names) + 1, np.int64), small_dtype(len(names))
     for start, stop in row_ranges(len(codes)):
         counts += np.bincount(codes[start:stop] - MISSING, minlength=len(counts))
-    order = np.argsort(codes.astype(small_dtype(len(names))), kind="stable")  # by radix, in linear time
     ends = np.cumsum(counts)
-    rows = np.split(order, ends)[1:]  # first come cells of no condition
+    every, place = (
+        long_array(len(codes), np.dtype(np.int64)),
+        ends - counts,
+    )  # first come cells of no condition
+    for start, stop in row_ranges(len(codes)):
+        order = np.argsort(codes[start:stop].astype(small), kind="stable")  # by radix, in linear time
+        sorted_codes = codes[start:stop][order] - MISSING
+        first = np.flatnonzero(np.diff(sorted_codes, prepend=-1))
+        found, number = sorted_codes[first], np.diff(first, append=stop - start)
+        every[np.repeat(place[found] - first, number) + np.arange(stop - start)] = start + order
+        place[found] += number
+    rows = np.split(every, ends)[1:]
     present = [k for k in range(len(names)) if len(rows[k])]
     return {names[k]: rows[k] for k in sorted(present, key=lambda k: (names[k].group, names[k].perturbation))}
 
@@ -247,21 +258,26 @@ class StoreReader:
         """Return the counts of the store's ``rows`` over its genes."""
         return self._map.apply(self._store.counts(rows))
 
-    def obs(self, column: str) -> pd.Series:
-        """Return a column of obs."""
-        return self._store.obs([column])[column]
+    def labels(self, column: str) -> tuple[np.ndarray, list[str]]:
+        """Return the number of each cell's label in a column of obs, int32, `MISSING` without one; and the labels."""
+        texts, codes = Texts(), long_array(self._store.n_cells, np.dtype(np.int32))
+        for start, piece in self._store.obs_pieces([column]):
+            codes[start : start + len(piece)] = codes_of(piece[column], texts)
+        return codes, texts.names
 
     def sets(self, column: str | None) -> np.ndarray | None:
         """Return the number of each cell's set by a column of obs, by default what the store knows; None if nothing."""
         if column is not None:
-            return np.asarray(pd.factorize(self.obs(column))[0], np.int64)
+            return self.labels(column)[0]
         if self._store.set_key is None:
             return None
         return self._store.set_of(slice(None))
 
     def depths(self) -> np.ndarray:
         """Return the depth of each cell over all genes of its input."""
-        return np.asarray(self._store.n_counts, np.float64)
+        depths = long_array(self._store.n_cells, np.dtype(np.float64))
+        depths[:] = self._store.n_counts
+        return depths
 
     def cell_name(self, row: int) -> str:
         """Return the name of a cell."""
@@ -296,7 +312,7 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
     table = store.conditions
     covariates = frozenset(name for name in COVARIATES if set(table[name]) != {ALL})
     column = config.context_column or ("cell_type" if "cell_type" in covariates else None)
-    labels = None if column is None else _stored_contexts(store, column)
+    labels = None if column is None else _stored_contexts(reader, table, column)
     rows: dict[Condition, list[tuple[int, int]]] = {}
     controls: dict[Group, list[tuple[int, int]]] = {}
     contexts: dict[Condition, str] = {}
@@ -321,13 +337,12 @@ def open_store(path: Path, config: EvaluateConfig) -> Cells:
     )
 
 
-def _stored_contexts(store: Store, column: str) -> list[list[str]]:
-    """Return the contexts that each condition's cells lie in."""
-    table = store.conditions
+def _stored_contexts(reader: StoreReader, table: pd.DataFrame, column: str) -> list[list[str]]:
+    """Return the contexts that the cells of each condition of the ``table`` lie in."""
     if column in table:
         return [[str(label)] for label in table[column]]
-    codes, names = pd.factorize(store.obs([column])[column])
+    codes, names = reader.labels(column)
     return [
-        [str(names[k]) if k >= 0 else "" for k in np.unique(codes[start:stop])]
+        [names[k] if k >= 0 else "" for k in np.unique(codes[start:stop])]
         for start, stop in zip(table["start"], table["stop"], strict=True)
     ]
