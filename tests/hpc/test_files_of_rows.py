@@ -12,13 +12,12 @@ from tiny_encoder import write_esm
 HEADER = "id,dataset,input,preset,mode,overrides,embeddings,options"
 PROTEINS = {"A": "MSTESMIRDVELAEEALPKKTGG", "B": "MNSFST", "C": "MKYTSYILAFQL"}
 SPLIT = "split.context_column=batch;split.num_held_out=1;split.train_fraction=0.3"
-TAHOE = "data.perturbation_key=drugname_drugconc;data.cell_type_key=plate;data.batch_key=cell_line_id"
-CONTROL = "data.control=\"[('DMSO_TF', 0.0, 'uM')]\""
-
-
-def cell(text: str) -> str:
-    """One cell of a CSV file."""
-    return '"' + text.replace('"', '""') + '"'
+RECIPE = """\
+base: tiny
+data: {perturbation_key: drugname_drugconc, control: "[('DMSO_TF', 0.0, 'uM')]", cell_type_key: plate,
+       batch_key: cell_line_id}
+split: {context_column: batch, num_held_out: 1, train_fraction: 0.3}
+"""
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_vectors_names_of_genes_and_folders_come_along(workflow, elsewhere):
     rows = [
         f"vectors,,{elsewhere}/proteins.csv,,embed,,,model={elsewhere}/encoder;local-only",
         f"model,screen,{cells},tiny,train,{renamed},perturbation=vectors,",
-        f"tahoe,lines,{elsewhere}/hub,tiny,control,{cell(f'{TAHOE};{CONTROL};{SPLIT}')},,",
+        f"tahoe,lines,{elsewhere}/hub,{workflow.write('tahoe.yaml', RECIPE)},control,,,",
     ]
     sheet = workflow.write("sheet.csv", "\n".join([HEADER, *rows]) + "\n")
     given = ("--input", sheet, "--baselines", "none", "--ceiling", "false")
