@@ -18,7 +18,7 @@ def formatOf(name) {
 
 def timeOf(moment) {
     return moment.truncatedTo(java.time.temporal.ChronoUnit.SECONDS)
-        .format(java.time.format.DateTimeFormatter.ISO_OFFSET_DATE_TIME)
+        .format(java.time.format.DateTimeFormatter.ofPattern("yyyy-MM-dd'T'HH:mm:ssxxx"))
 }
 
 // a file or folder below outdir
