@@ -1,6 +1,6 @@
 """Ten million cells through all stages, one command after the other: time, memory, disk and files of each.
 
-    python benchmarks/ten_million.py --cells 100000 1000000 10000000 [--folder DIR] --out ten_million.json
+    python benchmarks/ten_million.py --cells 100000 1000000 10000000 [--folder DIR] [--stages NAME …] --out FILE.json
     python benchmarks/ten_million.py --table ten_million.json [--measured preprocess.json] [--update lab/scale.md]
 
 A million cells are drawn (`full_transcriptome.py`): 2,000 genes, about 200 stored values in a cell, 8 cell types, 12
@@ -9,8 +9,10 @@ copies of this file. Then each command runs in a process of its own, without wor
 this number of cells is not run again if its output is still there (``--keep``). The input is deleted after
 preprocessing: it takes 1.2 GB a million cells. Run a small size first, because the first run compiles the kernels.
 
-Memory is the highest sum of what the processes of a command hold for themselves. Training is that of a small network,
-on windows of the store as if it did not fit into memory. 100,000 cells are predicted, whatever the size.
+Memory is the highest sum of what the processes of a command hold for themselves; of that, what is in no file is told
+too, because the system takes the pages of files back when memory is short. Training is that of a small network, on
+windows of the store as if it did not fit into memory. 100,000 cells are predicted, whatever the size. The ceiling is
+that of one halving, and it and the calibration are of mean profiles.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,7 @@ BYTES_PER_CELL = 2500
 """Of the disk, while preprocessing: input, scratch and store."""
 BYTES_OF_INPUT = 1250
 
+MEANS = ["--metrics", "MAE,R2"]
 SMALL = ["train.max_steps=200", "train.max_epochs=null", "train.memory_gib=0", "train.valid_every=100"]
 HOLD_OUT = ["split.context_column=batch", "split.num_held_out=1", "split.train_fraction=0.85"]
 START, END = "<!-- ten million: start -->", "<!-- ten million: end -->"
@@ -68,6 +71,7 @@ class Place:
 def commands(place: Place) -> Iterator[tuple[str, str, list[str]]]:
     """Yield each stage's name, its output and its command; each may look at what those before it have made."""
     program = [sys.executable, "-W", "ignore", "-m", "perturbdiff"]
+    yield "data check", "", [*program, "data", "check", *place.inputs(), "--config", "recommended"]
     plain = ["--jobs", "1", "--config", "recommended", "--set", "data.num_hvgs=null"]
     yield "preprocess", place.store, [*program, "preprocess", *place.inputs(), "--out", place.store, *plain]
     held_out = [part for pair in HOLD_OUT for part in ("--set", pair)]
@@ -91,6 +95,10 @@ def commands(place: Place) -> Iterator[tuple[str, str, list[str]]]:
     evaluate = ["evaluate", place.predicted_h5ad, place.store, "--threads", "1"]
     yield "evaluating them", place.scores, [*program, *evaluate, "--out", place.scores]
     yield "statistics", place.stats, [*program, "stats", place.store, *split, "--out", place.stats]
+    real = [place.store, *split, "--threads", "1", *MEANS]
+    once = ["--set", "evaluate.ceiling_splits=1"]
+    yield "ceiling", place.ceiling, [*program, "ceiling", *real, *once, "--out", place.ceiling]
+    yield "calibration", place.calibration, [*program, "calibrate", *real, "--out", place.calibration]
 
 
 def wanted(split: Path) -> pd.DataFrame:
@@ -128,9 +136,15 @@ def load(store: str, split: str) -> dict[str, float]:
 
 
 def measure(
-    cells: int, folder: Path, record: Callable[[str, dict], None], done: dict[str, dict], *, link: bool
+    cells: int,
+    folder: Path,
+    record: Callable[[str, dict], None],
+    done: dict[str, dict],
+    *,
+    link: bool,
+    stages: Sequence[str] = (),
 ) -> None:
-    """Make the input and run all stages on it; ``record`` is given what each took."""
+    """Make the input and run all ``stages`` (by default every one) on it; ``record`` is given what each took."""
     place = Place(folder)
     if not Path(place.store).exists():
         _room(folder, cells * (BYTES_PER_CELL - link * BYTES_OF_INPUT))
@@ -140,7 +154,7 @@ def measure(
             "input", {**watched.read(), "bytes": sum(p.stat().st_size for p in inputs), "files": len(inputs)}
         )
     for name, out, command in commands(place):
-        if name in done and (not out or Path(out).exists()):
+        if (name in done and (not out or Path(out).exists())) or (stages and name not in stages):
             continue
         _room(folder, 0)
         before, cpu, start = _size(folder)[0], _cpu_of_children(), time.perf_counter()
@@ -194,22 +208,22 @@ def stage_table(found: dict[str, dict]) -> list[str]:
     """Return what each stage took at each size, and how memory grew from the second largest size to the largest."""
     sizes = sorted(found, key=int)
     lines = [
-        "| | cells | on the clock | CPU | memory, MiB | bytes of memory for each further cell | disk while running "
-        "| output | files |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | cells | on the clock | CPU | memory, MiB | in no file, MiB | bytes in no file for each further cell "
+        "| disk while running | output | files |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for stage in found[sizes[-1]]:
+    for stage in dict.fromkeys(stage for size in sizes for stage in found[size]):
         before: tuple[int, float] | None = None
         for size in (s for s in sizes if stage in found[s]):
             row, cells = found[size][stage], int(size)
-            memory, grown = row.get("private"), ""
-            if memory is not None and before is not None:
-                grown = f"{(memory - before[1]) * MIB / (cells - before[0]):.1f}"
-            before = None if memory is None else (cells, memory)
+            own, grown = row.get("anonymous"), ""
+            if own is not None and before is not None:
+                grown = f"{(own - before[1]) * MIB / (cells - before[0]):.1f}"
+            before = None if own is None else (cells, own)
+            memory = ("" if value is None else f"{value:,.0f}" for value in (row.get("private"), own))
             lines.append(
                 f"| {stage} | {cells:,} | {scale.clock(row['wall'])} | {row['cpu']:.0f} s "
-                f"| {'' if memory is None else f'{memory:,.0f}'} | {grown} "
-                f"| {scale.amount(row['scratch']) if 'scratch' in row else ''} "
+                f"| {' | '.join(memory)} | {grown} | {scale.amount(row['scratch']) if 'scratch' in row else ''} "
                 f"| {scale.amount(row['bytes']) if row['bytes'] else ''} | {row['files'] or ''} |"
             )
     return lines
@@ -242,9 +256,11 @@ def prediction_table(found: dict[str, dict], rates: scale.Rates, windowed: float
 
 
 def page(found: dict[str, dict], given: argparse.Namespace) -> str:
-    rates = scale.Rates(json.loads(given.measured.read_text()))
-    windowed = scale.loader_rates(given.loader)[0][f"windowed, {GENES} genes"]
-    lines = [*stage_table(found), "", *prediction_table(found, rates, windowed)]
+    lines = stage_table(found)
+    if {"input", "preprocess", "loading"} <= set(found[max(found, key=int)]):
+        rates = scale.Rates(json.loads(given.measured.read_text()))
+        windowed = scale.loader_rates(given.loader)[0][f"windowed, {GENES} genes"]
+        lines += ["", *prediction_table(found, rates, windowed)]
     return "\n".join(lines)
 
 
@@ -261,7 +277,7 @@ def measure_all(given: argparse.Namespace) -> dict[str, dict]:
 
         folder = given.folder / f"cells-{cells}"
         folder.mkdir(parents=True, exist_ok=True)
-        measure(cells, folder, record, rows, link=given.link)
+        measure(cells, folder, record, rows, link=given.link, stages=given.stages)
         if not given.keep:
             shutil.rmtree(folder)
     return found
@@ -273,6 +289,9 @@ def main() -> None:
     )
     measured = Path(__file__).parent / "measured"
     parser.add_argument("--cells", type=int, nargs="+", default=[100_000])
+    parser.add_argument(
+        "--stages", nargs="+", default=(), metavar="NAME", help="only these, as the table names them"
+    )
     parser.add_argument("--folder", type=Path, help="where to work; needs 2.5 GB for each million cells")
     parser.add_argument("--keep", action="store_true", help="keep the store and the other outputs")
     parser.add_argument(

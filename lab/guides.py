@@ -29,7 +29,7 @@ from scipy import sparse
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
 from perturbdiff.evaluation.metrics import set_metrics as sm
-from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics import spread as sv
 from perturbdiff.evaluation.scoring.intervals import bootstrap_mean
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample

@@ -7,7 +7,7 @@ each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper
 the paper's mathematics (sampled in 100 reverse steps and in one) and in ours; `squared-error` is the paper's without
 the MMD. `family` is ours with the loss of whole sets, which is told which cells were a set (*sets*). Sampled sets are
 compared with the true sets of the held-out wells: their variance beyond the draw of cells, who lies within whose cloud
-(`perturbdiff.evaluation.metrics.set_variation`), and the energy score whose points are sets. References: the true sets
+(`perturbdiff.evaluation.metrics.spread`), and the energy score whose points are sets. References: the true sets
 of the training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change;
 and, with --shuffles, every method with its cells shuffled between the sets of a condition.
 
@@ -31,7 +31,7 @@ from scipy import sparse, stats
 
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
-from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics import spread as sv
 from perturbdiff.evaluation.metrics.set_metrics import SetDistances, family_score
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample

@@ -23,8 +23,7 @@ from perturbdiff.config.settings import Config
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.sampling import sample
-from perturbdiff.simulation.perturbation_vectors import perturbation_vectors
-from perturbdiff.simulation.simulation_stage import simulate
+from perturbdiff.simulation.simulation_stage import perturbation_vectors, simulate
 from perturbdiff.simulation.true_effects import draw_truth
 from perturbdiff.splits.splits import make_split, read_split
 from perturbdiff.training.training_stages import train

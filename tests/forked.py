@@ -35,7 +35,7 @@ HEAVY = (
     "perturbdiff.reporting.page.page",
     "perturbdiff.reporting.figures.store_figures",
     "perturbdiff.sampling",
-    "perturbdiff.sampling.merge_samples",
+    "perturbdiff.sampling.shards",
     "perturbdiff.training.training_stages",
     "anndata",
     "h5py",

@@ -22,9 +22,8 @@ from perturbdiff.api.given_inputs import (
     store_path,
     working,
 )
-from perturbdiff.api.own_labels import OwnLabels
 from perturbdiff.api.perturbation_model import Part, PerturbDiff
-from perturbdiff.api.requests import Conditions, condition_file, control_store
+from perturbdiff.api.requests import Conditions, OwnLabels, condition_file, control_store
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.checkpoint.bundle_record import read_record
 from perturbdiff.config import recipes

@@ -28,8 +28,7 @@ from perturbdiff.api.given_inputs import (
     store_path,
     working,
 )
-from perturbdiff.api.own_labels import OwnLabels
-from perturbdiff.api.requests import Conditions, condition_file, control_store
+from perturbdiff.api.requests import Conditions, OwnLabels, condition_file, control_store
 from perturbdiff.api.score_frame import Scores
 from perturbdiff.baselines import NAMES
 from perturbdiff.checkpoint.bundle import Bundle

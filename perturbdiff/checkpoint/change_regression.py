@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from perturbdiff.embeddings.kernel_ridge import fit
-from perturbdiff.model.expected_changes import ExpectedChanges
+from perturbdiff.model.layers import ExpectedChanges
 
 
 @torch.no_grad()

@@ -270,9 +270,9 @@ def merge(
     from perturbdiff.runtime.job_shards import stage_of
 
     if stage_of(parts[0]) == "sample":
-        from perturbdiff.sampling.merge_samples import merge as join
+        from perturbdiff.sampling.shards import merge as join
     else:
-        from perturbdiff.evaluation.merge_scores import merge as join
+        from perturbdiff.evaluation.evaluation_stage import merge as join
 
     typer.echo(str(join(parts, out, force=force)))
 

@@ -14,6 +14,7 @@ from scipy import sparse
 from perturbdiff.conditions.cell_distances import from_products
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.seeds import generator, words
 
 logger = logging.getLogger(__name__)
@@ -22,10 +23,10 @@ SLICE = 2048
 """Maximum number of cells that are compared with each other. A larger pool is cut into random slices."""
 _STEPS = 256  # values are rounded to 1/256 of a log1p unit
 _FINE = 64  # distances are rounded to 1/64 of that
-_GENES, _ROWS = 512, 256  # columns made dense, and rows multiplied, at a time
+_GENES, _ROWS = 512, 256  # columns made dense, and rows multiplied or summed, at a time
 _SWAPS = 4  # maximum number of exchanges for each chosen cell
 _POOL = 22  # first word of the seeds of slices
-_KEPT = 4  # slices whose distances are kept in memory, 16 MiB each
+_KEPT = 8  # slices whose distances are kept, 16 MiB each
 
 
 class Rows:
@@ -188,21 +189,24 @@ def _members(names: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def distances(values: sparse.csr_matrix) -> np.ndarray:
-    """Return the distances between cells [N, G], log1p, in fractions of a log1p unit: int32 [N, N]."""
-    columns: Any = sparse.csc_matrix(values, dtype=np.float64)
-    columns.data = np.rint(columns.data * _STEPS)
-    size = columns.shape[0]
-    product, found = np.zeros((size, size)), np.empty((size, size), np.int32)
-    parts = [
-        slice(start, start + _ROWS) for start in range(0, size, _ROWS)
-    ]  # less memory than all rows at once
-    for start in range(0, columns.shape[1], _GENES):
-        block = columns[:, start : start + _GENES].toarray()
-        for rows in parts:
-            product[rows] += block[rows] @ block.T  # sums of whole numbers below 2^53 are exact in any order
-    squares = product.diagonal().copy()
-    for rows in parts:
-        found[rows] = np.rint(from_products(product[rows], squares[rows], squares) * _FINE)
+    """Return the distances between cells [N, G], log1p, in fractions of a log1p unit: int32 [N, N].
+
+    Those of many cells are in a temporary file. Memory holds some rows of products, half of which are made.
+    """
+    rounded: Any = sparse.csr_matrix(values, dtype=np.float64)
+    rounded.data = np.rint(rounded.data * _STEPS)
+    size, genes = rounded.shape
+    of_genes = [rounded[:, start : start + _GENES] for start in range(0, genes, _GENES)]
+    squares = np.asarray(rounded.multiply(rounded).sum(axis=1)).ravel()
+    found = long_array(size * size, np.dtype(np.int32)).reshape(size, size)
+    for start in range(0, size, _ROWS):
+        rows, later = slice(start, start + _ROWS), slice(start, size)
+        product = np.zeros((len(squares[rows]), size - start))
+        for block in of_genes:
+            dense = block[later].toarray()
+            product += dense[:_ROWS] @ dense.T  # sums of whole numbers below 2^53 are exact in any order
+        found[rows, later] = np.rint(from_products(product, squares[rows], squares[later]) * _FINE)
+        found[later, rows] = found[rows, later].T
     return found
 
 
@@ -226,37 +230,43 @@ def represent(apart: np.ndarray, number: int, rng: np.random.Generator) -> np.nd
     while 0 < 2 * size <= len(apart):
         size *= 2
     places = rng.permutation(len(apart))
-    chosen = places[_exchange(apart[np.ix_(places, places)], size)]
+    chosen = places[_exchange(apart, places, size)]
     while len(chosen) > number:
         places = rng.permutation(chosen)
-        half = _exchange(apart[np.ix_(places, places)], len(places) // 2)
+        half = _exchange(apart, places, len(places) // 2)
         chosen = places[half if rng.integers(2) else ~half]
     return rng.permutation(chosen)
 
 
-def _exchange(apart: np.ndarray, number: int) -> np.ndarray:
-    """Return which ``number`` of N cells to take, bool [N]: the first ones, exchanged as long as that helps.
+def _exchange(apart: np.ndarray, places: np.ndarray, number: int) -> np.ndarray:
+    """Return which ``number`` of the N cells at ``places`` to take, bool [N]: the first ones, exchanged if that helps.
 
     Each exchange lowers the energy distance between the n taken cells and all cells. Times n² N and without its
     constant, it is 2 n Σ a_i - N Σ d_ij over the taken cells, where a_i is the sum of a cell's distances to all cells.
     """
-    total, size = len(apart), number
+    total, size = len(places), number
     taken = np.arange(total) < size
     if size in (0, total):
         return taken
-    to_all = apart.sum(1, dtype=np.int64)
-    to_taken = apart[:, taken].sum(1, dtype=np.int64)
+    to_all, to_taken = (_sums(apart, places, others) for others in (places, places[:size]))
     most = np.iinfo(np.int64).max
     for _ in range(_SWAPS * size):
         score = size * to_all - total * to_taken
         out = int(np.where(taken, score - to_all, -most).argmax())
-        others = np.where(taken, most, score + total * apart[out].astype(np.int64))
+        from_out = apart[places[out], places].astype(np.int64)
+        others = np.where(taken, most, score + total * from_out)
         into = int(others.argmin())
         if others[into] >= score[out]:
             break
         taken[out], taken[into] = False, True
-        to_taken += apart[into] - apart[out]
+        to_taken += apart[places[into], places] - from_out
     return taken
+
+
+def _sums(apart: np.ndarray, places: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Return the sum of the distances of each of some cells to ``others``, int64 [places]."""
+    parts = np.split(places, range(_ROWS, len(places), _ROWS))
+    return np.concatenate([apart[np.ix_(part, others)].sum(1, dtype=np.int64) for part in parts])
 
 
 class BalancedControls:

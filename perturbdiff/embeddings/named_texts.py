@@ -14,7 +14,7 @@ from typing import IO, Literal, NamedTuple
 
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.runtime.packed_text import open_bytes
+from perturbdiff.runtime.untrusted import open_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from perturbdiff.conditions.condition import Condition, conditions_of
 from perturbdiff.evaluation.metrics.set_metrics import set_places
 from perturbdiff.evaluation.readers.pairing import Pairing
-from perturbdiff.evaluation.scoring.condition_sets import read_sets
+from perturbdiff.evaluation.scoring.condition_cells import read_sets
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perturbdiff.conditions.condition import Condition, Group
+from perturbdiff.evaluation.readers.cell_sources import KnownSets, dealt, grouped
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, ExpressionView, median_depth
-from perturbdiff.evaluation.readers.known_sets import KnownSets, dealt, grouped
 from perturbdiff.evaluation.readers.pairing import Pairing, controls_of
 from perturbdiff.evaluation.readers.remarks import Findings
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.large_arrays import PackedRows
 from perturbdiff.runtime.seeds import generator, words
 
 DUPLICATE = "technical_duplicate"
@@ -49,8 +50,8 @@ class _Neighbours:
 
     def __init__(self, rows: Mapping[str, Sequence[np.ndarray]]) -> None:
         self._place = {name: i for i, name in enumerate(rows)}
-        self._rows = [np.concatenate(parts) for parts in rows.values()]
-        self._sizes = np.array([len(part) for part in self._rows])
+        self._rows = list(rows.values())
+        self._sizes = np.array([sum(map(len, parts)) for parts in self._rows])
 
     def without(self, perturbation: str, number: int, rng: np.random.Generator) -> np.ndarray:
         """Return at most ``number`` rows, each once, of the others as equally as their sizes allow."""
@@ -83,7 +84,7 @@ class _Maker:
     def controls(self, condition: Condition) -> np.ndarray:
         """Return control cells of the same group, else of all groups."""
         found = self._halves.known_controls
-        rows = found[condition.group] if condition.group in found else np.concatenate(list(found.values()))
+        rows = [found[condition.group]] if condition.group in found else list(found.values())
         return _some(rows, len(self.own(condition)), self._rng(condition))
 
     def others(self, condition: Condition) -> np.ndarray:
@@ -93,7 +94,7 @@ class _Maker:
     def half_others(self, condition: Condition) -> np.ndarray:
         """Return half of the known half, filled up with cells of the other perturbations."""
         own, rng = self.own(condition), self._rng(condition)
-        kept = _some(own, len(own) // 2, rng)
+        kept = _some([own], len(own) // 2, rng)
         return np.concatenate([kept, self._others(condition, len(own) - len(kept), rng)])
 
     def _others(self, condition: Condition, number: int, rng: np.random.Generator) -> np.ndarray:
@@ -189,7 +190,8 @@ def pair_reference(
     halves = halve(truth, wanted, notes, seed=seed)
     maker = _Maker(halves, truth.contexts, seed)
     try:
-        rows = {c: np.sort(reference.draw(maker, c)) for c in halves.truth}
+        most = sum(len(halves.known[c]) for c in halves.truth)
+        rows = PackedRows(most, ((c, np.sort(reference.draw(maker, c))) for c in halves.truth))
     except UserError as error:
         raise UserError(f"{truth.reader.path}: {error}; leave out the reference {name}") from None
     depth = median_depth(truth.reader) if truth.scale == "counts" else None
@@ -246,10 +248,18 @@ def halve(truth: Cells, wanted: Sequence[Condition], notes: Findings, *, seed: i
     UserError
         If no wanted condition has two cells, or no group two controls.
     """
-    path, known, judged = truth.reader.path, {}, {}
-    for condition, rows in truth.rows.items():
-        if len(rows) >= 2:
-            known[condition], judged[condition] = _halves(rows, seed, tuple(condition))
+    path = truth.reader.path
+    sizes = {condition: len(rows) for condition, rows in truth.rows.items()}
+    both = PackedRows(
+        sum(sizes.values()),
+        (
+            ((condition, side), half)
+            for condition, size in sizes.items()
+            if size >= 2
+            for side, half in enumerate(_halves(truth.rows[condition], seed, tuple(condition)))
+        ),
+    )
+    known, judged = ({c: both[c, side] for c in sizes if (c, side) in both} for side in (0, 1))
     scored = {c: judged[c] for c in wanted if c in judged}
     if not scored:
         raise UserError(
@@ -275,9 +285,17 @@ def _halves(rows: np.ndarray, seed: int, labels: tuple[str, ...]) -> tuple[np.nd
     return np.sort(rows[order[:middle]]), np.sort(rows[order[middle:]])
 
 
-def _some(rows: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """Return at most so many rows, each once."""
-    return rows if len(rows) <= number else rng.choice(rows, number, replace=False)
+def _some(parts: Sequence[np.ndarray], number: int, rng: np.random.Generator) -> np.ndarray:
+    """Return at most so many of the rows of all parts, each once."""
+    ends = np.cumsum([len(part) for part in parts])
+    if ends[-1] <= number:
+        return np.concatenate(parts)
+    places = rng.choice(ends[-1], number, replace=False)
+    part = np.searchsorted(ends, places, side="right")
+    inside = places - np.where(part > 0, ends[part - 1], 0)
+    return np.array(
+        [parts[k][place] for k, place in zip(part.tolist(), inside.tolist(), strict=True)], np.int64
+    )
 
 
 def _equal_shares(sizes: np.ndarray, number: int) -> np.ndarray:

@@ -17,9 +17,8 @@ from perturbdiff.inspection.counted_cells import LookedAt, count_cells
 from perturbdiff.inspection.findings import Findings
 from perturbdiff.inspection.inspected_studies import Study
 from perturbdiff.inspection.overlap import check_genes, check_split, genes_of_model
-from perturbdiff.io.counts import join_genes
+from perturbdiff.io.counts import doubts, join_genes
 from perturbdiff.io.label_tables import tables_for
-from perturbdiff.io.normalised_totals import doubts
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import byte_size, span

@@ -26,6 +26,7 @@ from perturbdiff.io.counts import CountsFile, Inputs
 from perturbdiff.io.damage import plain_name
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.runtime.errors import UserError, listing, nearest
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.seeds import generator
 
 logger = logging.getLogger(__name__)
@@ -72,8 +73,8 @@ def read_labels(inputs: Inputs) -> Labels:
     """
     _check_set_key(inputs.config)
     numbers = _Numbers()
-    codes = np.empty(inputs.n_cells, np.int32)
-    sets, left_out = None if inputs.config.set_key is None else np.empty_like(codes), 0
+    codes = long_array(inputs.n_cells, np.dtype(np.int32))
+    sets, left_out = None if inputs.config.set_key is None else long_array(len(codes), codes.dtype), 0
     for number, (file, offset) in enumerate(zip(inputs.files, inputs.offsets, strict=False)):
         reader = _ConditionReader(file, inputs.config, numbers, number)
         for start, stop in row_ranges(file.n_cells):

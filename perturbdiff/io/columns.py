@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.runtime.large_arrays import long_array
 
 ROWS_PER_READ = 1 << 17
 """Cells whose labels are read at once."""
@@ -215,7 +216,7 @@ def joined(columns: Sequence[Column], lengths: Sequence[int]) -> pd.Series:
               for a, b in row_ranges(n)]  # fmt: skip
     kinds = {np.dtype(c.dtype).kind for c in columns}
     if kinds <= set("iuf"):
-        numbers = np.empty(ends[-1], np.result_type(*(c.dtype for c in columns)))
+        numbers = long_array(int(ends[-1]), np.result_type(*(c.dtype for c in columns)))
         for column, a, b, place in ranges:
             numbers[place] = column.values(a, b)
         return pd.Series(_narrow(numbers))
@@ -225,7 +226,7 @@ def joined(columns: Sequence[Column], lengths: Sequence[int]) -> pd.Series:
         pieces.append(codes.astype(small_dtype(len(texts.names))))
     categories = sorted([*texts.names, ""])
     rank = pd.Index(categories).get_indexer(pd.Index([*texts.names, ""])).astype(small_dtype(len(categories)))
-    every = np.empty(ends[-1], rank.dtype)
+    every = long_array(int(ends[-1]), rank.dtype)
     for (_, _, _, place), codes in zip(ranges, pieces, strict=True):
         every[place] = rank[codes]
     return pd.Series(pd.Categorical.from_codes(every, categories))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from pandas.api.types import union_categoricals
 from perturbdiff.io.columns import ROWS_PER_READ, CategoricalColumn, Column, PlainColumn, row_ranges
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.runtime.packed_text import open_bytes
+from perturbdiff.runtime.untrusted import open_bytes
 
 NAME_COLUMNS = ("cell", "barcode", "barcodes", "cell_id", "index")
 """Columns that may hold the names of cells; without one of them it is the first column."""

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from perturbdiff.io.columns import Column, num_entries, open_column, whole_column
-from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io.derived_matrices import CscMatrix
 from perturbdiff.io.matrices import (
     CsrMatrix,
     DenseMatrix,

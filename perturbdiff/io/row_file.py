@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io.columns import row_ranges
 from perturbdiff.io.damage import explain_damage
+from perturbdiff.io.derived_matrices import CscMatrix
 from perturbdiff.io.input_file import InputFile
 from perturbdiff.io.matrices import VALUES_PER_BLOCK, CsrMatrix, DenseMatrix, FileArray, RowMatrix, Sparse
 from perturbdiff.io.opening import open_root
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.files import existing, explain_os_errors
+from perturbdiff.runtime.large_arrays import long_array
 
 _GAP = 32  # rows between two wanted ones that are read along rather than skipped
 _PIECE = 1 << 21  # values of a piece that is sorted in memory, 16 MiB
@@ -108,12 +110,12 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
     UserError
         If the disk is full.
     """
-    group_of = np.full(matrix.shape[0], -1, np.int32)
+    group_of, place = (long_array(matrix.shape[0], np.dtype(np.int32)) for _ in range(2))
+    group_of[:] = place[:] = -1
     for number, rows in enumerate(groups):
         group_of[rows] = number
-    place = np.full(matrix.shape[0], -1, np.int32)
-    lengths: list[np.ndarray] = []
-    num_written = 0
+    pointers, num_written = long_array(sum(map(len, groups)) + 1, np.dtype(np.int64)), 0
+    pointers[0] = 0
     column = np.dtype(np.uint16 if matrix.shape[1] <= 1 << 16 else np.int32)
     with (
         explain_os_errors(folder),
@@ -125,12 +127,13 @@ def sorted_copy(matrix: RowMatrix, groups: list[np.ndarray], folder: Path) -> Di
             order = np.argsort(groups_here, kind="stable")
             order = order[np.searchsorted(groups_here[order], 0) :]
             place[start + order] = np.arange(num_written, num_written + len(order), dtype=np.int32)
-            num_written += len(order)
             piece = piece[order]
+            ends = pointers[num_written] + piece.indptr[1:].astype(np.int64)
+            num_written += len(order)
+            pointers[num_written - len(order) + 1 : num_written + 1] = ends
             piece.data.astype(np.float32, copy=False).tofile(data)
             piece.indices.astype(column).tofile(indices)
-            lengths.append(np.diff(piece.indptr).astype(np.int64))
-    pointers = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
+    pointers = pointers[: num_written + 1]
     arrays = {
         "data": FileArray(folder / "data", np.dtype(np.float32), int(pointers[-1])),
         "indices": FileArray(folder / "indices", column, int(pointers[-1])),
@@ -204,7 +207,10 @@ class RowFile(InputFile):
             return matrix, np.arange(self.n_cells + 1) * (matrix.num_values // self.n_cells), 1
         if isinstance(matrix, CsrMatrix):
             group = {name: matrix.group[name] for name in ("data", "indices")}
-            pointers = np.asarray(matrix.group["indptr"][:], np.int64)
+            stored = matrix.group["indptr"]
+            pointers = long_array(stored.shape[0], np.dtype(np.int64))
+            for start, stop in row_ranges(len(pointers)):
+                pointers[start:stop] = stored[start:stop]
             chunk = (getattr(group["data"], "chunks", None) or (1,))[0]
             return CsrMatrix({**group, "indptr": pointers}, matrix.shape), pointers, int(chunk)
         width = len(self.genes)
@@ -232,7 +238,7 @@ class RowFile(InputFile):
         """Return the sum of each cell's values, float64."""
         if self._held is not None:
             return np.asarray(self._held.sum(axis=1, dtype=np.float64)).ravel()
-        sums = np.zeros(self.n_cells)
+        sums = long_array(self.n_cells, np.dtype(np.float64))
         with explain_damage(self.path):
             for block in self._by_row[0].blocks():
                 values = block.as_csr(len(self.genes))

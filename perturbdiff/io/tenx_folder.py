@@ -17,7 +17,7 @@ from scipy.sparse import csr_matrix
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError, listing
-from perturbdiff.runtime.packed_text import open_bytes
+from perturbdiff.runtime.untrusted import open_bytes
 
 _ENDINGS = {
     "matrix": ("matrix.mtx", "matrix.mtx.gz"),

@@ -14,7 +14,7 @@ import torch
 
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.loading.batches import Buffers, CellSetBatch, PackedCellSetBatch, PackedRows
-from perturbdiff.loading.set_streams import CellSet, SetStream
+from perturbdiff.loading.cell_sets import CellSet, SetStream
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.resources import available
 from perturbdiff.store import row_kernels

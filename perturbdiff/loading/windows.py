@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from perturbdiff.loading.cell_sets import ORDER, TWIN, CellSetSampler
-from perturbdiff.loading.set_streams import CellSet
+from perturbdiff.loading.cell_sets import ORDER, TWIN, CellSet, CellSetSampler
 from perturbdiff.runtime.seeds import generator
 
 WINDOW = 128

@@ -31,10 +31,18 @@ from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model import cell_sizes
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
-from perturbdiff.model.expected_changes import ExpectedChanges
-from perturbdiff.model.gene_layers import GeneTable, InputLayers, Rectified
-from perturbdiff.model.layers import AdaptiveNorm, TimeEmbedding, linear, modulate, normalise
-from perturbdiff.model.mmdit import MMDiTBlock
+from perturbdiff.model.layers import (
+    AdaptiveNorm,
+    ExpectedChanges,
+    GeneTable,
+    InputLayers,
+    MMDiTBlock,
+    Rectified,
+    TimeEmbedding,
+    linear,
+    modulate,
+    normalise,
+)
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import ModelConfig

@@ -1,9 +1,17 @@
-"""Small layers of the denoiser. Dimension letters: B sets, S cells in a set, D model width, H heads."""
+"""Layers of the denoiser: small ones, those that genes pass, the MM-DiT block, and the changes that are expected.
+
+Paper, App. Architecture Implementation Details, "MM-DiT fusion blocks". Both streams of cells have one token per cell.
+They are concatenated along the features, which pairs cell j of the perturbed set with cell j of the control set.
+Attention runs over the S cells of the set at width 2D.
+
+Dimension letters: B sets, S cells in a set, D model width, H heads, G genes.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -123,3 +131,193 @@ class Attention(nn.Module):
         q, k = self.query_norm(q.float()).to(v.dtype), self.key_norm(k.float()).to(v.dtype)
         attended = F.scaled_dot_product_attention(q, k, v)
         return self.project(attended.transpose(1, 2).reshape(sets, cells, width))
+
+
+class GeneTable(nn.Module):
+    """Frozen vectors of genes. Each is mapped to one number, which is added to the gene's expression.
+
+    The input layers turn these numbers into one vector for every cell, as the shared embedding is.
+
+    Attributes
+    ----------
+    vectors
+        Buffer, float32 [G, inputs].
+    """
+
+    vectors: Tensor
+
+    def __init__(self, genes: int, inputs: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.zeros(genes, inputs))
+        self.project = nn.Linear(inputs, 1)
+
+    def forward(self) -> Tensor:
+        """Return one number for each gene [G]."""
+        return self.project(self.vectors.to(self.project.weight.dtype))[:, 0]
+
+
+class InputLayers(nn.Module):
+    """Linear maps from genes to D, one for each data set. A set of cells passes through the map of its data set."""
+
+    def __init__(self, inputs: int, width: int, datasets: int) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.ModuleList(linear(inputs, width) for _ in range(datasets))
+
+    def forward(self, parts: Sequence[Tensor | None], dataset: Tensor | None) -> Tensor:
+        """Map the concatenation of ``parts``, each [B, S, G] or None for zeros, to [B, S, D].
+
+        ``dataset`` [B] gives the layer of each set. It may be None if there is only one layer.
+        """
+        if len(self.layers) == 1:
+            return _split_linear(parts, self.layers[0])
+        if dataset is None:
+            raise ValueError(f"the model has {len(self.layers)} input layers: say each set's data set")
+        first = next(part for part in parts if part is not None)
+        out = first.new_empty(*first.shape[:-1], self.width)
+        for index, layer in enumerate(self.layers):
+            selected = dataset == index  # also if no set is selected, so that every weight has a gradient
+            embedded = _split_linear([None if part is None else part[selected] for part in parts], layer)
+            out = out.to(embedded.dtype)
+            out[selected] = embedded
+        return out
+
+
+def _split_linear(parts: Sequence[Tensor | None], layer: nn.Module) -> Tensor:
+    """Apply a linear layer to concatenated ``parts``, without concatenating them. A None part costs nothing."""
+    weight, bias = cast("Tensor", layer.weight), cast("Tensor", layer.bias)
+    total: Tensor | None = None
+    size = weight.shape[1] // len(parts)
+    for index, part in enumerate(parts):
+        if part is None:
+            continue
+        columns = weight[:, index * size : (index + 1) * size]
+        term = F.linear(part.to(weight.dtype), columns, bias if total is None else None)
+        total = term if total is None else total + term
+    if total is None:
+        raise ValueError("nothing to embed")
+    return total
+
+
+class Rectified(torch.autograd.Function):
+    """Computes max(raw, 0), and zero below ``floor``.
+
+    The gradient ignores the floor, and below 0 it is multiplied by ``leak``, so that a gene whose values are zero in
+    all cells can recover. This is one function because each operation is a pass over all cells and genes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, floor: Tensor | None, leak: float) -> Tensor:
+        """Return the values [B, S, G]."""
+        value = F.relu(raw)
+        ctx.save_for_backward(raw)
+        ctx.leak = leak
+        return value if floor is None else torch.where(value < floor, 0.0, value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the gradient of ``raw``."""
+        (raw,) = ctx.saved_tensors
+        passed = torch.ops.aten.leaky_relu_backward(gradient, raw, ctx.leak, False)
+        return passed.masked_fill_(raw == 0, 0.0), None, None
+
+
+class MMDiTBlock(nn.Module):
+    """Joint attention over both streams, then an MLP for each stream, all modulated by AdaLN-Zero.
+
+    Parameters
+    ----------
+    width, heads, mlp_ratio
+        D, attention heads over 2D, hidden width of the MLPs in units of D.
+    mlp_branch
+        ``sequential``: the MLP sees the stream after the attention update (paper). ``parallel``: it sees the
+        block's input, as the attention does (released code).
+    last
+        Nothing reads the control stream of the last block, so that block has no control update and no parameters
+        for it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: int,
+        mlp_branch: Literal["sequential", "parallel"],
+        *,
+        last: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sequential = mlp_branch == "sequential"
+        self.last = last
+        self.attention = Attention(2 * width, heads, width if last else 2 * width)
+        self.modulation = AdaptiveNorm(width, 6)
+        self.control_modulation = AdaptiveNorm(width, 2 if last else 6)
+        self.mlp = MLP(width, mlp_ratio)
+        self.control_mlp = None if last else MLP(width, mlp_ratio)
+
+    def forward(self, x: Tensor, control: Tensor, conditioning: Tensor) -> tuple[Tensor, Tensor]:
+        """Update both streams.
+
+        Parameters
+        ----------
+        x, control
+            Perturbed and control stream, each [B, S, D].
+        conditioning
+            [B, 1, D], or [B, S, D] if the cells of a set differ in their covariates.
+        """
+        modulation = self.modulation(conditioning)
+        attn, mlp = Modulation(*modulation[:3]), Modulation(*modulation[3:])
+        control_modulation = self.control_modulation(conditioning)
+        normal_x, normal_control = normalise(x), normalise(control)
+        joint = torch.cat([attn.apply(normal_x), modulate(normal_control, *control_modulation[:2])], dim=-1)
+        update = self.attention(joint)
+        if self.control_mlp is None:
+            return self._add_mlp(attn.add(x, update), normal_x, mlp, self.mlp), control
+        x_update, control_update = update.chunk(2, dim=-1)
+        control_attn, control_mlp = Modulation(*control_modulation[:3]), Modulation(*control_modulation[3:])
+        x = self._add_mlp(attn.add(x, x_update), normal_x, mlp, self.mlp)
+        control = control_attn.add(control, control_update)
+        return x, self._add_mlp(control, normal_control, control_mlp, self.control_mlp)
+
+    def _add_mlp(self, x: Tensor, normal_input: Tensor, modulation: Modulation, mlp: MLP) -> Tensor:
+        """Add the gated MLP of the stream ``x``, or of the block's normalised input if the branches are parallel."""
+        source = normalise(x) if self.sequential else normal_input
+        return modulation.add(x, mlp(modulation.apply(source)))
+
+
+class ExpectedChanges(nn.Module):
+    """Moves control cells by the change that is expected of a perturbation.
+
+    The network then estimates what is left. In training, the change of each perturbation is what the other
+    perturbations tell of it. So the network learns how far such changes can be trusted, and what is to be done with
+    cells that were moved by them, also for perturbations that it has never seen.
+
+    Attributes
+    ----------
+    changes
+        Buffer, float32 [ids, G], log1p: mean change over the training contexts, or else the change that kernel ridge
+        regression predicts from the perturbation's vector. Zero for the control and for id 0.
+    measured
+        Buffer, float32 [ids]: 1 for perturbations of training conditions, else 0.
+    left_out
+        Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. It is made anew for each
+        training and not saved.
+    """
+
+    changes: Tensor
+    measured: Tensor
+    left_out: Tensor
+
+    def __init__(self, ids: int, genes: int) -> None:
+        super().__init__()
+        self.register_buffer("changes", torch.zeros(ids, genes))
+        self.register_buffer("measured", torch.zeros(ids))
+        self.register_buffer("left_out", torch.zeros(ids, genes), persistent=False)
+
+    def forward(self, control: Tensor, perturbation: Tensor, unit: Tensor, *, in_training: bool) -> Tensor:
+        """Return control cells [B, S, G] (model units, log1p / ``unit``), moved and not negative.
+
+        ``perturbation`` holds ids [B], or [B, S] if the cells of a set differ.
+        """
+        change = (self.left_out if in_training else self.changes)[perturbation] / unit
+        return F.relu(control + (change[:, None] if change.dim() == 2 else change))

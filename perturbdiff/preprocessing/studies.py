@@ -22,8 +22,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.genes.gene_lists import short_paths
 from perturbdiff.genes.gene_sums import GeneSums
 from perturbdiff.io.counts import CountsFile
-from perturbdiff.io.csc_matrix import CscMatrix
-from perturbdiff.io.derived_matrices import innermost
+from perturbdiff.io.derived_matrices import CscMatrix, innermost
 from perturbdiff.preprocessing.gene_passes import SecondPass
 from perturbdiff.preprocessing.passes import DROPPED, VALUES_PER_PIECE, Piece, PieceReader, load, save
 from perturbdiff.preprocessing.scan import ScanSettings, scan_piece

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from perturbdiff.runtime.errors import UserError, listing, one_line
 from perturbdiff.runtime.files import existing
-from perturbdiff.runtime.packed_text import open_bytes
 from perturbdiff.runtime.parquet_bounds import checked_metadata
+from perturbdiff.runtime.untrusted import open_bytes
 
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
 _WRITTEN = re.compile(r"'+[=+\-@\t\r\n]")

@@ -24,8 +24,8 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 from perturbdiff.runtime.resources import resolve_devices
 from perturbdiff.sampling.condition_sampler import ConditionSampler
+from perturbdiff.sampling.shards import drawn
 from perturbdiff.sampling.wanted_conditions import read_requests
-from perturbdiff.sampling.worker_processes import drawn
 from perturbdiff.splits.splits import read_split
 from perturbdiff.store.store import Store
 

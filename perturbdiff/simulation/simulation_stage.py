@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from perturbdiff.config.settings import SimulateConfig
 from perturbdiff.runtime import provenance, tabular
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.simulation.perturbation_vectors import perturbation_vectors
 from perturbdiff.simulation.simulated_counts import Counts, draw_counts, draw_escapes, write_counts
 from perturbdiff.simulation.true_effects import (
     MIN_CONTROLS,
@@ -27,7 +27,39 @@ from perturbdiff.simulation.true_effects import (
     condition_table,
     draw_plan,
     draw_truth,
+    stream,
 )
+
+WIDTH = 32
+_DECIMALS = 4  # beyond these, numbers depend on the linear algebra library
+
+
+def perturbation_vectors(config: SimulateConfig, truth: Truth, quality: float, seed: int) -> pd.DataFrame:
+    """Return a semantic table of the perturbations: ``name``, then 32 numbers ``v0`` to ``v31``.
+
+    The true log fold changes, averaged over cell types, are turned by a random matrix, and noise is added.
+
+    Parameters
+    ----------
+    config, truth, seed
+        The experiment.
+    quality
+        Correlation of the numbers with those without noise, 0 (noise alone) to 1.
+    """
+    labels, types = truth.perturbations["perturbation"].iloc[1:], range(len(truth.cell_types))
+    effects = np.array(
+        [
+            np.mean([truth.log_fold_change(p, c, escape=config.escape) for c in types], axis=0)
+            for p in range(1, len(labels) + 1)
+        ]
+    )
+    rng = stream(seed, "vectors")
+    known = effects @ rng.normal(size=(effects.shape[1], WIDTH))
+    known = (known - known.mean(axis=0)) / max(float(known.std()), 1e-12)
+    vectors = quality * known + np.sqrt(1 - quality**2) * rng.normal(size=known.shape)
+    columns = {f"v{i}": vectors[:, i].round(_DECIMALS).astype(np.float32) for i in range(WIDTH)}
+    return pd.DataFrame({"name": labels.to_numpy(), **columns})
+
 
 _BLOCK_VALUES = 4_000_000  # cells × genes held at once
 

@@ -204,15 +204,20 @@ def with_context(
 
 def _join_column(store: Store, table: pd.DataFrame, column: str) -> pd.DataFrame:
     """Return the conditions with the values of a further obs column, a row for each pair that has cells."""
+    start, counted = store.conditions["start"].to_numpy(np.int64), []
     try:
-        values = store.obs([column])[column].astype(str).to_numpy(object)
+        for first, piece in store.obs_pieces([column]):
+            condition = np.searchsorted(start, np.arange(first, first + len(piece)), side="right") - 1
+            context = piece[column].astype(str).to_numpy(object)
+            counted.append(
+                pd.DataFrame({"condition": condition, "context": context}).value_counts(sort=False)
+            )
     except UserError as error:
         raise UserError(
             f"{error}; to hold out by another column, add it to data.extra_obs and preprocess"
         ) from None
-    condition = np.repeat(np.arange(len(table)), table["n_cells"].to_numpy(np.int64))
-    sizes = pd.DataFrame({"condition": condition, "context": values}).value_counts(sort=False)
-    pairs = sizes.rename("n_cells").reset_index().sort_values(["condition", "context"])
+    sizes = pd.concat(counted).groupby(level=[0, 1], sort=False).sum()
+    pairs = pd.DataFrame({"n_cells": sizes}).reset_index().sort_values(["condition", "context"])
     joined = pairs.join(table.drop(columns="n_cells"), on="condition")
     return pd.DataFrame(joined.drop(columns="condition"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -69,7 +69,7 @@ def export(
         raise UserError(f"{out}: give the output the ending .h5ad or .zarr")
     opened = Store(store)
     check_scale(opened, scale)
-    rows = _rows(opened, select(opened, labels or {}, split, part))
+    rows = _Rows(opened, select(opened, labels or {}, split, part))
     chosen = {name: sorted(values) for name, values in (labels or {}).items() if values}
     settings = {"scale": scale, "labels": chosen, "part": part, "compression": compression}
     inputs = {"store": store} | ({} if split is None else {"split": split})
@@ -120,11 +120,22 @@ def select(
     return keep
 
 
-def _rows(store: Store, keep: np.ndarray) -> np.ndarray:
-    """Return the store rows of conditions, ascending."""
-    kept = pd.DataFrame(store.conditions[keep])
-    start, size = kept["start"].to_numpy(np.int64), kept["n_cells"].to_numpy(np.int64)
-    return np.repeat(start - (np.cumsum(size) - size), size) + np.arange(size.sum())
+class _Rows:
+    """The store rows of conditions, ascending. They are made where they are asked for."""
+
+    def __init__(self, store: Store, keep: np.ndarray) -> None:
+        kept = pd.DataFrame(store.conditions[keep])
+        self._ends = np.cumsum(kept["n_cells"].to_numpy(np.int64))
+        self._shift = kept["stop"].to_numpy(np.int64) - self._ends
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield all rows, int64 [at most 16,384]."""
+        for first in range(0, len(self), _ROWS_PER_BLOCK):
+            places = np.arange(first, min(first + _ROWS_PER_BLOCK, len(self)))
+            yield places + self._shift[np.searchsorted(self._ends, places, side="right")]
 
 
 class _Writer(Protocol):
@@ -138,12 +149,12 @@ class _Writer(Protocol):
 
 
 def _write(
-    store: Store, rows: np.ndarray, path: Path, scale: Scale, compression: Compression, *, folder: bool
+    store: Store, rows: _Rows, path: Path, scale: Scale, compression: Compression, *, folder: bool
 ) -> None:
     """Copy the rows to ``path``."""
     dtype = store.dtype if scale == "counts" else np.dtype(np.float32)
     reader = ObsReader(store)
-    values = reader.count_values(rows)
+    values = sum(map(reader.count_values, rows.blocks()))
     integer = np.dtype(np.int32 if values <= _FEW_VALUES else np.int64)
     if folder:
         writer: _Writer = PartWriter(
@@ -162,8 +173,7 @@ def _write(
         writer = H5Writer(path, (len(rows), store.n_genes), values, dtype, integer, compression)
     try:
         with track("exporting cells", len(rows)) as progress:
-            for first in range(0, len(rows), _ROWS_PER_BLOCK):
-                wanted = rows[first : first + _ROWS_PER_BLOCK]
+            for wanted in rows.blocks():
                 block = read_rows(store, wanted, scale)
                 indices = np.asarray(block.indices).astype(integer, copy=False)
                 writer.append(reader.take(wanted), np.asarray(block.indptr), indices, np.asarray(block.data))
@@ -194,15 +204,7 @@ class ObsReader:
 
     def count_values(self, rows: np.ndarray) -> int:
         """Return the number of stored values of ``rows``."""
-        total = 0
-        for path, low, high in zip(self._parts, self._edges[:-1], self._edges[1:], strict=True):
-            local = rows[np.searchsorted(rows, low) : np.searchsorted(rows, high)] - low
-            if len(local):
-                with reading(path):
-                    pointers: Any = zarr.open_array(path / "X" / "indptr", mode="r")
-                    lengths = np.diff(np.asarray(pointers[:]))
-                total += int(lengths[local].sum())
-        return total
+        return int(self._store.lengths(rows).sum())
 
     def _frame(self, part: int, block: int) -> pd.DataFrame:
         """Return a block of a partition's obs. The last block is cached."""

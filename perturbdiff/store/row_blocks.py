@@ -1,7 +1,8 @@
 """An array with an entry for each row, of which a block is read when one of its rows is first asked for.
 
 What is never asked for takes no memory: the array's pages are untouched. A command that reads the cells of some
-conditions so needs the positions and depths of these, however many cells the store has.
+conditions so needs the positions and depths of these, however many cells the store has. A long array is in a temporary
+file that is mapped, so that the system can take its pages back where all rows are asked for, as in training.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import threading
 from collections.abc import Callable
 
 import numpy as np
+
+from perturbdiff.runtime.large_arrays import long_array
 
 Read = Callable[[int, int, np.ndarray], None]
 """Writes the entries ``start`` to ``stop`` into an array of that many."""
@@ -29,7 +32,7 @@ class RowBlocks:
     """
 
     def __init__(self, length: int, dtype: np.dtype, read: Read) -> None:
-        self._values, self._read = np.empty(length, dtype), read
+        self._values, self._read = long_array(length, dtype), read
         self._missing = np.ones(-(-length // (1 << _BITS)), bool)
         self._whole = not length
         self._lock = threading.Lock()

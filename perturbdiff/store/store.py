@@ -18,12 +18,12 @@ import zarr
 from scipy import sparse
 
 from perturbdiff.conditions.condition import SET, condition_table
-from perturbdiff.io.columns import num_entries
+from perturbdiff.io.columns import num_entries, whole_column
 from perturbdiff.io.damage import explain_damage
 from perturbdiff.io.zarr_check import check_part, open_group
 from perturbdiff.runtime import tabular
 from perturbdiff.runtime.errors import UserError, listing, nearest
-from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.large_arrays import Node, long_array
 from perturbdiff.store import checksums, row_kernels, stored_rows
 from perturbdiff.store.row_blocks import RowBlocks
 from perturbdiff.store.store_head import StoreHead
@@ -33,6 +33,7 @@ from perturbdiff.store.zarr_shards import ShardedReader
 __all__ = ["MemoryStore", "Store", "condition_table", "dataset_of", "value_factors"]
 
 _VALUES_PER_READ = 1 << 24
+_ROWS_PER_PIECE = 65_536  # of obs: a chunk of a store
 _ALIGNED = 64
 _KEY = re.compile(r"(?<=.)-[0-9a-f]{8}$")
 
@@ -145,14 +146,18 @@ class Store(StoreHead):
         return np.concatenate(pieces)
 
     def _part_obs(self, path: Path, columns: Sequence[str] | None) -> pd.DataFrame:
+        from anndata.io import read_elem  # imported here: it imports dask.array, and few commands read obs
+
+        return pd.DataFrame({n: read_elem(stored) for n, stored in self._obs_of(path, columns).items()})
+
+    def _obs_of(self, path: Path, columns: Sequence[str] | None) -> dict[str, Any]:
+        """Return columns of a partition's obs as they are stored, after checking their lengths."""
         group: Any = open_group(path)["obs"]
         have = ["cell", *group.attrs["column-order"]]
         unknown = [c for c in columns or () if c not in have]
         if unknown:
             hint = nearest(unknown[0], have) or ";"
             raise UserError(f"{self.path}: no obs column '{unknown[0]}'{hint} columns: {listing(have, 20)}")
-        from anndata.io import read_elem  # imported here: it imports dask.array, and few commands read obs
-
         names = have if columns is None else columns
         stored = {n: str(group.attrs["_index"]) if n == "cell" else n for n in names}
         for name in stored.values():
@@ -161,7 +166,21 @@ class Store(StoreHead):
         for n, name in stored.items():
             if (length := num_entries(group[name])) != cells:
                 raise ValueError(f"obs column '{n}' has {length} entries for {cells} cells")
-        return pd.DataFrame({n: read_elem(group[name]) for n, name in stored.items()})
+        return {n: group[name] for n, name in stored.items()}
+
+    def obs_pieces(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, pd.DataFrame]]:
+        """Yield `obs` some cells at a time: the first row, and the columns of at most 65,536 cells of one partition."""
+        for path, first, last in zip(self.parts, self.edges.tolist(), self.edges.tolist()[1:], strict=False):
+            with reading(path):
+                stored = self._obs_of(path, columns)
+                known = {n: whole_column(c["categories"]) for n, c in stored.items() if hasattr(c, "keys")}
+                for start in range(0, last - first, _ROWS_PER_PIECE):
+                    cut = slice(start, start + _ROWS_PER_PIECE)
+                    piece = {
+                        n: pd.Categorical.from_codes(c["codes"][cut], known[n]) if n in known else c[cut]
+                        for n, c in stored.items()
+                    }
+                    yield first + start, pd.DataFrame(piece)
 
     def require(self, prefix: str) -> None:
         """Raise `UserError` if a file of the store whose name begins with ``prefix`` is missing."""
@@ -205,26 +224,38 @@ class Store(StoreHead):
                         f"{self.path}: cells with counts have depth 0; run preprocess again with --force"
                     )
 
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Return the number of stored values of each of ``rows`` (int64 [n]), int64 [n]."""
+        return self._pointers.flat(rows)[1]
+
     @cached_property
     def sets(self) -> list[str] | None:
         """Labels of the sets (wells, guides, replicates), or None if the store does not know which cells were a set."""
-        return None if self._sets is None else [str(label) for label in self._sets.categories]
+        return None if self._sets is None else self._sets[0]
 
     def set_of(self, rows: Rows) -> np.ndarray:
         """Return the number of the set of each of ``rows`` in `sets`, int [n]. The store must know sets."""
         if self._sets is None:
             raise ValueError(f"{self.path}: does not know sets")
-        codes = np.asarray(self._sets.codes)
+        codes = self._sets[1]
         return codes[rows] if isinstance(rows, slice) else codes[self.row_numbers(rows)]
 
     @cached_property
-    def _sets(self) -> pd.Categorical | None:
+    def _sets(self) -> tuple[list[str], np.ndarray] | None:
+        """The labels of the sets, and the number of each cell's, in the smallest type."""
         if self.set_key is None:
             return None
-        column = self.obs([SET])[SET]
-        if not isinstance(column.dtype, pd.CategoricalDtype) or column.isna().to_numpy().any():
-            raise UserError(f"{self.path}: cells without a set; run preprocess again with --force")
-        return pd.Categorical(column)
+        labels: list[str] = []
+        codes = np.empty(0, np.int8)
+        for first, piece in self.obs_pieces([SET]):
+            column = piece[SET]
+            if not isinstance(column.dtype, pd.CategoricalDtype) or column.isna().to_numpy().any():
+                raise UserError(f"{self.path}: cells without a set; run preprocess again with --force")
+            if not labels:
+                labels = [str(label) for label in column.cat.categories]
+                codes = long_array(self.n_cells, column.cat.codes.dtype)
+            codes[first : first + len(piece)] = column.cat.codes
+        return labels, codes
 
     def factors(self, rows: np.ndarray) -> np.ndarray:
         """Return the factors of the stored values of ``rows`` before log1p, float32 [n]."""

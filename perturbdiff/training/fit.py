@@ -22,11 +22,9 @@ from perturbdiff.runtime.errors import EXIT_FAILURE, UserError
 from perturbdiff.runtime.progress import track
 from perturbdiff.training.callbacks.checkpointing import Checkpoints, Snapshots
 from perturbdiff.training.callbacks.loggers import Curves
-from perturbdiff.training.callbacks.time_limit import TimeLimit
 from perturbdiff.training.callbacks.training_log import TrainingLog
-from perturbdiff.training.callbacks.validation import Validation
-from perturbdiff.training.distributed.processes import Processes, lost
-from perturbdiff.training.effect_size import effect_size
+from perturbdiff.training.callbacks.validation import Validation, effect_size
+from perturbdiff.training.distributed.processes import Processes, TimeLimit, lost
 from perturbdiff.training.loop import Callback, TrainingLoop
 from perturbdiff.training.module import ZEROS, TrainingModule, generator
 from perturbdiff.training.network_size import describe

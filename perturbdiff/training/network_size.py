@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from perturbdiff.config.settings import Config
 from perturbdiff.model import Covariates, Denoiser
 from perturbdiff.model.covariates import DoseTable
-from perturbdiff.model.gene_layers import InputLayers
-from perturbdiff.model.layers import Attention
+from perturbdiff.model.layers import Attention, InputLayers
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "input layers": ("input_layers", "control_layers", "gene_embedding", "gene_table"),

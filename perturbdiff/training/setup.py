@@ -24,20 +24,18 @@ from perturbdiff.checkpoint.pretrained_embeddings import (
 )
 from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
 from perturbdiff.config.settings import Config
-from perturbdiff.loading.cell_sets import CellSetSampler
+from perturbdiff.loading.cell_sets import CellSetSampler, SetStream
 from perturbdiff.loading.loader import SetLoader
-from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream, check_even
-from perturbdiff.loading.set_streams import SetStream
-from perturbdiff.loading.unit_sets import UnitSetSampler
+from perturbdiff.loading.set_streams import MixtureSampler, PairedSetStream, UnitSetSampler, check_even
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError, listing
+from perturbdiff.runtime.large_arrays import long_array
 from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
-from perturbdiff.training.mean_changes import expect_changes
-from perturbdiff.training.training_cells import measure
+from perturbdiff.training.training_cells import expect_changes, measure
 from perturbdiff.training.transfer import (
     Inheritance,
     Transfer,
@@ -76,7 +74,10 @@ class Source:
     def rows(self) -> np.ndarray:
         """Return the store rows that training may use, int64, ascending."""
         used = self.store.conditions[self.train]
-        rows = np.concatenate([np.arange(a, b) for a, b in zip(used["start"], used["stop"], strict=True)])
+        sizes = (used["stop"] - used["start"]).to_numpy(np.int64)
+        rows = long_array(int(sizes.sum()), np.dtype(np.int64))
+        for start, end, size in zip(used["start"], np.cumsum(sizes).tolist(), sizes.tolist(), strict=True):
+            rows[end - size : end] = np.arange(start, start + size)
         return rows if self.exclude is None else rows[~self.exclude[rows]]
 
 

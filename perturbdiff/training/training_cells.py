@@ -1,4 +1,4 @@
-"""The cells that a model learns from: which are held out, and the range of the values of the others."""
+"""The cells that a model learns from: which are held out, the range of values, and the changes that are expected."""
 
 from __future__ import annotations
 
@@ -6,19 +6,27 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 from pandas.util import hash_array
 
+from perturbdiff.checkpoint.change_regression import fill
+from perturbdiff.checkpoint.pretrained_embeddings import Semantics
 from perturbdiff.conditions.condition import Condition, conditions_of
-from perturbdiff.conditions.vocabulary import GeneMap
+from perturbdiff.conditions.control_matching import ControlPools, Rows
+from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
+from perturbdiff.embeddings.kernel_ridge import LEAST
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts, read_split
+from perturbdiff.store.pseudobulk import condition_changes
 from perturbdiff.store.store import Store
+
+if TYPE_CHECKING:
+    from perturbdiff.training.setup import Source
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +36,11 @@ _WINDOW = 64  # rows are read in runs of this length, as one chunk of a store ha
 _QUANTILE_VALUES = 2_000_000
 
 
-def _names(store: Any) -> np.ndarray:
-    """Return 64-bit hashes of a store's cell names, uint64 [n_cells]: 8 bytes a cell instead of the names."""
-    hashes = np.empty(store.n_cells, np.uint64)
+def _names(store: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield 64-bit hashes of the names of some of a store's cells at a time: the first row, and uint64 [n]."""
     for start in range(0, store.n_cells, _NAMES_PER_READ):
         stop = min(start + _NAMES_PER_READ, store.n_cells)
-        hashes[start:stop] = np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
-    return hashes
+        yield start, np.asarray(hash_array(store.cell_names(start, stop)), np.uint64)
 
 
 def _rows(table: pd.DataFrame, chosen: np.ndarray) -> np.ndarray:
@@ -72,7 +78,8 @@ class HeldOut:
             part = parts(store.conditions, split, path)
             out = np.isin(part, ["valid", "test"])
             held.conditions.update(conditions_of(pd.DataFrame(store.conditions[out])))
-            names.append(_names(store)[_rows(store.conditions, out)])
+            rows = _rows(store.conditions, out)
+            names += [hashes[rows[start : start + len(hashes)]] for start, hashes in _names(store)]
             held.splits[path.resolve()] = split
         held.cells = np.unique(np.concatenate(names)) if names else held.cells
         return held
@@ -93,7 +100,10 @@ class HeldOut:
             raise UserError(f"{store.path}: every condition is held out by a downstream split; leave it out")
         if not len(self.cells):
             return use, None
-        twins = np.isin(_names(store), self.cells)
+        twins = np.zeros(store.n_cells, bool)
+        for start, hashes in _names(store):
+            place = np.searchsorted(self.cells, hashes) % len(self.cells)
+            twins[start : start + len(hashes)] = self.cells[place] == hashes
         left = int((twins & _rows(table, use)).sum())
         self.report.append(
             f"{Path(store.path).name}: {int((~use).sum())} of {len(table)} conditions are held out downstream; "
@@ -202,3 +212,51 @@ def _common_scale(stores: Sequence[Any]) -> float:
             "or use model.unit=rms"
         )
     return scales[0]
+
+
+def expect_changes(
+    model: Denoiser, source: Source, genes: list[str], vocabulary: Vocabulary, frozen: Semantics
+) -> None:
+    """Fill the expected changes of a network, if it has them, from the training cells of a source.
+
+    Parameters
+    ----------
+    model
+        Its buffers are changed.
+    source
+        A store and what training may use of it.
+    genes, vocabulary
+        Of the model.
+    frozen
+        The vectors of the vocabulary's perturbations.
+
+    Raises
+    ------
+    UserError
+        If there are too few training perturbations.
+    """
+    if model.expected is None:
+        return
+    store, exclude, vectors = source.store, source.exclude, frozen.vectors["perturbation"]
+    table = store.conditions
+    perturbed = np.flatnonzero(source.train & ~table["is_control"].to_numpy(bool))
+    pools = ControlPools(table, Rows(table, exclude), perturbed, quiet=True)
+    columns = GeneMap(store.genes, genes, name=str(store.path)).columns
+    label = vocabulary.encode("perturbation", table["perturbation"]) - 1
+    sums, contexts = np.zeros((len(vectors), len(genes))), np.zeros(len(vectors))
+    for condition, change in condition_changes(store, perturbed, pools, exclude):
+        sums[label[condition], columns[columns >= 0]] += change[columns >= 0]
+        contexts[label[condition]] += 1
+    measured = contexts > 0
+    if measured.sum() < LEAST:
+        raise UserError(
+            f"model.anchor=predicted: {int(measured.sum())} training perturbations, and {LEAST} are the least to learn "
+            "changes from; set model.anchor=control"
+        )
+    fill(model.expected, vectors, sums / np.maximum(contexts, 1)[:, None], measured)
+    control = vocabulary.encode("perturbation", [vocabulary.control])
+    for buffer in (model.expected.changes, model.expected.left_out):
+        buffer[control] = 0.0
+    logger.info(
+        "expected changes: measured of %d perturbations, predicted of the others", int(measured.sum())
+    )

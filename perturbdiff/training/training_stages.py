@@ -17,8 +17,7 @@ from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.outputs import Output
 from perturbdiff.runtime.resources import resolve_device
-from perturbdiff.training.callbacks.time_limit import TimeLimit
-from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.distributed.processes import Processes, TimeLimit
 from perturbdiff.training.run_folder import LOGS, CheckpointFolder, Start
 from perturbdiff.training.setup import TrainingSetup, for_finetuning, for_pretraining, from_scratch
 from perturbdiff.training.transfer import Transfer

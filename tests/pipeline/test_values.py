@@ -118,7 +118,8 @@ def test_odd_names_arrive_as_they_are(program, nextflow_in, tmp_path, fake):
     out = "o'; touch canary; '"
     # numbers and switches as text, which the strict parser makes of the command line from Nextflow 25.10 on
     texts = {"ceiling": "false", "data_seed": "7", "alpha": "0.2", "evaluation_shards": "1", "sample_shards": "2",
-        "preprocess_cpus": "1", "train_cpus": "1", "train_retries": "3", "job_arrays": "false", "num_nodes": "1"}  # fmt: skip
+        "preprocess_cpus": "1", "train_cpus": "1", "train_retries": "3", "job_arrays": "false",
+        "num_nodes": "1"}  # fmt: skip
     (folder / "given.json").write_text(json.dumps(texts))
     given = ("--input", "sheet.csv", "--baselines", "none", "-params-file", "given.json", f"--title={title}")
     ran = nextflow.run(*given, "--outdir", out, "--ckpt_dir", "c'; touch canary; '")

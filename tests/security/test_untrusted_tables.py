@@ -21,9 +21,9 @@ from perturbdiff.io.label_tables import LabelTable
 from perturbdiff.reporting.figures.seed_means import markdown_table
 from perturbdiff.reporting.loading.failed_runs import read_expected
 from perturbdiff.reporting.loading.results import read_runs
-from perturbdiff.reporting.page.multiqc import _escaped
 from perturbdiff.reporting.page.page import write_report
-from perturbdiff.runtime import outputs, packed_text, parquet_bounds, tabular
+from perturbdiff.reporting.page.page_data import _escaped
+from perturbdiff.runtime import outputs, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import set_up_logging
 
@@ -69,7 +69,7 @@ def test_a_packed_table_without_end_is_refused(tmp_path, monkeypatch, name):
     with unpack(tmp_path / name, "wt") as handle:
         handle.write(table)
     assert len(tabular.read_csv(tmp_path / name, "again")) == 50_000
-    monkeypatch.setattr(packed_text, "UNPACKED_AT_LEAST", 1000)
+    monkeypatch.setattr(untrusted, "UNPACKED_AT_LEAST", 1000)
     said = message_of(lambda: tabular.read_csv(tmp_path / name, "again"))
     assert f"{name}: unpacks to more than 100 times its size" in said
     assert name[6:] != "gz" or said == message_of(lambda: LabelTable(tmp_path / name))
@@ -86,11 +86,11 @@ def test_a_parquet_table_that_claims_more_than_it_can_hold_is_refused(tmp_path, 
         "of more than 16 levels": pa.table({"x": nested}),
         "a description of its columns": pa.table({"x": [1]}),
     }
-    monkeypatch.setattr(parquet_bounds, "DECODED_AT_LEAST", 1 << 20)
-    monkeypatch.setattr(parquet_bounds, "MOST_COLUMNS", 1)
+    monkeypatch.setattr(tabular, "DECODED_AT_LEAST", 1 << 20)
+    monkeypatch.setattr(tabular, "MOST_COLUMNS", 1)
     for claim, table in tables.items():
         if claim.startswith("a desc"):
-            monkeypatch.setattr(parquet_bounds, "LARGEST_FOOTER", 10)
+            monkeypatch.setattr(tabular, "LARGEST_FOOTER", 10)
         parquet.write_table(table, path)
         said = message_of(lambda: tabular.read_parquet(path, "again"))
         assert f"t.parquet: claims {claim}" in said or (claim in said and "claims a column" in said), said

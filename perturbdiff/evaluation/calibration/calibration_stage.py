@@ -12,8 +12,8 @@ import pandas as pd
 
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.calibration import power, predictability, separation, verdicts
-from perturbdiff.evaluation.calibration.reference_scores import Look, comparable, score_reference, thinned
+from perturbdiff.evaluation.calibration import predictability, separation, verdicts
+from perturbdiff.evaluation.calibration.separation import Look, comparable, score_reference, thinned
 from perturbdiff.evaluation.metrics.bounds import oriented
 from perturbdiff.evaluation.metrics.catalogue import METRICS
 from perturbdiff.evaluation.metrics.differential import DEFINITIONS
@@ -181,7 +181,7 @@ class _Calibration:
         verdict, reason = verdicts.judge(evidence)
         pairs = zip(ORDER[1:], ORDER[:-1], strict=True)
         needed = {
-            other: power.cells_needed(effects, len(gains), self.median_cells)
+            other: separation.cells_needed(effects, len(gains), self.median_cells)
             for other, effects in against.items()
         }
         return {
@@ -189,7 +189,7 @@ class _Calibration:
             "dynamic_range": evidence.dynamic_range,
             "discrimination": evidence.discrimination,
             "cells_needed": needed[negative],
-            "perturbations_needed": power.perturbations_needed(against[negative][1.0]),
+            "perturbations_needed": separation.perturbations_needed(against[negative][1.0]),
             "verdict": verdict,
             "reason": reason,
             "negative": negative,
@@ -199,14 +199,14 @@ class _Calibration:
             "gain_high": high,
             **{f"{a}_over_{b}": separation.discrimination(values[a], values[b]) for a, b in pairs},
             "cells_needed_interpolated": needed[INTERPOLATED],
-            "perturbations_needed_interpolated": power.perturbations_needed(against[INTERPOLATED][1.0]),
+            "perturbations_needed_interpolated": separation.perturbations_needed(against[INTERPOLATED][1.0]),
             **{name: self._mean(metric, name) for name in ORDER},
         }
 
     def _effect(self, metric: str, other: str, share: float) -> float:
         """Return the mean effect size of the splits."""
         gaps = self.values(metric, DUPLICATE, share) - self.values(metric, other, share)
-        effects = [power.effect_size(row[np.isfinite(row)]) for row in gaps]
+        effects = [separation.effect_size(row[np.isfinite(row)]) for row in gaps]
         return float(np.mean(effects))
 
     def _mean(self, metric: str, reference: str) -> float:

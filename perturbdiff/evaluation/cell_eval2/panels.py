@@ -17,6 +17,7 @@ from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.cell_eval2.anchors import RealCells
 from perturbdiff.evaluation.cell_eval2.measurements import Profile
 from perturbdiff.evaluation.cell_eval2.metrics import Rules
+from perturbdiff.evaluation.readers.cell_sources import StoreReader
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, Reader
 from perturbdiff.evaluation.readers.pairing import (
     check_units,
@@ -25,7 +26,6 @@ from perturbdiff.evaluation.readers.pairing import (
     shared_genes,
 )
 from perturbdiff.evaluation.readers.remarks import Findings
-from perturbdiff.evaluation.readers.store_cells import StoreReader
 from perturbdiff.evaluation.scoring.scopes import POOLED, Scope
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError, listing

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from perturbdiff.evaluation.cell_eval2.de_metrics import scored_set_scores, set_scores
-from perturbdiff.evaluation.cell_eval2.direction_metrics import direction_scores, scored_direction_scores
+from perturbdiff.evaluation.cell_eval2.de_metrics import (
+    direction_scores,
+    scored_direction_scores,
+    scored_set_scores,
+    set_scores,
+)
 from perturbdiff.evaluation.cell_eval2.expression_metrics import expression_scores
 from perturbdiff.evaluation.cell_eval2.measurements import Pair
 from perturbdiff.evaluation.cell_eval2.metrics import METRICS, NORM, NORM_PARTS, SCORED, Gate, Rules

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perturbdiff.conditions.cell_distances import distances
-from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics import spread as sv
 
 MOST_SETS = 39
 """Sets of a side that are compared at most: nine in ten of like sets lie within 39 others."""

@@ -17,7 +17,7 @@ from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.compiled import kernel
 
 New = Callable[[int, np.dtype], np.ndarray]
-"""Makes an array of a length and a type, for instance `perturbdiff.runtime.scratch_arrays.ScratchArrays.empty`."""
+"""Makes an array of a length and a type, for instance `perturbdiff.runtime.large_arrays.ScratchArrays.empty`."""
 
 _RUN = 64  # values sorted by counting before runs are merged
 

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from perturbdiff.conditions.condition import ALL, Condition, Group
+from perturbdiff.io.columns import row_ranges
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.method import Method
@@ -43,7 +44,7 @@ class Reader(Protocol):
         ...
 
     def depths(self) -> np.ndarray:
-        """Return the sum of each cell's values, float64 [number of cells]."""
+        """Return the sum of each cell's values, float64 [number of cells]; the array is the caller's."""
         ...
 
     def cell_name(self, row: int) -> str:
@@ -297,9 +298,14 @@ def median_depth(reader: Reader) -> float:
         If no cell has a value.
     """
     sums = reader.depths()
-    if not (sums > 0).any():
+    if not sums.max(initial=0.0) > 0:
         raise UserError(f"{reader.path}: no cell has a count; there is no depth to normalise to")
-    return float(np.median(sums[sums > 0]))
+    number = 0
+    for start, stop in row_ranges(len(sums)):  # in place, because there may be many cells
+        some = sums[start:stop][sums[start:stop] > 0]
+        sums[number : number + len(some)] = some
+        number += len(some)
+    return float(np.median(sums[:number], overwrite_input=True))
 
 
 def _whole(values: np.ndarray) -> bool:

@@ -13,9 +13,8 @@ import numpy as np
 
 from perturbdiff.conditions.condition import LABELS
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.readers.cell_sources import SAMPLED, LabelledRows, numbers_of, read_labelled_rows
 from perturbdiff.evaluation.readers.cells_by_condition import COVARIATES, Cells
-from perturbdiff.evaluation.readers.known_sets import SAMPLED, numbers_of
-from perturbdiff.evaluation.readers.labelled_rows import LabelledRows, read_labelled_rows
 from perturbdiff.io.recognise import COUNTS, confusion, what_is
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.method import Method
@@ -105,7 +104,7 @@ def open_truth(path: Path, config: EvaluateConfig, *, control: str | None = None
     if what_is(path) == _PREDICTIONS:
         raise UserError(f"{path}: this is a predictions file; give the store or the real cells as the truth")
     if is_store(path):
-        from perturbdiff.evaluation.readers.store_cells import open_store
+        from perturbdiff.evaluation.readers.cell_sources import open_store
 
         return open_store(path, config)
     if config.genes is not None:

@@ -16,15 +16,14 @@ import numpy as np
 from perturbdiff.conditions.condition import Condition, Group, conditions_of
 from perturbdiff.conditions.gene_names import synonyms, unshared
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.readers.cell_sources import KnownSets, grouped
 from perturbdiff.evaluation.readers.cells_by_condition import (
     Cells,
     ExpressionView,
     Reader,
     median_depth,
 )
-from perturbdiff.evaluation.readers.known_sets import KnownSets, grouped
-from perturbdiff.evaluation.readers.remarks import Findings
-from perturbdiff.evaluation.readers.scales import compare_scales
+from perturbdiff.evaluation.readers.remarks import Findings, compare_scales
 from perturbdiff.runtime.errors import UserError, listing
 
 _CELLS_AT_ONCE = 4096

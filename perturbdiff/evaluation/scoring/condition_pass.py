@@ -31,7 +31,13 @@ from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.metrics.spread import variances
 from perturbdiff.evaluation.readers.cells_by_condition import ExpressionView
 from perturbdiff.evaluation.readers.pairing import Pairing
-from perturbdiff.evaluation.scoring.condition_sets import SetCells, read_sets
+from perturbdiff.evaluation.scoring.condition_cells import (
+    SetCells,
+    joined_groups,
+    mean_of,
+    read_sets,
+    sorted_groups,
+)
 from perturbdiff.evaluation.scoring.scopes import (
     HELD_BYTES,
     Comparisons,
@@ -41,12 +47,11 @@ from perturbdiff.evaluation.scoring.scopes import (
     of_shard,
     units_of,
 )
-from perturbdiff.evaluation.scoring.sorted_controls import joined_groups, mean_of, sorted_groups
 from perturbdiff.evaluation.scoring.worker_threads import Workers, usable
 from perturbdiff.io.matrices import Sparse
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.runtime.large_arrays import ScratchArrays
 from perturbdiff.runtime.progress import Track, track
-from perturbdiff.runtime.scratch_arrays import ScratchArrays
 
 KEPT_VALUES = 1 << 24
 """Values of real cells that are kept for when their own condition comes, 0.13 GiB."""

@@ -12,14 +12,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from perturbdiff.reporting.figures.axes import (
-    axis_label,
-    logarithmic,
-    plain,
-    reading,
-    round_ticks,
-    spread,
-)
+from perturbdiff.reporting.figures.axes import axis_label, logarithmic, plain, reading, round_ticks, spread
 from perturbdiff.reporting.figures.hover import name_points
 from perturbdiff.reporting.figures.svg import (
     GREY,

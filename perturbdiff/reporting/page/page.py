@@ -23,8 +23,7 @@ from perturbdiff.reporting.loading.comparison import families
 from perturbdiff.reporting.loading.failed_runs import FailedRun, read_expected
 from perturbdiff.reporting.loading.metric_columns import metric_columns
 from perturbdiff.reporting.loading.results import Run, read_json, read_runs, unique_names
-from perturbdiff.reporting.page.multiqc import write_multiqc
-from perturbdiff.reporting.page.page_data import page_data, write_arms, write_tables
+from perturbdiff.reporting.page.page_data import page_data, write_arms, write_multiqc, write_tables
 from perturbdiff.reporting.sections.cell_sections import MOST_PICTURES
 from perturbdiff.reporting.sections.chapter_data import subject
 from perturbdiff.reporting.sections.chapters import chapter

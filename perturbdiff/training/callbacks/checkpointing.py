@@ -15,7 +15,7 @@ from perturbdiff.model import Denoiser
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import StoppedEarly, UserError
 from perturbdiff.training.callbacks.loggers import NOTES
-from perturbdiff.training.callbacks.time_limit import TimeLimit
+from perturbdiff.training.distributed.processes import TimeLimit
 from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.run_folder import FIRST_EPOCH, LOGS, CheckpointFolder

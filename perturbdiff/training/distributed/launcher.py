@@ -25,9 +25,8 @@ from typing import IO
 
 from perturbdiff.runtime.errors import EXIT_FAILURE, EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from perturbdiff.runtime.files import remove
-from perturbdiff.training.callbacks.time_limit import SIGNALS, ignored
 from perturbdiff.training.distributed.nodes import GRACE, Nodes, Place, meet
-from perturbdiff.training.distributed.processes import LAUNCHER, MEETING
+from perturbdiff.training.distributed.processes import LAUNCHER, MEETING, SIGNALS, ignored
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 

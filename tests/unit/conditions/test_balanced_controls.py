@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pandas as pd
 import pytest
 from scipy import sparse
 
-from perturbdiff.conditions import control_matching
+from perturbdiff.conditions import cell_distances, control_matching
 from perturbdiff.conditions.condition import Condition, condition_table
 from perturbdiff.conditions.control_matching import BalancedControls, Rows, distances, represent
+from perturbdiff.runtime import large_arrays
 
 
 def some_cells(number: int, genes: int = 60, seed: int = 0) -> np.ndarray:
@@ -127,3 +129,21 @@ def test_a_large_pool_is_compared_in_slices(monkeypatch, number):
     assert len(set(found.tolist())) == number
     assert max(sizes) <= 32
     assert len(sizes) == min(5, -(-number // 16))
+
+
+def test_memory_holds_some_rows_of_the_distances_at_a_time(monkeypatch):
+    monkeypatch.setattr(large_arrays, "LONG_BYTES", 1 << 10)
+    number = 1200
+    values = sparse.csr_matrix(some_cells(number, genes=20))
+    tracemalloc.start()
+    try:
+        apart = distances(values)
+        represent(apart, 100, np.random.default_rng(0))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * number * number, "products of all cells alone would take that"
+    np.testing.assert_array_equal(apart, apart.T)
+    np.testing.assert_allclose(
+        apart[:50] / (64 * 256), cell_distances.distances(values[:50].toarray(), values.toarray()), atol=0.02
+    )

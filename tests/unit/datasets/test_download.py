@@ -11,7 +11,7 @@ import pytest
 from file_server import serving
 
 from perturbdiff.datasets import download as module
-from perturbdiff.datasets import sums
+from perturbdiff.datasets import fetching
 from perturbdiff.datasets.registry import Part
 from perturbdiff.runtime.errors import UserError
 
@@ -37,7 +37,7 @@ def fetch(server, tmp_path):
         wanted = replace(part, **changes)
         target = tmp_path / "data" / wanted.file
         module.download(
-            wanted.url, target, lambda data: sums.check(data, wanted, place=target), size=wanted.bytes
+            wanted.url, target, lambda data: fetching.check(data, wanted, place=target), size=wanted.bytes
         )
         return target
 

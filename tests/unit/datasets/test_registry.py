@@ -17,7 +17,7 @@ from file_server import serving
 
 from perturbdiff import datasets
 from perturbdiff.config.recipes import presets
-from perturbdiff.datasets import fetching, sums
+from perturbdiff.datasets import fetching
 from perturbdiff.datasets import registry as module
 from perturbdiff.datasets.registry import web_address
 from perturbdiff.runtime.errors import UserError
@@ -117,7 +117,7 @@ def test_the_first_sum_is_recorded_where_none_is_published(known, monkeypatch, s
     register(monkeypatch, replace(known, url=served.address, sha256=None, bytes=None, gigabytes=1e-6))
     (path,) = datasets.get("mine")
     assert "nobody publishes its sum" in caplog.text
-    record = json.loads(sums.record_of(path).read_text())
+    record = json.loads(fetching.record_of(path).read_text())
     assert record["digest"] == hashlib.sha256(CONTENT).hexdigest()
     assert record["version"] == '"first"'
     assert not record["published"]
@@ -134,7 +134,7 @@ def test_the_first_sum_is_recorded_where_none_is_published(known, monkeypatch, s
 def test_a_folder_that_others_keep_is_only_read(known, monkeypatch, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / known.file).write_bytes(CONTENT)
-    monkeypatch.setattr(sums.os, "access", lambda *_: False)
+    monkeypatch.setattr(fetching.os, "access", lambda *_: False)
     assert datasets.get("mine") == [tmp_path / "data" / known.file]
     assert [path.name for path in (tmp_path / "data").iterdir()] == [known.file]
 
@@ -142,7 +142,7 @@ def test_a_folder_that_others_keep_is_only_read(known, monkeypatch, tmp_path):
 def test_a_large_file_that_did_not_change_is_not_read_again(known, monkeypatch, served):
     register(monkeypatch, replace(known, url=served.address))
     datasets.get("mine")
-    monkeypatch.setattr(sums, "digest", None)
+    monkeypatch.setattr(fetching, "digest", None)
     assert datasets.find("mine").read_bytes() == CONTENT
 
 
@@ -214,7 +214,7 @@ def test_files_of_the_census_are_written_once_and_whole(monkeypatch, tmp_path):
     first, second = datasets.get("mine", tmp_path, yes=True)
     assert asked[2] == asked[1] == f"{blood.census.filter} and dataset_id in ['a', 'c']"
     assert list(ad.read_h5ad(second, backed="r").obs_names) == ["census7", "census8"]
-    assert sums.record_of(first).is_file()
+    assert fetching.record_of(first).is_file()
 
 
 def test_data_sets_of_the_census_are_spread_over_the_files_by_size():

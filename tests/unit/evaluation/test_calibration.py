@@ -11,12 +11,11 @@ import pandas as pd
 import pytest
 
 from perturbdiff.config.settings import EvaluateConfig
-from perturbdiff.evaluation.calibration import power, separation, verdicts
+from perturbdiff.evaluation.calibration import separation, verdicts
 from perturbdiff.evaluation.calibration.calibration_stage import calibrate
 from perturbdiff.evaluation.calibration.predictability import cosine
 from perturbdiff.evaluation.calibration.verdicts import Evidence, default_metrics, judge
-from perturbdiff.evaluation.evaluation_stage import evaluate
-from perturbdiff.evaluation.merge_scores import merge
+from perturbdiff.evaluation.evaluation_stage import evaluate, merge
 from perturbdiff.runtime.errors import UserError
 
 CONFIG = EvaluateConfig(
@@ -54,10 +53,10 @@ def test_discrimination_counts_ties_half_and_a_missing_value_as_lost():
 
 def test_perturbations_needed_reach_the_power_of_the_t_test():
     # Cohen 1988 and G*Power: a paired t-test with effect size 0.5 needs 34 pairs, with 0.8 it needs 15
-    assert power.perturbations_needed(0.5) == 34
-    assert power.perturbations_needed(0.8) == 15
-    assert math.isinf(power.perturbations_needed(0.0))
-    assert math.isnan(power.perturbations_needed(NAN))
+    assert separation.perturbations_needed(0.5) == 34
+    assert separation.perturbations_needed(0.8) == 15
+    assert math.isinf(separation.perturbations_needed(0.0))
+    assert math.isnan(separation.perturbations_needed(NAN))
     rng = np.random.default_rng(0)
     draws = rng.normal(0.5, 1.0, (4000, 34))
     t = draws.mean(axis=1) / (draws.std(axis=1, ddof=1) / math.sqrt(34))
@@ -68,13 +67,15 @@ def test_cells_needed_follow_the_effect_sizes_of_fewer_cells():
     # the effect size grows with the root of the cells: half of the needed one at 100 cells needs 400
     wanted = (1.959964 + 0.841621) / math.sqrt(20 - 1.959964**2 / 2)
     root = {1.0: wanted / 2, 0.5: wanted / 2 / math.sqrt(2), 0.25: wanted / 4}
-    assert power.cells_needed(root, 20, 100) == pytest.approx(400, abs=1)
-    assert power.cells_needed({1.0: 9.0, 0.5: 9.0, 0.25: 9.0}, 20, 100) == 25  # no more than what was tried
+    assert separation.cells_needed(root, 20, 100) == pytest.approx(400, abs=1)
+    assert (
+        separation.cells_needed({1.0: 9.0, 0.5: 9.0, 0.25: 9.0}, 20, 100) == 25
+    )  # no more than what was tried
     assert math.isinf(
-        power.cells_needed({1.0: 0.01, 0.5: 0.02, 0.25: 0.03}, 20, 100)
+        separation.cells_needed({1.0: 0.01, 0.5: 0.02, 0.25: 0.03}, 20, 100)
     )  # more cells do not help
-    assert math.isinf(power.cells_needed({1.0: -0.1, 0.5: 0.2, 0.25: 0.2}, 20, 100))
-    assert math.isnan(power.cells_needed(root, 1, 100))
+    assert math.isinf(separation.cells_needed({1.0: -0.1, 0.5: 0.2, 0.25: 0.2}, 20, 100))
+    assert math.isnan(separation.cells_needed(root, 1, 100))
 
 
 def found(metric="PDCorr", units=20, share=0.5, order=0.9, gain=0.3, low=0.1):

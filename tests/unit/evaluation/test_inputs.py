@@ -14,8 +14,8 @@ import scipy.sparse as sp
 from evaluation_pair import GENES, pair_side
 
 from perturbdiff.config.settings import EvaluateConfig
+from perturbdiff.evaluation.readers.cell_sources import read_labelled_rows
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
-from perturbdiff.evaluation.readers.labelled_rows import read_labelled_rows
 from perturbdiff.io import row_file
 from perturbdiff.io.row_file import RowFile
 from perturbdiff.runtime.errors import UserError

@@ -14,8 +14,7 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation.ceiling_stage import ceiling
-from perturbdiff.evaluation.evaluation_stage import evaluate
-from perturbdiff.evaluation.merge_scores import merge
+from perturbdiff.evaluation.evaluation_stage import evaluate, merge
 from perturbdiff.evaluation.metrics.catalogue import chosen
 from perturbdiff.evaluation.metrics.differential import Controls
 from perturbdiff.evaluation.scoring import condition_pass, scopes

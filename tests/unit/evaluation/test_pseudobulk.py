@@ -12,8 +12,7 @@ import scipy.sparse as sp
 
 from perturbdiff.config.settings import EvaluateConfig
 from perturbdiff.evaluation import evaluate, pseudobulk_de
-from perturbdiff.evaluation.pseudobulk_de import replicate_test
-from perturbdiff.evaluation.readers.replicates import add
+from perturbdiff.evaluation.pseudobulk_de import add, replicate_test
 from perturbdiff.runtime import untrusted
 from perturbdiff.runtime.errors import UserError
 

@@ -14,8 +14,8 @@ from perturbdiff.evaluation.ceiling_stage import ceiling
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.metrics import set_metrics as sm
 from perturbdiff.evaluation.metrics.catalogue import METRICS
+from perturbdiff.evaluation.readers.cell_sources import grouped
 from perturbdiff.evaluation.readers.inputs import open_truth
-from perturbdiff.evaluation.readers.known_sets import grouped
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from perturbdiff.evaluation.metrics import set_variation as sv
+from perturbdiff.evaluation.metrics import spread as sv
 from perturbdiff.evaluation.metrics.pairwise_distances import energy_distance
 
 

@@ -12,10 +12,10 @@ import scipy.sparse as sp
 from perturbdiff.conditions.condition import Condition
 from perturbdiff.evaluation.metrics.sorted_columns import Columns
 from perturbdiff.evaluation.readers.cells_by_condition import Cells, RowRanges
-from perturbdiff.evaluation.scoring import sorted_controls
+from perturbdiff.evaluation.scoring import condition_cells
 from perturbdiff.evaluation.scoring.scopes import Unit
 from perturbdiff.evaluation.scoring.worker_threads import Workers
-from perturbdiff.runtime import scratch_arrays
+from perturbdiff.runtime import large_arrays
 
 GROUPS = {("A", "x"): np.arange(5, 45), ("A", "y"): np.arange(50, 53), ("B", "x"): np.arange(60, 99)}
 
@@ -32,17 +32,17 @@ def side() -> Any:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_pieces_and_files_change_nothing(side, threads, monkeypatch):
     whole = {group: Columns.of([side.cells(rows)]) for group, rows in GROUPS.items()}
-    means = {group: sorted_controls.mean_of(side, rows) for group, rows in GROUPS.items()}
-    monkeypatch.setattr(sorted_controls, "_CELLS_AT_ONCE", 7)
-    monkeypatch.setattr(scratch_arrays, "HELD_BYTES", 0)
-    scratch = scratch_arrays.ScratchArrays().empty
+    means = {group: condition_cells.mean_of(side, rows) for group, rows in GROUPS.items()}
+    monkeypatch.setattr(condition_cells, "_CELLS_AT_ONCE", 7)
+    monkeypatch.setattr(large_arrays, "HELD_BYTES", 0)
+    scratch = large_arrays.ScratchArrays().empty
     with Workers(threads) as workers:
-        found = sorted_controls.sorted_groups(side, GROUPS, workers, scratch)
+        found = condition_cells.sorted_groups(side, GROUPS, workers, scratch)
     unit = Unit((("pooled", "pooled"),), tuple(Condition("p", *group) for group in GROUPS), ())
     for group, rows in GROUPS.items():
-        np.testing.assert_array_equal(sorted_controls.mean_of(side, rows), means[group])
+        np.testing.assert_array_equal(condition_cells.mean_of(side, rows), means[group])
     pairs = [(found[group], whole[group]) for group in GROUPS]
-    pairs.append((sorted_controls.joined_groups(unit, found, scratch), Columns.joined([*whole.values()])))
+    pairs.append((condition_cells.joined_groups(unit, found, scratch), Columns.joined([*whole.values()])))
     for columns, expected in pairs:
         for name in ("values", "starts", "ties", "mean", "num_cells"):
             np.testing.assert_array_equal(getattr(columns, name), getattr(expected, name), err_msg=name)

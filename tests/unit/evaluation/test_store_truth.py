@@ -16,9 +16,9 @@ from perturbdiff.evaluation.ceiling_stage import ceiling, split_seeds
 from perturbdiff.evaluation.embedding import choose
 from perturbdiff.evaluation.evaluation_stage import evaluate
 from perturbdiff.evaluation.metrics.catalogue import score
+from perturbdiff.evaluation.pseudobulk_de import Replicates
 from perturbdiff.evaluation.readers.inputs import open_predictions, open_truth
 from perturbdiff.evaluation.readers.pairing import pair
-from perturbdiff.evaluation.readers.replicates import Replicates
 from perturbdiff.evaluation.references import pair_reference
 from perturbdiff.evaluation.scoring.aggregate import joined, taken_apart
 from perturbdiff.evaluation.scoring.condition_pass import score_cells

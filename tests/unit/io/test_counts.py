@@ -14,7 +14,7 @@ from perturbdiff.config.settings import DataConfig
 from perturbdiff.io import matrices
 from perturbdiff.io.cell_labels import read_conditions, read_labels
 from perturbdiff.io.counts import Inputs
-from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io.derived_matrices import CscMatrix
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store.store import Store

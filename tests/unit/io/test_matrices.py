@@ -6,8 +6,8 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perturbdiff.io import csc_matrix, matrices
-from perturbdiff.io.csc_matrix import CscMatrix
+from perturbdiff.io import derived_matrices, matrices
+from perturbdiff.io.derived_matrices import CscMatrix
 from perturbdiff.io.matrices import CsrMatrix, DenseMatrix
 
 
@@ -97,7 +97,7 @@ def test_row_pointers_are_read_in_pieces(monkeypatch):
 
 
 def test_csc_is_converted_once_in_pieces_and_then_read_by_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(csc_matrix, "_SORTED_AT_ONCE", 100)
+    monkeypatch.setattr(derived_matrices, "_SORTED_AT_ONCE", 100)
     first = opened(some(), "csc", tmp_path)
     with pytest.raises(RuntimeError, match="prepare"):
         next(first.blocks())
@@ -136,7 +136,7 @@ def test_values_beyond_the_pointers_are_not_read(tmp_path):
 
 
 def test_an_interrupted_conversion_starts_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(csc_matrix, "_SORTED_AT_ONCE", 100)
+    monkeypatch.setattr(derived_matrices, "_SORTED_AT_ONCE", 100)
     matrix = opened(some(), "csc", tmp_path)
     (tmp_path / ".by-row.partial").mkdir()
     (tmp_path / ".by-row.partial" / "rows-0000.bin").write_bytes(b"left by a killed run")

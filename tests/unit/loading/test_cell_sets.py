@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perturbdiff.conditions.condition import condition_table
 from perturbdiff.conditions.control_matching import ControlPools, Rows
 from perturbdiff.loading.cell_sets import CellSetSampler
-from perturbdiff.loading.mixtures import MixtureSampler
+from perturbdiff.loading.set_streams import MixtureSampler
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError
 

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from perturbdiff.loading.cell_sets import CellSetSampler
-from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream, check_even
+from perturbdiff.loading.set_streams import MixtureSampler, PairedSetStream, check_even
 from perturbdiff.runtime.errors import UserError
 
 SIZES = (("control", 40), ("p1", 30), ("p2", 3))

@@ -12,7 +12,7 @@ from perturbdiff.conditions.vocabulary import Vocabulary
 from perturbdiff.loading import loader
 from perturbdiff.loading.cell_sets import CellSetSampler
 from perturbdiff.loading.loader import SetLoader, in_order, resident
-from perturbdiff.loading.mixtures import MixtureSampler
+from perturbdiff.loading.set_streams import MixtureSampler
 from perturbdiff.loading.windows import WindowedSampler
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import parts, read_split

@@ -8,8 +8,7 @@ import pytest
 
 from perturbdiff.conditions.condition import condition_table
 from perturbdiff.conditions.set_units import UnitRows
-from perturbdiff.loading.mixtures import MixtureSampler
-from perturbdiff.loading.unit_sets import UnitSetSampler
+from perturbdiff.loading.set_streams import MixtureSampler, UnitSetSampler
 from perturbdiff.runtime.errors import UserError
 
 CONDITIONS = condition_table(

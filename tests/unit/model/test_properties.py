@@ -13,7 +13,7 @@ import torch
 
 from perturbdiff.config import recipes
 from perturbdiff.model import Covariates, Denoiser, Estimates
-from perturbdiff.model.mmdit import MMDiTBlock
+from perturbdiff.model.layers import MMDiTBlock
 
 VARIANTS = ("paper", "released", "recommended")
 SETS, CELLS, GENES, WIDTH = 4, 7, 11, 16

@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
-from perturbdiff.runtime import scratch_arrays
-from perturbdiff.runtime.scratch_arrays import ScratchArrays
+from perturbdiff.runtime import large_arrays
+from perturbdiff.runtime.large_arrays import ScratchArrays
 
 
 def is_mapped(array):
@@ -20,8 +20,8 @@ def is_mapped(array):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(scratch_arrays, "HELD_BYTES", 1 << 10)
-    monkeypatch.setattr(scratch_arrays, "_SEGMENT", 1 << 12)
+    monkeypatch.setattr(large_arrays, "HELD_BYTES", 1 << 10)
+    monkeypatch.setattr(large_arrays, "_SEGMENT", 1 << 12)
 
 
 def test_every_array_is_its_own_and_only_the_first_are_in_memory():

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from small_store import small_store
 
-from perturbdiff.runtime import shared_memory
+from perturbdiff.runtime import large_arrays
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.large_arrays import Node
 
 pytestmark = pytest.mark.skipif(not Node.supported(), reason="needs Linux")
 
 OTHER = """
 import sys
 import numpy as np
-from perturbdiff.runtime.shared_memory import Node
+from perturbdiff.runtime.large_arrays import Node
 from perturbdiff.store.store import Store
 
 store = Store(sys.argv[1])
@@ -38,7 +38,7 @@ print("same", held.n_counts.sum(), flush=True)
 @pytest.fixture
 def run(monkeypatch):
     monkeypatch.setattr(
-        shared_memory, "WAIT", 300
+        large_arrays, "WAIT", 300
     )  # two interpreters start meanwhile, perhaps beside much else
     return f"test {os.getpid()} {np.random.default_rng().integers(1 << 40)}"
 
@@ -67,7 +67,7 @@ def test_all_processes_hold_one_copy(tmp_path, run):
 
 def test_the_end_of_the_first_process_is_told(run):
     script = (
-        "import sys, os, time; from perturbdiff.runtime.shared_memory import Node\n"
+        "import sys, os, time; from perturbdiff.runtime.large_arrays import Node\n"
         "Node(sys.argv[1], 0, 2).share('x', 10, lambda block: (time.sleep(1), os._exit(1)))"
     )
     first = subprocess.Popen([sys.executable, "-c", script, run])
@@ -77,7 +77,7 @@ def test_the_end_of_the_first_process_is_told(run):
 
 
 def test_waiting_ends(run, monkeypatch):
-    monkeypatch.setattr(shared_memory, "WAIT", 0.2)
+    monkeypatch.setattr(large_arrays, "WAIT", 0.2)
     with pytest.raises(UserError, match="first process of this node did not start"):
         Node(run, 1, 2).share("x", 1, lambda block: None)
     with pytest.raises(UserError, match="1 processes of this node did not start"):

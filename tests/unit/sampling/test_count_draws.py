@@ -20,7 +20,7 @@ from perturbdiff.predictions import PredictionWriter, append_controls, read_pred
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.sampling.count_draws import CountDraws, whole_counts
-from perturbdiff.sampling.merge_samples import merge
+from perturbdiff.sampling.shards import merge
 from perturbdiff.store.store import Store
 
 NEW = ["N0", "N1", "N2"]

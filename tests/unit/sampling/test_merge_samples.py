@@ -22,8 +22,8 @@ from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.provenance import read_manifest
-from perturbdiff.sampling import merge_samples as merging
-from perturbdiff.sampling.merge_samples import merge
+from perturbdiff.sampling import shards as merging
+from perturbdiff.sampling.shards import merge
 from perturbdiff.store.store import Store
 
 CONFIG = SampleConfig(num_steps=2, sets_per_batch=1, guidance=0.5)
@@ -222,7 +222,7 @@ from pathlib import Path
 import numpy as np, pandas as pd
 from scipy import sparse
 from perturbdiff import predictions; from perturbdiff.runtime import provenance
-from perturbdiff.sampling.merge_samples import merge
+from perturbdiff.sampling.shards import merge
 
 folder, blocks = Path(sys.argv[1]), int(sys.argv[2])
 obs = pd.DataFrame({"perturbation": "p", "cell_type": "T", "batch": "b"}, index=range(1000))

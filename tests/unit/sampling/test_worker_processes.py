@@ -15,7 +15,7 @@ from perturbdiff import sampling
 from perturbdiff.config.settings import SampleConfig
 from perturbdiff.predictions import read_predictions
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.sampling import worker_processes
+from perturbdiff.sampling import shards
 
 
 def test_two_processes_write_the_very_file_of_one(trained, tmp_path):
@@ -49,13 +49,13 @@ def test_two_processes_write_the_very_file_of_one(trained, tmp_path):
 )
 def test_a_failed_process_tells_what_happened(opened, kind, message):
     mine, theirs = multiprocessing.Pipe(duplex=False)
-    worker_processes._work(theirs, opened, [[]], "cpu")
+    shards._work(theirs, opened, [[]], "cpu")
     with pytest.raises(kind, match=message):
-        worker_processes._received(mine, "cpu")
+        shards._received(mine, "cpu")
 
 
 def test_a_killed_process_ends_the_run():
-    found = worker_processes.drawn(doubles.Deadly, [["a"], ["deadly"], ["b"]], ["here"])
+    found = shards.drawn(doubles.Deadly, [["a"], ["deadly"], ["b"]], ["here"])
     assert next(found) == (["a"], "here")
     with pytest.raises(RuntimeError, match="on here ended without a message"):
         next(found)
@@ -77,6 +77,6 @@ def test_a_process_that_is_done_early_is_not_missed():
 
     thread = threading.Thread(target=work)
     thread.start()
-    found = list(worker_processes._in_order([slow, quick], 3, ["cpu", "cpu"]))
+    found = list(shards._in_order([slow, quick], 3, ["cpu", "cpu"]))
     thread.join()
     assert found == ["batch 0", "batch 1", "batch 2"]

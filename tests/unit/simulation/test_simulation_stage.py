@@ -13,9 +13,8 @@ from perturbdiff.embeddings.embedding_tables import EmbeddingTable
 from perturbdiff.runtime import provenance
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.simulation import simulated_counts
-from perturbdiff.simulation.perturbation_vectors import perturbation_vectors
 from perturbdiff.simulation.simulated_counts import draw_counts
-from perturbdiff.simulation.simulation_stage import draw_blocks, simulate
+from perturbdiff.simulation.simulation_stage import draw_blocks, perturbation_vectors, simulate
 from perturbdiff.simulation.true_effects import TINY, draw_plan, draw_truth
 
 SMALL = SimulateConfig(

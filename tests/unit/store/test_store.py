@@ -6,6 +6,7 @@ import warnings
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scanpy as sc
 from parts_store import parts_store
@@ -13,6 +14,7 @@ from parts_store import parts_store
 from perturbdiff.runtime import outputs
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.store import row_blocks, stored_rows
+from perturbdiff.store import store as store_module
 from perturbdiff.store.store import Store
 
 
@@ -147,6 +149,16 @@ def test_obs_columns(folder):
     assert list(obs.index) == list(range(store.n_cells))
     with pytest.raises(UserError, match="no obs column 'perturbations', did you mean 'perturbation'"):
         store.obs(["perturbations"])
+
+
+def test_obs_in_pieces_is_obs(folder, monkeypatch):
+    monkeypatch.setattr(store_module, "_ROWS_PER_PIECE", 7)
+    store = Store(folder / "store")
+    pieces = list(store.obs_pieces())
+    assert [first for first, _ in pieces] == np.cumsum([0, *(len(piece) for _, piece in pieces)])[
+        :-1
+    ].tolist()
+    pd.testing.assert_frame_equal(pd.concat([piece for _, piece in pieces], ignore_index=True), store.obs())
 
 
 def test_what_is_not_a_store(folder, tmp_path):

@@ -12,7 +12,7 @@ from small_store import small_store
 from tiny_data import tiny_counts
 
 from perturbdiff.checkpoint.bundle import Bundle
-from perturbdiff.training.effect_size import effect_size
+from perturbdiff.training.callbacks.validation import effect_size
 from perturbdiff.training.module import TrainingModule
 from perturbdiff.training.setup import from_scratch
 
@@ -50,7 +50,7 @@ def test_the_share_that_is_predicted_is_found(setup, share, caplog):
 
 
 def test_no_answer_where_nothing_changes(setup, caplog, monkeypatch):
-    monkeypatch.setattr("perturbdiff.training.effect_size._FEWEST", 10**6)
+    monkeypatch.setattr("perturbdiff.training.callbacks.validation._FEWEST", 10**6)
     with caplog.at_level(logging.INFO):
         assert effect_size(Cheat(setup, 1.0), setup) is None
     assert "too little" in caplog.text

@@ -11,8 +11,8 @@ from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.kernel_ridge import fit
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.mean_changes import expect_changes
 from perturbdiff.training.setup import Source
+from perturbdiff.training.training_cells import expect_changes
 
 SEEN = ("p0", "p1", "p2", "p3", "p4")
 VECTORS = {name: np.random.default_rng(i).normal(size=3) for i, name in enumerate((*SEEN, "v", "new"))}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny_training import tiny_module
 
 from perturbdiff.loading.cell_sets import CellSetSampler
-from perturbdiff.loading.mixtures import MixtureSampler, PairedSetStream
+from perturbdiff.loading.set_streams import MixtureSampler, PairedSetStream
 from perturbdiff.loading.windows import WindowedSampler
 
 CONDITIONS = pd.DataFrame(

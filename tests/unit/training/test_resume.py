@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from perturbdiff.config import recipes
 from perturbdiff.runtime.errors import StoppedEarly, UserError
-from perturbdiff.training.callbacks.time_limit import TimeLimit
+from perturbdiff.training.distributed.processes import TimeLimit
 from perturbdiff.training.loop import TrainingLoop
 from perturbdiff.training.run_folder import CheckpointFolder
 from perturbdiff.training.training_stages import train
