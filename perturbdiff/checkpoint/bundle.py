@@ -36,7 +36,7 @@ _FRONT_MATTER = (
 )
 """What the Hugging Face Hub reads of a model card. None of its tasks is ours, and our data sets are not its."""
 _SEEN = ("dataset", "cell_type", "batch", "perturbation", "is_control", "n_cells", "role")
-_NOT_NEGATIVE = ("unit", "gate_threshold", "maximum", "zero_level")
+_NOT_NEGATIVE = ("unit", "gate_threshold", "maximum", "zero_level", "size_spread")
 
 
 @dataclass
@@ -172,7 +172,8 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
         weights = load_file(path)
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise damaged(path.parent, error) from None
-    weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have none
+    weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
+    weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))
     for name, tensor in weights.items():
         # the maximum is infinite in models that were trained with the authors' code
         finite = torch.isfinite(tensor) if name != "maximum" else ~torch.isnan(tensor)

@@ -1,12 +1,14 @@
-"""Sizes of predicted cells: how many genes a cell shows, and how its total compares with those of the other cells.
+"""Sizes of predicted cells: how many genes a cell shows, its total beside those of the other cells, and genes' means.
 
 A predicted cell starts from a control cell, which tells both. A network that is trained on sets of cells does not: what
 it draws for one gene goes with what it draws for others, and the totals of its cells vary too much.
 
-Dimension letters: S cells in a set, G genes.
+Dimension letters: B sets, S cells in a set, G genes.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +16,25 @@ from torch import Tensor
 _REACH = 4.0  # log1p: no cell's levels are moved further
 _HALVINGS = 10  # of the reach, so that levels are moved to within .01
 _EQUAL = 1e-3  # spread of log totals below which all cells have one total
+_MOST_RAISED = 3.0  # factor on the values of a gene
+_FEWEST = 16  # cells whose mean is settled
+
+
+class Spread(NamedTuple):
+    """The SD of cells' sizes under a perturbation, as it follows from that of their control cells.
+
+    It is ``factor`` · SD ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls' own.
+    """
+
+    factor: Tensor | float = 1.0
+    power: Tensor | float = 1.0
+
+    def of(self, control: Tensor) -> Tensor:
+        """Return the expected SD, given that of the control cells."""
+        return self.factor * control.clamp_min(1e-6) ** self.power
+
+
+_AS_CONTROLS = Spread()
 
 
 def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
@@ -27,12 +48,12 @@ def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
     return torch.where(after > 0, kept * (before / after), log1p)
 
 
-def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+def match_zeros(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
     """Turn the small values of each gene into zeros, and raise its other values so that its mean over a set stays.
 
     A value is small if it is below the gene's level. Then each cell's levels are moved together, so that the cells of a
-    set differ in their numbers of detected genes as their control cells do. The values of a gene that are left are
-    moved towards the largest of them, each by the same share of its distance.
+    set differ in their numbers of detected genes as their control cells do, more or less so by ``spread``. The values
+    of a gene that are left are moved towards the largest of them, each by the same share of its distance.
 
     Parameters
     ----------
@@ -43,12 +64,14 @@ def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     control
         The control cell that each cell starts from, log1p [..., S, G]. Sets whose control cells are all zero, as in
         pretraining, keep the levels as they are.
+    spread
+        Of the numbers of detected genes.
 
     Returns
     -------
     The sets, log1p. A gene without a value above its level in a set is not changed there.
     """
-    kept = _kept(log1p, level, control)
+    kept = _kept(log1p, level, control, spread)
     values = torch.where(kept, log1p, 0.0)
     number, mean = kept.sum(-2, keepdim=True), values.sum(-2, keepdim=True)
     mean = mean / number.clamp_min(1)
@@ -60,12 +83,14 @@ def match_zeros(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
     return torch.where(number > 0, raised, log1p)
 
 
-def _kept(log1p: Tensor, level: Tensor, control: Tensor) -> Tensor:
+def _kept(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread) -> Tensor:
     """Return which values are not made zeros, bool [..., S, G]."""
     above = torch.where(log1p > 0, log1p - level, -torch.inf)
     number = _count(above >= 0)
     detected = _count(control > 0)
-    wanted = number.mean(-2, keepdim=True) + detected - detected.mean(-2, keepdim=True)
+    off = detected - detected.mean(-2, keepdim=True)
+    own = off.square().mean(-2, keepdim=True).sqrt()
+    wanted = number.mean(-2, keepdim=True) + off * spread.of(own) / own.clamp_min(1e-6)
     low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -78,8 +103,8 @@ def _count(of: Tensor) -> Tensor:
     return of.sum(-1, keepdim=True).float()
 
 
-def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
-    """Scale cells so that the totals of a set vary no more than those of its control cells.
+def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
+    """Scale cells so that the totals of a set vary no more than those of its control cells tell.
 
     Log totals are moved towards their mean over the set, each by the same share. If the control cells have one total,
     because they hold every gene that counts were scaled with, so have the cells. Zeros stay zeros.
@@ -90,11 +115,13 @@ def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
         Decoded sets of cells [..., S, G].
     control
         Their control cells, log1p [..., S, G]. Sets whose control cells are all zero are not changed.
+    spread
+        Of the log totals.
     """
     total, real = _log_total(log1p), _log_total(control)
-    spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
+    predicted_spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
     off = total - total.mean(-2, keepdim=True)
-    change = off * ((real_spread / spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
+    change = off * ((spread.of(real_spread) / predicted_spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
     change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
     known = (real.amax(-2, keepdim=True) > 0) & (total > 0)
     factor = torch.expm1(total + change) / torch.expm1(total)
@@ -103,3 +130,51 @@ def match_totals(log1p: Tensor, control: Tensor) -> Tensor:
 
 def _log_total(log1p: Tensor) -> Tensor:
     return torch.expm1(log1p).sum(-1, keepdim=True).log1p()
+
+
+class Pool(NamedTuple):
+    """What is known of sets beyond their cells.
+
+    Attributes
+    ----------
+    mean
+        Mean of all matched control cells of each set, log1p [B, G].
+    kept
+        How many cells of each set are kept, the first of them, int64 [B].
+    """
+
+    mean: Tensor
+    kept: Tensor
+
+
+def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust: Tensor) -> Tensor:
+    """Scale each gene of sets of an unseen perturbation so that its mean is the expected one.
+
+    A network tells the mean of an unseen perturbation less surely than the shape of its cells. So the change of the
+    mean lies between the one that vectors tell and the network's, at ``trust`` of the way. And it is a change from the
+    mean of all matched control cells: the few that a set starts from have a mean of their own.
+
+    Parameters
+    ----------
+    log1p
+        Predicted sets of cells [B, S, G], log1p.
+    control
+        The control cells that they start from, log1p [B, S, G].
+    pool
+        Of all their matched control cells. The mean over the cells that are kept becomes the expected one, and over
+        all cells if fewer than 16 are kept, which are too few to bear a mean.
+    told
+        The change that vectors tell, log1p [B, G].
+    trust
+        Share of the network's change, 0 to 1.
+
+    Returns
+    -------
+    The sets, log1p. Zeros stay zeros, and no value is raised more than three times.
+    """
+    kept = torch.where(pool.kept < _FEWEST, log1p.shape[1], pool.kept)
+    counts = torch.arange(log1p.shape[1], device=log1p.device) < kept[:, None]
+    mean = torch.where(counts[..., None], log1p, 0.0).sum(-2) / kept[:, None]
+    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), trust)
+    factor = (pool.mean + change).clamp_min(0) / mean.clamp_min(1e-6)
+    return log1p * factor.clamp_max(_MOST_RAISED)[:, None]

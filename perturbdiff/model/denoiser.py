@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model import cell_sizes
+from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.layers import (
     AdaptiveNorm,
@@ -82,6 +83,10 @@ class Denoiser(nn.Module):
         [G], largest log1p value of each gene in training cells. It bounds `decode` if ``config.clip``.
     zero_level
         [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
+    size_spread
+        [perturbations, 2, 2]: how the SD of the cells' log totals, and of their numbers of detected genes, follows from
+        that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations that
+        were never seen.
     expected
         With ``anchor: predicted``, the expected change of each perturbation; else None.
     recompute
@@ -92,6 +97,7 @@ class Denoiser(nn.Module):
     gate_threshold: Tensor
     maximum: Tensor
     zero_level: Tensor
+    size_spread: Tensor
 
     def __init__(
         self,
@@ -155,6 +161,7 @@ class Denoiser(nn.Module):
         self.register_buffer("gate_threshold", torch.zeros(()))
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
         self.register_buffer("zero_level", torch.zeros(num_genes))
+        self.register_buffer("size_spread", torch.ones(num_perturbations, 2, 2))
         self.expected = (
             ExpectedChanges(num_perturbations, num_genes) if config.anchor == "predicted" else None
         )
@@ -299,22 +306,50 @@ class Denoiser(nn.Module):
             log1p = torch.where(log1p < self.gate_threshold, 0.0, log1p)
         return log1p
 
-    def match_zeros(self, log1p: Tensor, control: Tensor | None) -> Tensor:
+    def match_zeros(
+        self, log1p: Tensor, control: Tensor | None, perturbation: Tensor | None = None
+    ) -> Tensor:
         """Make zeros of decoded sets of cells by the genes' `zero_level` (see `cell_sizes.match_zeros`).
 
         A gene is then zero about as often as in the data, and its mean over a set stays as predicted, up to the gene's
-        maximum. Cells [..., S, G] and their control cells are in log1p. Without control cells, numbers of detected
-        genes are not matched. A model without levels changes nothing.
+        maximum. Cells [B, S, G] and their control cells are in log1p. Without control cells, numbers of detected
+        genes are not matched. The ids of the perturbations [B] tell how much the numbers spread (`size_spread`). A
+        model without levels changes nothing.
         """
         if not self.zero_level.any():
             return log1p
         if control is None:
             return self._bounded(cell_sizes.make_zeros(log1p, self.zero_level))
-        return self._bounded(cell_sizes.match_zeros(log1p, self.zero_level, control))
+        return self._bounded(
+            cell_sizes.match_zeros(log1p, self.zero_level, control, self._spread(perturbation, 1))
+        )
 
-    def match_totals(self, log1p: Tensor, control: Tensor) -> Tensor:
-        """Let the totals of a set vary no more than those of its control cells (see `cell_sizes.match_totals`)."""
-        return self._bounded(cell_sizes.match_totals(log1p, control))
+    def match_totals(self, log1p: Tensor, control: Tensor, perturbation: Tensor | None = None) -> Tensor:
+        """Let the totals of a set vary no more than is expected from its control cells.
+
+        See `cell_sizes.match_totals`, and `size_spread` for what the ids of the perturbations [B] tell.
+        """
+        return self._bounded(cell_sizes.match_totals(log1p, control, self._spread(perturbation, 0)))
+
+    def _spread(self, perturbation: Tensor | None, size: int) -> cell_sizes.Spread:
+        """Return what `size_spread` says of each set; of labels added after training what row 0 says."""
+        if perturbation is None:
+            return cell_sizes.Spread()
+        known = torch.where(perturbation < len(self.size_spread), perturbation, 0)
+        return cell_sizes.Spread(*self.size_spread[known, size][:, None, None].unbind(-1))
+
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, perturbation: Tensor) -> Tensor:
+        """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
+
+        Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
+        perturbations that were seen stay as they are.
+        """
+        if self.expected is None:
+            return log1p
+        told = self.expected.changes[perturbation]
+        settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
+        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1)
+        return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p

@@ -209,6 +209,7 @@ def build(
     copies["unit"], copies["gate_threshold"] = torch.tensor(float(unit)), torch.zeros(())
     copies["maximum"] = torch.full((layout.num_genes,), float("inf"))
     copies["zero_level"] = torch.zeros(layout.num_genes)
+    copies["size_spread"] = model.size_spread.clone()
     model.load_state_dict(copies, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)

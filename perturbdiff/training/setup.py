@@ -35,6 +35,7 @@ from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.size_spread import size_spread
 from perturbdiff.training.training_cells import expect_changes, measure
 from perturbdiff.training.transfer import (
     Inheritance,
@@ -436,6 +437,9 @@ def set_units(setup: TrainingSetup) -> None:
         unit=config.model.unit, limit=config.train.statistics_cells, seed=config.seed,
     )  # fmt: skip
     units.put_into(setup.model)
+    if not config.train.zero_control:  # which knows no perturbations
+        spread = size_spread(units.sizes[0], sources[0], setup.vocabulary)
+        setup.model.size_spread.copy_(torch.from_numpy(spread))
 
 
 def dataset_names(stores: Iterable[Path]) -> list[str]:

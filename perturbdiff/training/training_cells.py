@@ -24,6 +24,7 @@ from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts, read_split
 from perturbdiff.store.pseudobulk import condition_changes
 from perturbdiff.store.store import Store
+from perturbdiff.training.size_spread import CellSizes
 
 if TYPE_CHECKING:
     from perturbdiff.training.setup import Source
@@ -130,12 +131,15 @@ class ValueRange:
         float32 [G]: largest log1p value of each gene.
     cells
         Number of cells looked at.
+    sizes
+        Totals and numbers of detected genes of these cells, by condition, for each store.
     """
 
     unit: float
     gate_threshold: float
     maximum: np.ndarray
     cells: int
+    sizes: tuple[CellSizes, ...]
 
     def put_into(self, model: Denoiser) -> None:
         """Set the model's buffers."""
@@ -172,10 +176,12 @@ def measure(
     rng = np.random.default_rng(np.random.SeedSequence((7, seed)))
     maximum, squares, cells = np.zeros(genes, np.float32), 0.0, 0
     values: list[np.ndarray] = []
+    sizes = tuple(CellSizes(store.conditions) for store in stores)
     with track("scale of the training cells", round(total * share)) as work:
-        for store, gene_map, store_rows in zip(stores, gene_maps, rows, strict=True):
+        for store, gene_map, store_rows, of_store in zip(stores, gene_maps, rows, sizes, strict=True):
             for chunk in _chunks(store_rows, share, rng):
                 matrix = gene_map.apply(store.expression(chunk))
+                of_store.add(chunk, matrix)
                 data = np.asarray(matrix.data, dtype=np.float32)
                 np.maximum(maximum, matrix.max(axis=0).toarray().ravel(), out=maximum)
                 squares += float(np.square(data, dtype=np.float64).sum())
@@ -190,7 +196,7 @@ def measure(
             "the training cells have no value above zero in the model's genes; check the gene names"
         )
     scale = _common_scale(stores) if unit == "scale" else float(np.sqrt(squares / (cells * genes)))
-    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells)
+    return ValueRange(scale, _SHARE * float(np.quantile(sample, _QUANTILE)), maximum, cells, sizes)
 
 
 def _chunks(rows: np.ndarray, share: float, rng: np.random.Generator) -> Iterator[np.ndarray]:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _OWN = ("gate", "clip", "unit", "missing_embedding")
 _WITH_TABLE = ("dose", "control_embedding", "combination", "combination_separator")
-_UNITS = ("unit", "gate_threshold", "maximum", "zero_level")
+_UNITS = ("unit", "gate_threshold", "maximum", "zero_level", "size_spread")
 _DOSES = "covariate_encoder.dose.vectors"
 _INPUTS = ("input_layers", "control_layers")
 _OUTPUTS = ("output_layer", "gain_layer", "noise_layer")
@@ -134,6 +134,7 @@ _FROZEN = (
     "gene_table.vectors",
     "expected.changes",
     "expected.measured",
+    "expected.explained",
 )  # these are made from their tables and the training cells
 
 

@@ -46,13 +46,15 @@ def test_a_changed_card_trains_nothing_anew(trained, tmp_path, caplog):
     assert (out / "README.md").read_text().endswith("Ours.\n")
 
 
-def test_a_bundle_of_an_earlier_version_has_no_levels_of_zeros(trained, tmp_path):
+def test_a_bundle_of_an_earlier_version_has_no_levels_of_zeros_and_keeps_spreads(trained, tmp_path):
     shutil.copytree(trained / "bundle", old := tmp_path / "old")
     weights = load_file(old / "model.safetensors")
-    del weights["zero_level"]
+    del weights["zero_level"], weights["size_spread"]
     save_file(weights, old / "model.safetensors")
     (old / "manifest.json").unlink()  # it would tell that the file was changed
-    assert not Bundle.load(old).model.zero_level.any()
+    model = Bundle.load(old).model
+    assert not model.zero_level.any()
+    assert (model.size_spread == 1).all()
 
 
 def test_units_look_at_training_cells_only(trained):

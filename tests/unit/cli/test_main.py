@@ -188,7 +188,7 @@ def test_schema_is_json_and_names_descriptions(run_cli):
 
 def test_presets_are_listed_and_shown(run_cli):
     assert "recommended" in run_cli("config", "show").out.split()
-    assert "max_epochs: 10" in run_cli("config", "show", "recommended").out
+    assert "max_epochs: 15" in run_cli("config", "show", "recommended").out
 
 
 @pytest.mark.parametrize("text", ["3", "1/x", "4/4", "/2"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.model.cell_sizes import make_zeros, match_totals, match_zeros
+from perturbdiff.model.cell_sizes import Spread, make_zeros, match_totals, match_zeros
 
 S, G = 64, 200
 
@@ -67,6 +67,19 @@ def test_totals_vary_no_more_than_those_of_the_controls():
     assert (in_order.diff(dim=1) > -1e-4).all(), "the order of the cells stays"
     assert torch.equal(found > 0, wide > 0)
     torch.testing.assert_close(match_totals(narrow, wide), narrow)
+
+
+def test_a_perturbation_can_narrow_and_widen_what_the_controls_say():
+    narrower = Spread(torch.tensor([0.5, 0.1])[:, None, None], torch.tensor([1.0, 0.0])[:, None, None])
+    wide, control = cells(2, 1.0), cells(3, 0.2)
+    found = total(match_totals(wide, control, narrower)).std(1)
+    assert found[0] == pytest.approx(0.5 * total(control)[0].std().item(), rel=0.03)
+    assert found[1] == pytest.approx(0.1, rel=0.03), "whatever the controls say"
+    predicted = torch.rand(2, S, G, generator=torch.Generator().manual_seed(0)) * 4
+    control, level = cells(1, 0.3), torch.full((G,), 1.0)
+    wider = Spread(torch.tensor([1.0, 1.5])[:, None, None])
+    found = detected(match_zeros(predicted, level, control, wider)).std(1) / detected(control).std(1)
+    assert found.tolist() == pytest.approx([1.0, 1.5], abs=0.1)
 
 
 def test_cells_that_hold_all_genes_add_up_to_the_depth():
