@@ -11,6 +11,7 @@ from torch import Tensor
 from perturbdiff.diffusion.samplers import Draw, sample
 from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.model import Covariates, Denoiser, Estimates
+from perturbdiff.model.cell_sizes import Pool
 
 if TYPE_CHECKING:
     from perturbdiff.config.settings import SampleConfig
@@ -32,6 +33,7 @@ def generate(
     draw: Draw,
     *,
     guidance: Tensor | None = None,
+    pool: Pool | None = None,
     ceiling: float = math.inf,
 ) -> Tensor:
     """Draw sets of cells.
@@ -52,6 +54,9 @@ def generate(
         Gives noise [B, S, G]. Draw it on the CPU, so that it is the same on every machine.
     guidance
         w of each set [B, 1, 1], instead of the one of ``settings``.
+    pool
+        What is known of the sets beyond their cells. With it, the means of perturbations that were never seen are
+        settled (`Denoiser.settle_means`).
     ceiling
         Largest log1p value that a cell can have; see `depth_ceiling`.
 
@@ -75,4 +80,6 @@ def generate(
         log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None, told)
     if settings.totals == "matched":
         log1p = model.match_totals(log1p, control * model.unit, told)
+    if pool is not None:
+        log1p = model.settle_means(log1p, control * model.unit, pool, told)
     return log1p.clamp_max(ceiling)

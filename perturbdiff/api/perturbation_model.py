@@ -30,7 +30,6 @@ from perturbdiff.api.given_inputs import (
 )
 from perturbdiff.api.requests import Conditions, OwnLabels, condition_file, control_store
 from perturbdiff.api.score_frame import Scores
-from perturbdiff.baselines import NAMES
 from perturbdiff.checkpoint.bundle import Bundle
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config
@@ -394,13 +393,14 @@ class PerturbDiff:
         key = self.config.data.perturbation_key
         return key in cells.obs and bool((cells.obs[key].map(as_text) == self.config.data.control).any())
 
-    def evaluate(self, *, baselines: Sequence[str] = NAMES) -> Scores:
+    def evaluate(self, *, baselines: Sequence[str] | None = None) -> Scores:
         """Score the model on the test conditions, beside the baselines and the ceiling of the data.
 
         Parameters
         ----------
         baselines
-            Names of built-in baselines, for example ``("control", "nearest-context")``. Default: all of them.
+            Names of built-in baselines, for example ``("control", "nearest-context")``. Default: all of them,
+            ``kernel-ridge`` only if the model was given vectors of perturbations.
 
         Returns
         -------

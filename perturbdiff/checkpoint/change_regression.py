@@ -31,6 +31,7 @@ def fill(expected: ExpectedChanges, vectors: np.ndarray, means: np.ndarray, meas
         buffer[1:] = torch.from_numpy(regression(vectors)).to(buffer)
         buffer[ids] = torch.from_numpy(known).to(buffer)
     expected.measured.zero_()[ids] = 1.0
+    expected.explained.fill_(regression.explained)
 
 
 @torch.no_grad()

@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "run": (
         "perturbdiff run sim/counts.h5ad",
         "perturbdiff run my.h5ad --perturbation stim --control ctrl --out results",
+        "perturbdiff run my.h5ad --embedding perturbation=genes.parquet",
     ),
     "init": ("perturbdiff init sim/counts.h5ad --out plan",),
     "simulate": ("perturbdiff simulate --out sim --cells 2000",),

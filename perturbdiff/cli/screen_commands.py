@@ -9,10 +9,12 @@ import typer
 
 from perturbdiff.cli.options import (
     Device,
+    Embeddings,
     Overrides,
     Recipe,
     Seed,
     Shared,
+    embeddings_of,
     with_options,
 )
 from perturbdiff.runtime.errors import UserError
@@ -116,6 +118,7 @@ def run(
             "--out", "-o", help="Folder for all results; default: NAME-results, NAME from the input."
         ),
     ] = None,
+    embeddings: Embeddings = None,
     device: Device = "auto",
     force: Annotated[
         bool,
@@ -131,10 +134,11 @@ def run(
 
     Finds the counts and the columns, holds out what can be judged, trains a model, and compares its predictions with
     simple baselines. Every guess is printed with its reason, and can be changed by an option. The same command again
-    continues an interrupted run.
+    continues an interrupted run. With vectors of the perturbations (--embedding), kernel-ridge is a baseline too.
     """
     from perturbdiff.screen.plan import RECIPE, check_unedited
 
+    tables = embeddings_of(embeddings)
     folder = _folder(source, out)
     recipe = folder / RECIPE
     own = options.config is not None and Path(options.config).absolute() == recipe.absolute()
@@ -148,7 +152,9 @@ def run(
     plan = _plan(source, options)
     from perturbdiff.screen.stages import run_plan
 
-    done = run_plan(plan, folder, recipe=recipe if own else None, device=device, force=force)
+    done = run_plan(
+        plan, folder, recipe=recipe if own else None, embeddings=tables, device=device, force=force
+    )
     for line in done.lines:
         typer.echo(line)
     typer.echo(str(done.report))

@@ -1,9 +1,9 @@
-"""Sizes of predicted cells: how many genes a cell shows, and how its total compares with those of the other cells.
+"""Sizes of predicted cells: how many genes a cell shows, its total beside those of the other cells, and genes' means.
 
 A predicted cell starts from a control cell, which tells both. A network that is trained on sets of cells does not: what
 it draws for one gene goes with what it draws for others, and the totals of its cells vary too much.
 
-Dimension letters: S cells in a set, G genes.
+Dimension letters: B sets, S cells in a set, G genes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 _REACH = 4.0  # log1p: no cell's levels are moved further
 _HALVINGS = 10  # of the reach, so that levels are moved to within .01
 _EQUAL = 1e-3  # spread of log totals below which all cells have one total
+_MOST_RAISED = 3.0  # factor on the values of a gene
+_FEWEST = 16  # cells whose mean is settled
 
 
 class Spread(NamedTuple):
@@ -128,3 +130,51 @@ def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) 
 
 def _log_total(log1p: Tensor) -> Tensor:
     return torch.expm1(log1p).sum(-1, keepdim=True).log1p()
+
+
+class Pool(NamedTuple):
+    """What is known of sets beyond their cells.
+
+    Attributes
+    ----------
+    mean
+        Mean of all matched control cells of each set, log1p [B, G].
+    kept
+        How many cells of each set are kept, the first of them, int64 [B].
+    """
+
+    mean: Tensor
+    kept: Tensor
+
+
+def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust: Tensor) -> Tensor:
+    """Scale each gene of sets of an unseen perturbation so that its mean is the expected one.
+
+    A network tells the mean of an unseen perturbation less surely than the shape of its cells. So the change of the
+    mean lies between the one that vectors tell and the network's, at ``trust`` of the way. And it is a change from the
+    mean of all matched control cells: the few that a set starts from have a mean of their own.
+
+    Parameters
+    ----------
+    log1p
+        Predicted sets of cells [B, S, G], log1p.
+    control
+        The control cells that they start from, log1p [B, S, G].
+    pool
+        Of all their matched control cells. The mean over the cells that are kept becomes the expected one, and over
+        all cells if fewer than 16 are kept, which are too few to bear a mean.
+    told
+        The change that vectors tell, log1p [B, G].
+    trust
+        Share of the network's change, 0 to 1.
+
+    Returns
+    -------
+    The sets, log1p. Zeros stay zeros, and no value is raised more than three times.
+    """
+    kept = torch.where(pool.kept < _FEWEST, log1p.shape[1], pool.kept)
+    counts = torch.arange(log1p.shape[1], device=log1p.device) < kept[:, None]
+    mean = torch.where(counts[..., None], log1p, 0.0).sum(-2) / kept[:, None]
+    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), trust)
+    factor = (pool.mean + change).clamp_min(0) / mean.clamp_min(1e-6)
+    return log1p * factor.clamp_max(_MOST_RAISED)[:, None]

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from perturbdiff.model import cell_sizes
+from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
 from perturbdiff.model.layers import (
     AdaptiveNorm,
@@ -339,6 +340,19 @@ class Denoiser(nn.Module):
             return cell_sizes.Spread()
         known = torch.where(perturbation < len(self.size_spread), perturbation, 0)
         return cell_sizes.Spread(*self.size_spread[known, size][:, None, None].unbind(-1))
+
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, perturbation: Tensor) -> Tensor:
+        """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
+
+        Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
+        perturbations that were seen stay as they are.
+        """
+        if self.expected is None:
+            return log1p
+        told = self.expected.changes[perturbation]
+        settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
+        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1)
+        return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p

@@ -302,6 +302,9 @@ class ExpectedChanges(nn.Module):
         regression predicts from the perturbation's vector. Zero for the control and for id 0.
     measured
         Buffer, float32 [ids]: 1 for perturbations of training conditions, else 0.
+    explained
+        Buffer, float32 scalar: how much of the differences between changes the vectors explain, when each training
+        perturbation is predicted without itself, 0 to 1.
     left_out
         Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. With ``rows``, a row for
         each training condition: the mean over the other contexts. It is made anew for each training and not saved.
@@ -313,6 +316,7 @@ class ExpectedChanges(nn.Module):
 
     changes: Tensor
     measured: Tensor
+    explained: Tensor
     left_out: Tensor
     rows: Tensor | None
 
@@ -320,6 +324,7 @@ class ExpectedChanges(nn.Module):
         super().__init__()
         self.register_buffer("changes", torch.zeros(ids, genes))
         self.register_buffer("measured", torch.zeros(ids))
+        self.register_buffer("explained", torch.zeros(()))
         self.register_buffer("left_out", torch.zeros(ids, genes), persistent=False)
         self.register_buffer("rows", None, persistent=False)
         self.context: Literal["cell_type", "batch"] = "cell_type"

@@ -27,6 +27,7 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
+from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator, state, words
@@ -218,12 +219,20 @@ class ConditionSampler:
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
             by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
+        self._settles = self._settles_means()
         self._labels = conditions_of(self.wanted)
         sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
         self._first_set = np.cumsum(sets) - sets
         self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device
+
+    def _settles_means(self) -> bool:
+        """Return whether means are settled: of unseen perturbations, unless sets are meant to differ in them."""
+        expected = self.bundle.model.expected
+        if expected is None or self.bundle.config.loss.mmd_statistic == "set":
+            return False
+        return bool((expected.measured[self._ids.perturbation.to(expected.measured.device)] == 0).any())
 
     def _blocks(self) -> list[list[int]]:
         """Return whole conditions in blocks of at least one batch of sets. Shards never split a block."""
@@ -291,9 +300,13 @@ class ConditionSampler:
             return torch.stack([set_noise(control.shape[1:], g, shared) for g in noise]).to(device)
 
         guidance = None if self._guidance is None else self._guidance[rows].to(device)
+        pool = None
+        if self._settles:
+            keep = torch.tensor([one.keep for one in sets], device=device)
+            pool = Pool(self._controls.pool_means(rows.tolist()).to(device), keep)
         cells = generate(
             model, self.schedule, self.settings, control, covariates, dataset, noise_of_sets,
-            guidance=guidance, ceiling=self.ceiling,
+            guidance=guidance, pool=pool, ceiling=self.ceiling,
         )  # fmt: skip
         log1p = cells.cpu().numpy()
         shared = log1p[:, :, self._shared]

@@ -18,6 +18,7 @@ from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.seeds import generator, words
 from perturbdiff.store import stored_rows
+from perturbdiff.store.pseudobulk import group_means
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,24 @@ class ControlSets:
         find = self._balanced if self.choice == "balanced" else self._shuffled
         find = find if self._units is None else partial(self._of_one_unit, self._units)
         return np.concatenate([find(request, number) for request, number in sets])
+
+    def pool_means(self, requests: list[int]) -> Tensor:
+        """Return the mean of all control cells that each request draws from, log1p [requests, G]."""
+        means, place = self._pool_means
+        return torch.from_numpy(means[place[requests]])
+
+    @cached_property
+    def _pool_means(self) -> tuple[np.ndarray, np.ndarray]:
+        """Means of the different pools, float32 [pools, G], and which of them is each request's, int64 [requests]."""
+        number = {pool.tobytes(): i for i, pool in enumerate(self._pools)}
+        different, place = np.unique([number[pool.tobytes()] for pool in self._pools], return_inverse=True)
+        groups = np.full(len(self._store.conditions), -1)
+        used = np.unique(np.concatenate(self._pools))
+        groups[used] = np.arange(len(used))
+        means, cells = group_means(self._store, groups, len(used), label="means of controls")
+        own = [groups[self._pools[request]] for request in different]
+        found = [np.average(means[conditions], axis=0, weights=cells[conditions]) for conditions in own]
+        return self.gene_map.dense(sparse.csr_matrix(np.array(found, np.float32))), place.reshape(-1)
 
     def counts(self, rows: np.ndarray) -> sparse.csr_matrix:
         """Return the counts of the store's ``rows`` [n, genes of the store]."""

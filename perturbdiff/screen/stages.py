@@ -11,6 +11,7 @@ from typing import Any
 
 from perturbdiff.baselines import NAMES
 from perturbdiff.baselines import predict as predict_baseline
+from perturbdiff.baselines.simple import BASELINES
 from perturbdiff.config import recipes
 from perturbdiff.config.settings import Config, EvaluateConfig
 from perturbdiff.embeddings.embedding_tables import SemanticKind
@@ -45,7 +46,13 @@ class Finished:
 
 
 def run_plan(
-    plan: Plan, out: Path, *, recipe: Path | None = None, device: str = "auto", force: bool = False
+    plan: Plan,
+    out: Path,
+    *,
+    recipe: Path | None = None,
+    embeddings: Mapping[SemanticKind, Path] | None = None,
+    device: str = "auto",
+    force: bool = False,
 ) -> Finished:
     """Carry a plan out: store, split, statistics, model, predictions, baselines, ceiling, calibration, scores, report.
 
@@ -59,6 +66,8 @@ def run_plan(
         Folder for everything.
     recipe
         The recipe, if it lies in ``out`` already and was edited; default: it is written there.
+    embeddings
+        Files with vectors of labels or genes.
     device
         ``auto``, ``cpu`` or ``cuda``.
     force
@@ -72,14 +81,16 @@ def run_plan(
         If training stops before its end; the same command continues.
     """
     config = recipes.load(recipe or plan.write(out))
-    steps = Stages.within(out, config, plan.name, source=plan.source, obs=plan.obs, device=device)
+    steps = Stages.within(
+        out, config, plan.name, source=plan.source, obs=plan.obs, embeddings=embeddings or {}, device=device
+    )
     stages: list[tuple[str, Callable[[Stages], None]]] = [
         ("preprocess: counts become a store", Stages.make_store),
         ("split: what is held out", Stages.make_split),
         ("stats: what the store holds", Stages.describe),
         ("train: the model", Stages.train),
         ("sample: predict the held-out conditions", Stages.sample),
-        (f"baseline: {len(NAMES)} simple methods predict the same", Stages.predict_baselines),
+        (f"baseline: {len(steps.baselines)} simple methods predict the same", Stages.predict_baselines),
         ("ceiling: real cells against real cells", Stages.score_ceiling),
         ("calibrate: which metrics mean something on these cells", Stages.calibrate),
         ("evaluate: scores of all methods", Stages.evaluate),
@@ -157,9 +168,15 @@ class Stages:
         """Return the place of a method's predicted cells."""
         return self.out / "predictions" / f"{name}.h5ad"
 
-    def scored(self, baselines: Sequence[str] = NAMES) -> list[Path]:
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """The baselines to compare with; those that need vectors only if perturbations have some."""
+        return tuple(BASELINES) if "perturbation" in self.embeddings else NAMES
+
+    def scored(self, baselines: Sequence[str] | None = None) -> list[Path]:
         """Return the folders of scores: of the model, the baselines and the ceiling."""
-        return [self.out / "metrics" / name for name in (MODEL, *baselines, CEILING)]
+        names = self.baselines if baselines is None else baselines
+        return [self.out / "metrics" / name for name in (MODEL, *names, CEILING)]
 
     def make_store(self) -> None:
         """Preprocess. If genes are chosen from training cells, the split is made first, from the labels alone."""
@@ -207,12 +224,15 @@ class Stages:
             split=self.split, device=self.device, seed=self.config.seed, force=self.force,
         )  # fmt: skip
 
-    def predict_baselines(self, names: Sequence[str] = NAMES) -> None:
+    def predict_baselines(self, names: Sequence[str] | None = None) -> None:
         """Predict the same conditions with baselines."""
-        for name in names:
+        for name in self.baselines if names is None else names:
+            needed = name in BASELINES and BASELINES[name].needs_vectors
             predict_baseline(
-                name, self.store, self.split, self.predictions(name), seed=self.config.seed, force=self.force
-            )
+                name, self.store, self.split, self.predictions(name),
+                embedding=self.embeddings.get("perturbation") if needed else None,
+                seed=self.config.seed, force=self.force,
+            )  # fmt: skip
 
     def score_ceiling(self) -> None:
         """Score one half of the real cells against the other."""
@@ -233,9 +253,9 @@ class Stages:
             split=self.split, dataset=self.name, seed=self.config.seed, force=self.force,
         )  # fmt: skip
 
-    def evaluate(self, baselines: Sequence[str] = NAMES) -> None:
+    def evaluate(self, baselines: Sequence[str] | None = None) -> None:
         """Score the predictions of the model and of baselines."""
-        for name in (MODEL, *baselines):
+        for name in (MODEL, *(self.baselines if baselines is None else baselines)):
             evaluate(
                 self.predictions(name), self.store, self.out / "metrics" / name, self._scoring,
                 method=name, dataset=self.name, calibration=self.calibration,

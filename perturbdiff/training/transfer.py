@@ -134,6 +134,7 @@ _FROZEN = (
     "gene_table.vectors",
     "expected.changes",
     "expected.measured",
+    "expected.explained",
 )  # these are made from their tables and the training cells
 
 

@@ -48,9 +48,16 @@ def test_fit_and_predictions_without_one_are_those_of_the_linear_system():
 def test_vectors_that_say_all_are_used_and_useless_ones_are_not():
     vectors, changes, new, truth = screen(None)
     spread = np.mean((truth - changes.mean(0)) ** 2)
-    assert np.mean((truth - fit(vectors, changes)(new)) ** 2) < 0.1 * spread
+    found = fit(vectors, changes)
+    assert np.mean((truth - found(new)) ** 2) < 0.1 * spread
+    alone = [np.delete(changes, i, 0).mean(0) for i in range(len(changes))]
+    left = np.sum((changes - found.left_out) ** 2) / np.sum((changes - alone) ** 2)
+    assert found.explained == pytest.approx(1 - left)
+    assert found.explained > 0.8
     vectors, changes, new, truth = screen(0.1)
-    assert np.mean((truth - fit(vectors, changes)(new)) ** 2) < 1.05 * spread
+    found = fit(vectors, changes)
+    assert np.mean((truth - found(new)) ** 2) < 1.05 * spread
+    assert 0 <= found.explained < 0.1
 
 
 @pytest.mark.parametrize("vectors", [np.zeros((6, 2)), np.eye(2)])

@@ -5,6 +5,7 @@ import torch
 
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.model import Covariates, Denoiser, Estimates
+from perturbdiff.model.cell_sizes import Pool
 
 G, UNIT = 6, 2.0
 IDS = torch.tensor([1, 2])
@@ -56,5 +57,25 @@ def test_training_takes_the_row_of_a_perturbation_in_its_context(model):
 
 def test_what_others_tell_is_not_saved(model):
     assert sorted(name for name in model.state_dict() if "expected" in name) == [
-        "expected.changes", "expected.measured",
+        "expected.changes", "expected.explained", "expected.measured",
     ]  # fmt: skip
+
+
+def test_means_of_unseen_perturbations_are_settled(model):
+    expected, ids = model.expected, torch.tensor([1, 2, 3])
+    expected.measured[1], expected.changes[1] = 1.0, 5.0
+    expected.changes[3, 0], expected.explained[...] = -9.0, 0.25
+    control = torch.rand(3, 20, G, generator=torch.Generator().manual_seed(0))
+    cells = control + torch.tensor([0.2, 0.4, 0, 0, 0, 0])
+    cells[:, 0], cells[:, :, 5] = 0.0, 0.0
+    told = torch.tensor([2.0, -1.0, 0, 0, 0, 0])
+    wanted = (0.6 + 0.75 * told + 0.25 * (cells[1] - control[1]).mean(0)).clamp_min(0)
+    for kept, counted in ((20, 20), (17, 17), (3, 20)):  # three cells are too few to bear a mean
+        pool = Pool(torch.full((3, G), 0.6), torch.tensor([20, kept, 20]))
+        settled = model.settle_means(cells, control, pool, ids)
+        most = 3 * cells[1, :counted].mean(0)  # no value is raised more than three times
+        torch.testing.assert_close(settled[1, :counted].mean(0), torch.minimum(wanted, most))
+        torch.testing.assert_close(settled[0], cells[0])  # was seen
+        assert not settled[1, 0].any()  # zeros stay
+        assert not settled[2, :, 0].any()  # a mean below 0 is 0
+    torch.testing.assert_close(model.settle_means(cells, control, pool, torch.zeros_like(ids)), cells)

@@ -92,6 +92,10 @@ def test_balanced_controls_are_those_the_baselines_start_from(trained):
         found = sets([(request, k) for k in range(3)]).flatten(0, 1)
         assert len(found) == 24
         np.testing.assert_array_equal(found[:20], store.expression(rows).toarray())
+    for mean, condition in zip(sets.pool_means([0, 1, 2]), perturbed, strict=True):
+        pool = table.loc[task.controls.pool(int(condition))]
+        every = np.concatenate([np.arange(a, b) for a, b in zip(pool["start"], pool["stop"], strict=True)])
+        np.testing.assert_allclose(mean, store.expression(every).toarray().mean(axis=0), atol=1e-6)
 
 
 def test_a_pool_above_the_cache_is_read_again(trained, monkeypatch):

@@ -1,5 +1,7 @@
 """``perturbdiff run`` and ``init``: from one file to a report, again, interrupted, and refused."""
 
+from dataclasses import replace
+
 import messy_screens
 import numpy as np
 import pandas as pd
@@ -7,6 +9,8 @@ import pytest
 from tiny_data import TINY, tiny_counts
 
 from perturbdiff.config import recipes
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.screen.stages import Stages
 from perturbdiff.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
@@ -180,3 +184,18 @@ def test_a_recipe_whose_split_does_not_fit_is_refused_before_anything_runs(run_c
     assert done.code == 2
     assert "no cells of context 'd9'" in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_vectors_of_perturbations_bring_kernel_ridge_among_the_baselines(run_cli, trained, tmp_path):
+    table = trained / "store", trained / "split.parquet"
+    labels = sorted({str(p) for p in Store(table[0]).conditions["perturbation"]})
+    vectors = np.random.default_rng(0).normal(size=(len(labels), 4))
+    EmbeddingTable(tuple(labels), vectors).write(tmp_path / "agents.parquet")
+    given = {"perturbation": tmp_path / "agents.parquet"}
+    stages = Stages(tmp_path, recipes.load("tiny"), "it", *table, trained / "bundle", embeddings=given)
+    assert set(stages.baselines) - set(replace(stages, embeddings={}).baselines) == {"kernel-ridge"}
+    stages.predict_baselines(("control", "kernel-ridge"))
+    assert stages.predictions("kernel-ridge").is_file()
+    done = run_cli("run", tmp_path / "my.h5ad", "--embedding", "drug=agents.parquet")
+    assert done.code == 2
+    assert "write it as KIND=FILE" in done.err

@@ -60,6 +60,7 @@ def test_changes_are_measured_or_predicted_and_left_out_in_training():
     for buffer in (expected.changes, expected.left_out):
         np.testing.assert_allclose(buffer[ids["v"]], regression(VECTORS["v"][None])[0], atol=1e-5)
         assert not buffer[[0, ids["control"]]].any()
+    assert expected.explained == pytest.approx(regression.explained)
     assert expected.measured.nonzero().flatten().tolist() == sorted(rows)
     assert not np.isin(
         np.concatenate(cells.asked), [r.start for r in cells.conditions.itertuples() if r.part != "train"]
