@@ -49,7 +49,7 @@ test: lint
 	@bin/get-nextflow > /dev/null || echo 'no Nextflow: the tests of the workflow are skipped'
 	@$(RUN) bin/get-chromium > /dev/null || echo 'no Chromium: the tests of the report in a browser are skipped'
 	@# files with long tests come first (tests/conftest.py), so that the processes end together
-	$(RUN) pytest -m 'not hpc and not tools' -n logical --dist loadfile --no-loadscope-reorder
+	$(RUN) pytest -m 'not hpc and not tools' -n auto --dist loadfile --no-loadscope-reorder
 
 MATRIX ?= 3.11:lowest-direct 3.12:highest 3.13:highest
 
@@ -57,7 +57,7 @@ test-matrix:
 	@for pair in $(MATRIX); do folder=.cache/matrix/$${pair/:/-}; echo "== Python $${pair%:*}, $${pair#*:} versions"; \
 	    uv venv -q --clear --python $${pair%:*} $$folder && \
 	    uv pip install -q -p $$folder/bin/python --resolution $${pair#*:} -e . --group dev && \
-	    PATH="$(CURDIR)/$$folder/bin:$$PATH" python -m pytest -q -n logical --dist loadfile tests/unit || exit 1; done
+	    PATH="$(CURDIR)/$$folder/bin:$$PATH" python -m pytest -q -n auto --dist loadfile tests/unit || exit 1; done
 
 fuzz: env-dev
 	$(RUN) PYTHONPATH=tests python -m security.fuzz --runs $(or $(RUNS),1000) --seed $(or $(SEED),0) --kept < /dev/null

@@ -80,6 +80,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config) -> int:
+    """With ``-n auto``: one more than there are CPUs, since tests often wait for Nextflow or other processes."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """With ``-n``: a file's tests stay on one worker, in order, for what they share; long files come first."""
     from xdist.scheduler import LoadScopeScheduling
