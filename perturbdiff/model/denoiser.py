@@ -351,7 +351,7 @@ class Denoiser(nn.Module):
             return log1p
         told = self.expected.changes[perturbation]
         settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
-        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1)
+        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1) & (self.expected.explained >= 0)
         return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:

@@ -304,7 +304,7 @@ class ExpectedChanges(nn.Module):
         Buffer, float32 [ids]: 1 for perturbations of training conditions, else 0.
     explained
         Buffer, float32 scalar: how much of the differences between changes the vectors explain, when each training
-        perturbation is predicted without itself, 0 to 1.
+        perturbation is predicted without itself, 0 to 1; -1 if a bundle of an earlier version does not tell.
     left_out
         Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. With ``rows``, a row for
         each training condition: the mean over the other contexts. It is made anew for each training and not saved.
