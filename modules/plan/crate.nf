@@ -10,12 +10,24 @@ def linkOf(one) {
     return ['@id': one['@id']]
 }
 
+def formatOf(name) {
+    def types = [html: 'text/html', txt: 'text/plain', csv: 'text/csv', json: 'application/json', nf: 'text/plain',
+        yml: 'application/yaml', h5ad: 'application/x-hdf5', parquet: 'application/vnd.apache.parquet']
+    return types[name.tokenize('.')[-1]] ?: 'application/octet-stream'
+}
+
+def timeOf(moment) {
+    return moment.truncatedTo(java.time.temporal.ChronoUnit.SECONDS)
+        .format(java.time.format.DateTimeFormatter.ofPattern("yyyy-MM-dd'T'HH:mm:ssxxx"))
+}
+
 // a file or folder below outdir
 def partOf(path, outdir) {
     def name = outdir.relativize(path).toString()
     def id   = new URI(null, null, name, null).rawPath
     return path.isDirectory() ? ['@id': "${id}/".toString(), '@type': 'Dataset', name: name] :
-        ['@id': id, '@type': 'File', name: name, contentSize: "${path.size()}".toString()]
+        ['@id': id, '@type': 'File', name: name, contentSize: "${path.size()}".toString(),
+            encodingFormat: formatOf(name)]
 }
 
 // what this and earlier runs published here
@@ -47,17 +59,19 @@ def entitiesOf(results, records, values) {
         name: 'Nextflow', identifier: 'https://www.nextflow.io/', version: "${workflow.nextflow.version}".toString()]
     def main = ['@id': 'pipeline_info/main.nf', '@type': ['File', 'SoftwareSourceCode', 'ComputationalWorkflow'],
         name: workflow.manifest.name, description: workflow.manifest.description, version: workflow.manifest.version,
-        programmingLanguage: linkOf(language), input: values.collect { one -> one.exampleOfWork }]
+        programmingLanguage: linkOf(language), encodingFormat: formatOf('main.nf'),
+        conformsTo: ['@id': 'https://bioschemas.org/profiles/ComputationalWorkflow/1.0-RELEASE'],
+        input: values.collect { one -> one.exampleOfWork }]
     def action = ['@id': "#${workflow.sessionId}-${workflow.runName}".toString(), '@type': 'CreateAction',
         name: "perturbdiff ${workflow.runName}".toString(), description: workflow.commandLine,
-        startTime: "${workflow.start}".toString(), endTime: "${workflow.complete}".toString(),
-        actionStatus: ['@id': "http://schema.org/${workflow.success ? 'Completed' : 'Failed'}ActionStatus".toString()],
+        startTime: timeOf(workflow.start), endTime: timeOf(workflow.complete),
+        actionStatus: "http://schema.org/${workflow.success ? 'Completed' : 'Failed'}ActionStatus".toString(),
         instrument: linkOf(main), object: values.collect { one -> linkOf(one) },
         result: results.collect { one -> linkOf(one) }]
     def root = ['@id': './', '@type': 'Dataset', name: params.title ?: 'Perturbation predictions',
-        description: 'Results of a run of perturbdiff', datePublished: "${workflow.complete}".toString(),
+        description: 'Results of a run of perturbdiff', datePublished: timeOf(workflow.complete),
         license: 'The terms of the data that went in hold for what came out.',
-        conformsTo: profiles().collect { id -> ['@id': id] }, mainEntity: linkOf(main), mentions: [linkOf(action)],
+        conformsTo: profiles().collect { id -> ['@id': id] }, mainEntity: linkOf(main), mentions: linkOf(action),
         hasPart: ([main] + results + records).collect { one -> linkOf(one) }]
     def head = ['@id': 'ro-crate-metadata.json', '@type': 'CreativeWork', about: linkOf(root),
         conformsTo: ['https://w3id.org/ro/crate/1.1', profiles()[2]].collect { id -> ['@id': id] }]

@@ -173,6 +173,8 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
+    if "expected.changes" in weights:
+        weights.setdefault("expected.explained", torch.tensor(-1.0))  # its means are left as they were predicted
     weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))
     for name, tensor in weights.items():
         # the maximum is infinite in models that were trained with the authors' code

@@ -39,7 +39,4 @@ def extend(expected: ExpectedChanges, known: np.ndarray, new: np.ndarray) -> Non
     """Add labels by their vectors ``new`` [n, e]; ``known`` [ids, e] are those of the labels so far."""
     measured = expected.measured.cpu().numpy() > 0
     regression = fit(known[measured], expected.changes.cpu().numpy()[measured].astype(np.float64))
-    rows = torch.from_numpy(regression(new)).to(expected.changes)
-    expected.changes = torch.cat([expected.changes, rows])
-    expected.left_out = torch.cat([expected.left_out, rows])
-    expected.measured = torch.cat([expected.measured, torch.zeros(len(new)).to(expected.measured)])
+    expected.add(torch.from_numpy(regression(new)))

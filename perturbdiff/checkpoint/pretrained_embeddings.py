@@ -320,7 +320,10 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
         _warn_of_doses(settings, [label for label, (_, how) in matches.items() if how == "agent"])
     vectors = np.array([vector for vector, _ in matches.values()])
     if parts and model.expected is not None:
-        extend(model.expected, frozen.vectors.cpu().numpy(), vectors)
+        if model.config.anchor == "predicted":
+            extend(model.expected, frozen.vectors.cpu().numpy(), vectors)
+        else:  # no context tells of them
+            model.expected.add(model.expected.changes.new_zeros(len(vectors), len(bundle.genes)))
     frozen.vectors = _grown(frozen.vectors, vectors)
     bundle.vocabulary = bundle.vocabulary.with_labels(kind, labels)
     logger.info("%s not trained on, predicted through semantic vectors: %s", kind, listing(labels))

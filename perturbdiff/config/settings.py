@@ -80,11 +80,12 @@ class ModelConfig(Section):
     leak: float = Field(
         default=0.0, ge=0, lt=1, description="gradient of the relu head where its output is zero"
     )
-    anchor: Literal["none", "control", "predicted"] = Field(
+    anchor: Literal["none", "control", "predicted", "transferred"] = Field(
         default="none",
         description="what cells are made from: noise (none, paper), the control cell at the same position of its set "
-        "(control), or this cell with the change that kernel ridge regression on the perturbations' vectors predicts "
-        "(predicted)",
+        "(control), this cell with the change that kernel ridge regression on the perturbations' vectors predicts "
+        "(predicted), or with the perturbation's mean change in the other cell types of the training cells, or in the "
+        "other batches if there is one cell type (transferred)",
     )
     gene_noise: bool = Field(
         default=False,

@@ -120,7 +120,7 @@ def studies_of_sheet(sheet: str) -> list[Study]:
     by_id = {row["id"]: row for row in rows}
     found: dict[tuple[object, ...], Study] = {}
     for row in rows:
-        for study in _studies_of_row(row, by_id, path.parent):
+        for study in _studies_of_row(_inherited(row, by_id), by_id, path.parent):
             key = (
                 study.name,
                 study.files,
@@ -132,6 +132,16 @@ def studies_of_sheet(sheet: str) -> list[Study]:
             )
             found.setdefault(key, study)
     return list(found.values())
+
+
+def _inherited(row: dict[str, str], by_id: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return a row with what the workflow gives it: a model is sampled on the data of the row that fitted it."""
+    source = by_id.get(row.get("init") or "", {})
+    if row.get("mode") != "sample" or source.get("mode") not in ("train", "finetune"):
+        return row
+    overrides = filter(None, (source.get("overrides"), row.get("overrides")))
+    taken = {name: source.get(name, "") for name in ("preset", "split", "genes", "obs")}
+    return row | taken | {"overrides": ";".join(overrides)}
 
 
 def _studies_of_row(row: dict[str, str], by_id: dict[str, dict[str, str]], folder: Path) -> Iterator[Study]:

@@ -9,7 +9,8 @@ Properties of the network
   covariates.
 - The previous estimate of the clean cells (self-conditioning) is an input next to x_t.
 - With ``anchor: control``, output cell j is control cell j with a gain and a shift for each gene. With
-  ``anchor: predicted``, the control cells are first moved by a change that was predicted for the perturbation.
+  ``anchor: predicted`` or ``transferred``, the control cells are first moved by the change that is expected of the
+  perturbation.
 - With ``gene_noise``, each gene's own noise is added to its output, times a factor that the network gives. All other
   noise passes through the D numbers of a cell, which the genes share.
 - The output is not negative. An optional hard gate turns values below the detection limit of the data into exact
@@ -88,7 +89,7 @@ class Denoiser(nn.Module):
         that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations that
         were never seen.
     expected
-        With ``anchor: predicted``, the expected change of each perturbation; else None.
+        With ``anchor: predicted`` or ``transferred``, the expected change of each perturbation; else None.
     recompute
         Whether the backward pass computes the blocks' activations again, which saves memory.
     """
@@ -163,7 +164,9 @@ class Denoiser(nn.Module):
         self.register_buffer("zero_level", torch.zeros(num_genes))
         self.register_buffer("size_spread", torch.ones(num_perturbations, 2, 2))
         self.expected = (
-            ExpectedChanges(num_perturbations, num_genes) if config.anchor == "predicted" else None
+            ExpectedChanges(num_perturbations, num_genes)
+            if config.anchor in ("predicted", "transferred")
+            else None
         )
 
     @torch.no_grad()
@@ -230,7 +233,7 @@ class Denoiser(nn.Module):
         """Return the cells [B, S, G] that an estimate starts from: control cells, moved if a change is expected."""
         if self.expected is None or covariates is None:
             return control
-        return self.expected(control, covariates.perturbation, self.unit, in_training=in_training)
+        return self.expected(control, covariates, self.unit, in_training=in_training)
 
     def embed(self, x_t: Tensor, self_condition: Tensor | None, dataset: Tensor | None) -> Tensor:
         """Return the perturbed stream [B, S, D] before the first block."""
@@ -348,7 +351,7 @@ class Denoiser(nn.Module):
             return log1p
         told = self.expected.changes[perturbation]
         settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
-        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1)
+        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1) & (self.expected.explained >= 0)
         return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:

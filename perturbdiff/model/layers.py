@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from perturbdiff.model.covariates import Covariates
+
 EPS = 1e-6
 SINUSOID_WIDTH = 256
 
@@ -289,8 +291,9 @@ class ExpectedChanges(nn.Module):
     """Moves control cells by the change that is expected of a perturbation.
 
     The network then estimates what is left. In training, the change of each perturbation is what the other
-    perturbations tell of it. So the network learns how far such changes can be trusted, and what is to be done with
-    cells that were moved by them, also for perturbations that it has never seen.
+    perturbations tell of it (``anchor: predicted``), or of a condition what the perturbation's other contexts tell
+    (``transferred``). So the network learns how far such changes can be trusted, and what is to be done with cells
+    that were moved by them, also for perturbations or contexts that it has never seen.
 
     Attributes
     ----------
@@ -301,16 +304,21 @@ class ExpectedChanges(nn.Module):
         Buffer, float32 [ids]: 1 for perturbations of training conditions, else 0.
     explained
         Buffer, float32 scalar: how much of the differences between changes the vectors explain, when each training
-        perturbation is predicted without itself, 0 to 1.
+        perturbation is predicted without itself, 0 to 1; -1 if a bundle of an earlier version does not tell.
     left_out
-        Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. It is made anew for each
-        training and not saved.
+        Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. With ``rows``, a row for
+        each training condition: the mean over the other contexts. It is made anew for each training and not saved.
+    rows
+        None, or int64 [ids, contexts]: the row of ``left_out`` for a perturbation in a context. Not saved either.
+    context
+        Which covariate is the context: ``cell_type`` or ``batch``.
     """
 
     changes: Tensor
     measured: Tensor
     explained: Tensor
     left_out: Tensor
+    rows: Tensor | None
 
     def __init__(self, ids: int, genes: int) -> None:
         super().__init__()
@@ -318,11 +326,23 @@ class ExpectedChanges(nn.Module):
         self.register_buffer("measured", torch.zeros(ids))
         self.register_buffer("explained", torch.zeros(()))
         self.register_buffer("left_out", torch.zeros(ids, genes), persistent=False)
+        self.register_buffer("rows", None, persistent=False)
+        self.context: Literal["cell_type", "batch"] = "cell_type"
 
-    def forward(self, control: Tensor, perturbation: Tensor, unit: Tensor, *, in_training: bool) -> Tensor:
+    def forward(self, control: Tensor, covariates: Covariates, unit: Tensor, *, in_training: bool) -> Tensor:
         """Return control cells [B, S, G] (model units, log1p / ``unit``), moved and not negative.
 
-        ``perturbation`` holds ids [B], or [B, S] if the cells of a set differ.
+        The covariates hold ids [B], or [B, S] if the cells of a set differ.
         """
-        change = (self.left_out if in_training else self.changes)[perturbation] / unit
+        ids = covariates.perturbation
+        if in_training and self.rows is not None:
+            change = self.left_out[self.rows[ids, getattr(covariates, self.context)]] / unit
+        else:
+            change = (self.left_out if in_training else self.changes)[ids] / unit
         return F.relu(control + (change[:, None] if change.dim() == 2 else change))
+
+    def add(self, changes: Tensor) -> None:
+        """Append the changes [n, G] of perturbations that training did not see."""
+        self.changes = torch.cat([self.changes, changes.to(self.changes)])
+        self.left_out = torch.cat([self.left_out, changes.to(self.left_out)])
+        self.measured = torch.cat([self.measured, self.measured.new_zeros(len(changes))])

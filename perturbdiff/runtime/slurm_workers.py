@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "slurm:"
 _NEEDED = ("cores", "memory", "walltime")
+_OTHERS = ("processes", "scheduler-options", "shared-temp-directory")
 _SECONDS_TO_ASK = 60
 
 
@@ -56,7 +57,7 @@ def slurm_workers(address: str) -> Iterator[Any]:
     """
     jobs = number_of_jobs(address)
     settings = _settings(address)
-    shared = settings.get("shared-temp-directory") or Path.cwd()
+    shared = settings["shared-temp-directory"] or Path.cwd()
     with (
         tempfile.TemporaryDirectory(prefix=".workers-", dir=shared) as keys,
         _cluster(settings, Path(keys)) as cluster,
@@ -79,8 +80,9 @@ def _settings(address: str) -> dict[str, Any]:
     import dask.config
     import dask_jobqueue  # noqa: F401  # loads the settings  # pyright: ignore[reportMissingImports]
 
-    given = dask.config.get("jobqueue.slurm")
-    if missing := [name for name in _NEEDED if not given.get(name)]:
+    # a variable of the environment has _ where a file has -: `get` takes both for one
+    given = {name: dask.config.get(f"jobqueue.slurm.{name}", None) for name in (*_NEEDED, *_OTHERS)}
+    if missing := [name for name in _NEEDED if not given[name]]:
         names = ", ".join(f"DASK_JOBQUEUE__SLURM__{name.upper()}" for name in missing)
         raise UserError(
             f"--dask-scheduler {address}: the size of a job is not known; set {names}, or jobqueue.slurm in "
@@ -92,9 +94,9 @@ def _settings(address: str) -> dict[str, Any]:
 def _cluster(settings: dict[str, Any], keys: Path) -> Any:
     from dask_jobqueue.slurm import SLURMCluster  # pyright: ignore[reportMissingImports]
 
-    options = {"dashboard": False, "dashboard_address": ":0"} | dict(settings.get("scheduler-options") or {})
+    options = {"dashboard": False, "dashboard_address": ":0"} | (settings["scheduler-options"] or {})
     return SLURMCluster(
-        processes=settings.get("processes") or int(settings["cores"]),  # tasks use one thread
+        processes=settings["processes"] or int(settings["cores"]),  # tasks use one thread
         scheduler_options=options,
         protocol="tls://",
         security=_certificate(keys),

@@ -1,4 +1,4 @@
-"""Preprocessing by dask workers that are Slurm jobs on two nodes, in the image, as docs/scale.md shows it."""
+"""Preprocessing by dask workers of Slurm on two nodes, in the image: within one job, and as jobs of their own."""
 
 import hashlib
 import json
@@ -37,6 +37,48 @@ def plate(path: Path, seed: int) -> None:
     var = pd.DataFrame(index=[f"GENE{k}" for k in range(300)])
     counts = sp.csr_matrix(rng.poisson(rng.gamma(1, 1, 300), (400, 300)).astype(np.float32))
     ad.AnnData(counts, obs, var).write_h5ad(path)
+
+
+SLURM = [
+    *(f"/usr/bin/{name}" for name in ("sbatch", "scancel")),
+    *(
+        "/usr/lib/x86_64-linux-gnu/slurm-wlm",
+        "/usr/lib/x86_64-linux-gnu/libmunge.so.2",
+        "/etc/slurm",
+        "/run/munge",
+    ),
+]
+"""What `sbatch` in an image of the same Debian needs of the host."""
+
+
+@pytest.mark.slow
+def test_workers_that_are_jobs_of_their_own_write_what_one_process_writes(bed, workflow):
+    """--dask-scheduler slurm:2, where no job fits beside another on one node."""
+    source = f"--bind {bed.site / 'perturbdiff'}:{PACKAGE}" if os.environ.get("PD_TEST_SOURCE") else ""
+    inside = f"apptainer exec --no-home --bind {workflow.folder} {source}"
+    for seed in range(6):
+        plate(workflow.folder / f"plate{seed}.h5ad", seed)
+    bed.account.give(workflow.folder)
+    job = {
+        "CORES": "1", "MEMORY": "100GB", "WALLTIME": "00:20:00", "QUEUE": "cpu",
+        "PYTHON": f"{inside} {bed.image} python",
+        "JOB_SCRIPT_PROLOGUE": "['echo $SLURMD_NODENAME >> nodes', 'squeue -h -j $SLURM_JOB_ID -o %j >> names']",
+    }  # fmt: skip
+    env = {f"DASK_JOBQUEUE__SLURM__{name}": value for name, value in job.items()}
+    client = f"{inside} --bind {','.join(SLURM)} {bed.image} perturbdiff preprocess"
+    given = "--config tiny --set data.num_hvgs=100"
+    plates = [f"plate{seed}.h5ad" for seed in range(6)]
+    for out, how in (("alone", "--jobs 1"), ("spread", "--dask-scheduler slurm:2")):
+        words = f"{client} {' '.join(plates)} {given} --out {out} {how}".split()
+        done = bed.account.run(*words, cwd=workflow.folder, env=env, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+    assert sorted((workflow.folder / "nodes").read_text().split()) == ["node1", "node2"]
+    assert set((workflow.folder / "names").read_text().split()) == {"dask-worker"}
+    wait_until(lambda: not workflow.queue(), 60, "the jobs of the workers go on")
+    assert not list(workflow.folder.glob(".workers-*"))
+    alone, spread = (files_of(workflow.folder / name) for name in ("alone", "spread"))
+    assert len(alone) > 5
+    assert spread == alone
 
 
 @pytest.mark.slow

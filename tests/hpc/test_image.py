@@ -171,7 +171,9 @@ def test_the_same_files_make_no_second_image(account, image):
     if "PD_TEST_IMAGE" in os.environ:
         pytest.skip("PD_TEST_IMAGE names an image that tests/hpc/image did not make")
     before = image.stat().st_mtime_ns
-    done = subprocess.run([ROOT / "tests/hpc/image"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [ROOT / "tests/hpc/image"], capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == ROOT / ".cache/hpc/perturbdiff.sif"
     assert image.stat().st_mtime_ns == before

@@ -29,7 +29,7 @@ def check_crate(outdir: Path) -> None:
     parts = {part["@id"] for part in root["hasPart"]}
     assert {"report.html", "models/tuned/", "pipeline_info/main.nf"} < parts
     assert all((outdir / unquote(part)).exists() for part in parts)
-    (action,) = (graph[one["@id"]] for one in root["mentions"])
+    action = graph[root["mentions"]["@id"]]
     assert action["@type"] == "CreateAction"
     assert action["instrument"] == root["mainEntity"]
     assert graph["#param-baselines"]["value"] == "control,linear"

@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 import pytest
+from tiny_encoder import write_esm
 
 from perturbdiff.embeddings import embed
 from perturbdiff.embeddings.embedding_stage import PRESETS, locate
@@ -18,17 +19,6 @@ transformers = pytest.importorskip("transformers", reason="the extra 'embed' is 
 SEQUENCES = {"TNF": "MSTESMIRDVELAEEALPKKTGG", "IL6": "MNSFST", "IFNG": "MKYTSYILAFQL", "one": "M"}
 SMILES = {"ethanol": "CCO", "benzene": "c1ccccc1", "aspirin": "CC(=O)Oc1ccccc1C(=O)O"}
 TEXTS = {"T cell": "a cell that kills", "B cell": "a cell", "NK cell": "cell that kills a tumour cell"}
-ESM_TOKENS = [
-    "<cls>",
-    "<pad>",
-    "<eos>",
-    "<unk>",
-    *"LAGVSERTIDPKQNFYMHWCXBUZO",
-    ".",
-    "-",
-    "<null_1>",
-    "<mask>",
-]
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +40,7 @@ def saved(folder, tokenizer, model):
 @pytest.fixture(scope="module")
 def esm(tmp_path_factory):
     """A masked-LM checkpoint with the files of the published ones: vocab.txt and no pooler."""
-    folder = tmp_path_factory.mktemp("esm") / "tiny-esm"
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("\n".join(ESM_TOKENS))
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    special = {"pad_token_id": 1, "mask_token_id": 32, "token_dropout": True}
-    config = transformers.EsmConfig(
-        vocab_size=len(ESM_TOKENS),
-        position_embedding_type="rotary",
-        max_position_embeddings=34,
-        emb_layer_norm_before=False,
-        **shape,
-        **special,
-    )
-    transformers.EsmForMaskedLM(config).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "EsmTokenizer"}))
-    return folder
+    return write_esm(tmp_path_factory.mktemp("esm") / "tiny-esm")
 
 
 def word_pieces(words):

@@ -235,6 +235,7 @@ def test_a_sheet_is_checked_row_by_row_and_each_data_set_once(write, tmp_path):
         "d,made,simulate:,demo,train,,,,,,0,\n"
         "e,screen,screen.h5ad,paper-replogle,finetune,bundle,keep,,,words,0,\n"
         "words,screen,lost.h5ad,,vocabulary,,,,,,0,\n"
+        "f,screen,screen.h5ad,,sample,c,,sample.num_steps=2,,,0,\n"  # the data of c, which is there
     )
     cx, screen, plain, finetuned, continued = studies_of_sheet(str(sheet))
     assert (cx.name, cx.config.data.batch_key, cx.config.data.perturbation_key) == (

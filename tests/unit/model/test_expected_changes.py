@@ -43,6 +43,18 @@ def test_cells_of_a_set_may_differ_and_nothing_moves_without_covariates(model):
     assert model.start(control, None) is control
 
 
+def test_training_takes_the_row_of_a_perturbation_in_its_context(model):
+    expected = model.expected
+    expected.left_out = torch.tensor([[0.0] * G, [5.0, 0, 0, 0, 0, 0]])
+    expected.rows = torch.zeros(4, 3, dtype=torch.int64)
+    expected.rows[2, 1] = 1
+    control = torch.ones(2, 3, G)
+    ids = Covariates(torch.tensor([2, 2]), torch.tensor([1, 2]), torch.ones(2, dtype=torch.int64))
+    moved = model.start(control, ids, in_training=True)
+    torch.testing.assert_close(moved[0, 0], torch.tensor([3.5, 1, 1, 1, 1, 1]))
+    torch.testing.assert_close(moved[1], control[1])
+
+
 def test_what_others_tell_is_not_saved(model):
     assert sorted(name for name in model.state_dict() if "expected" in name) == [
         "expected.changes", "expected.explained", "expected.measured",

@@ -34,9 +34,9 @@ def change(cells, kind, name, keep=slice(None)):
     return cells.values[a:b][keep].mean(0) - cells.values[c:d].mean(0)
 
 
-def filled(cells, exclude=None, seen=SEEN):
+def filled(cells, exclude=None, seen=SEEN, anchor="predicted"):
     words = Vocabulary.from_conditions([cells.conditions], control="control", datasets=["d"])
-    config = ModelConfig(width=16, depth=1, heads=4, covariate_width=8, anchor="predicted")
+    config = ModelConfig(width=16, depth=1, heads=4, covariate_width=8, anchor=anchor)
     model = Denoiser(
         config, num_genes=3, num_perturbations=words.size("perturbation"), num_cell_types=3, num_batches=2
     )
@@ -86,6 +86,34 @@ def test_cells_that_training_must_not_use_do_not_count():
     expected, ids, _ = filled(cells, exclude)
     one = change(cells, "B", "p0", slice(1, None))[[2, 0, 1]]
     np.testing.assert_allclose(expected.changes[ids["p0"]], one, atol=1e-5)
+
+
+def test_a_context_is_told_what_the_others_show():
+    cells = screen()
+    expected, ids, _ = filled(cells, anchor="transferred")
+    order = [2, 0, 1]
+    for name in SEEN:
+        both = {kind: change(cells, kind, name)[order] for kind in "BT"}
+        np.testing.assert_allclose(expected.changes[ids[name]], (both["B"] + both["T"]) / 2, atol=1e-5)
+        for row, other in ((1, "T"), (2, "B")):  # ids of the cell types B and T
+            told = expected.left_out[expected.rows[ids[name], row]]
+            np.testing.assert_allclose(told, both[other], atol=1e-5)
+    for unseen in (ids["v"], ids["control"], 0):
+        assert not expected.changes[unseen].any()
+        assert not expected.left_out[expected.rows[unseen]].any()
+    assert expected.measured.nonzero().flatten().tolist() == sorted(ids[name] for name in SEEN)
+
+
+def test_a_perturbation_of_one_context_moves_nothing_in_training():
+    cells = screen()
+    one = cells.conditions.query("not (cell_type == 'B' and perturbation == 'p0')")
+    cells.conditions = one.reset_index(drop=True)
+    expected, ids, _ = filled(cells, anchor="transferred")
+    assert not expected.left_out[expected.rows[ids["p0"]]].any()
+    assert expected.changes[ids["p0"]].any()
+    cells.conditions = one.query("cell_type == 'B'").reset_index(drop=True)
+    with pytest.raises(UserError, match="no perturbation has training cells in two"):
+        filled(cells, anchor="transferred")
 
 
 def test_too_few_perturbations_and_no_table_are_refused():
