@@ -1,6 +1,7 @@
 """``perturbdiff run`` and ``init``: from one file to a report, again, interrupted, and refused."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import messy_screens
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from tiny_data import TINY, tiny_counts
 
 from perturbdiff.config import recipes
-from perturbdiff.embeddings.embedding_tables import EmbeddingTable
+from perturbdiff.embeddings.embedding_tables import EmbeddingTable, SemanticKind
 from perturbdiff.screen.stages import Stages
 from perturbdiff.store.store import Store
 
@@ -191,7 +192,7 @@ def test_vectors_of_perturbations_bring_kernel_ridge_among_the_baselines(run_cli
     labels = sorted({str(p) for p in Store(table[0]).conditions["perturbation"]})
     vectors = np.random.default_rng(0).normal(size=(len(labels), 4))
     EmbeddingTable(tuple(labels), vectors).write(tmp_path / "agents.parquet")
-    given = {"perturbation": tmp_path / "agents.parquet"}
+    given: dict[SemanticKind, Path] = {"perturbation": tmp_path / "agents.parquet"}
     stages = Stages(tmp_path, recipes.load("tiny"), "it", *table, trained / "bundle", embeddings=given)
     assert set(stages.baselines) - set(replace(stages, embeddings={}).baselines) == {"kernel-ridge"}
     stages.predict_baselines(("control", "kernel-ridge"))
