@@ -174,7 +174,8 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
         raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
     if "expected.changes" in weights:
-        weights.setdefault("expected.explained", torch.tensor(-1.0))  # its means are left as they were predicted
+        # -1: means are left as they were predicted
+        weights.setdefault("expected.explained", torch.tensor(-1.0))
     weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))
     for name, tensor in weights.items():
         # the maximum is infinite in models that were trained with the authors' code
