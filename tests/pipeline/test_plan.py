@@ -275,4 +275,4 @@ def test_slurm_settings_reach_the_jobs(nextflow):
         assert setting in text
     # one selector, one side: a profile's selector would throw away what the base says under the same name
     assert text.count("withLabel:gpu {") == text.count("withLabel:process_gpu {") == 1
-    assert "cpus = { params.train_cpus }" in text
+    assert "cpus = { params.train_cpus as int }" in text

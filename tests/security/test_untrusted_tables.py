@@ -23,7 +23,7 @@ from perturbdiff.reporting.loading.failed_runs import read_expected
 from perturbdiff.reporting.loading.results import read_runs
 from perturbdiff.reporting.page.page import write_report
 from perturbdiff.reporting.page.page_data import _escaped
-from perturbdiff.runtime import outputs, tabular, untrusted
+from perturbdiff.runtime import outputs, parquet_bounds, tabular, untrusted
 from perturbdiff.runtime.errors import UserError, listing
 from perturbdiff.runtime.progress import set_up_logging
 
@@ -86,11 +86,11 @@ def test_a_parquet_table_that_claims_more_than_it_can_hold_is_refused(tmp_path, 
         "of more than 16 levels": pa.table({"x": nested}),
         "a description of its columns": pa.table({"x": [1]}),
     }
-    monkeypatch.setattr(tabular, "DECODED_AT_LEAST", 1 << 20)
-    monkeypatch.setattr(tabular, "MOST_COLUMNS", 1)
+    monkeypatch.setattr(parquet_bounds, "DECODED_AT_LEAST", 1 << 20)
+    monkeypatch.setattr(parquet_bounds, "MOST_COLUMNS", 1)
     for claim, table in tables.items():
         if claim.startswith("a desc"):
-            monkeypatch.setattr(tabular, "LARGEST_FOOTER", 10)
+            monkeypatch.setattr(parquet_bounds, "LARGEST_FOOTER", 10)
         parquet.write_table(table, path)
         said = message_of(lambda: tabular.read_parquet(path, "again"))
         assert f"t.parquet: claims {claim}" in said or (claim in said and "claims a column" in said), said

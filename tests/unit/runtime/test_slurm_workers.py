@@ -11,7 +11,8 @@ from perturbdiff.runtime.task_runner import TaskRunner
 
 SBATCH = """#!/bin/bash
 if [ "$1" = --test-only ]; then cat > asked.sh; exit 0; fi
-bash "$1" > "job.log" 2>&1 &
+cp "$1" job.$$.sh  # as Slurm does: the file is gone when sbatch has ended
+bash job.$$.sh > job.log 2>&1 &
 echo $! >> started
 echo "Submitted batch job $!"
 """

@@ -6,6 +6,7 @@ import itertools
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -127,7 +128,10 @@ def test_biases_do_not_decay():
 
 
 def fake_store(values, scale=10.0):
-    return SimpleNamespace(expression=lambda rows: sp.csr_matrix(values[rows]), scale=scale, path="s")
+    one = pd.DataFrame({"start": [0]})
+    return SimpleNamespace(
+        expression=lambda rows: sp.csr_matrix(values[rows]), scale=scale, path="s", conditions=one
+    )
 
 
 def test_units_come_from_the_given_rows_only():
