@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ def worker_of(number: int) -> tuple[int, str]:
     return 2 * number, os.environ.get("JOB_OF", "")
 
 
+def too_long(*_):
+    raise TimeoutError("no worker came: see job.log")  # dask waits for ever
+
+
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A folder to start from, with Slurm's programs on the path and a site's settings."""
@@ -47,8 +52,11 @@ def site(tmp_path, monkeypatch):
             f"export PYTHONPATH={Path(__file__).parent}:$PYTHONPATH",
         ]
     }
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(240)
     with dask.config.set({f"jobqueue.slurm.{name}": value for name, value in given.items()}):
         yield tmp_path
+    signal.alarm(0)
 
 
 def test_the_jobs_do_the_tasks_and_are_cancelled_in_the_end(site, monkeypatch):
