@@ -13,7 +13,7 @@ from published import published
 
 HEADER = "id,dataset,input,preset,mode,init,overrides,seed"
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.genes=120"
-SHORT = "model.width=32;train.max_steps=60;train.valid_every=60;train.valid_sets=4;sample.num_steps=5"
+SHORT = "model.width=32;train.max_steps=200;train.valid_every=200;train.valid_sets=4;sample.num_steps=5"
 EVERYTHING = {
     "PREPROCESS",
     "SPLIT",
