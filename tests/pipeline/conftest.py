@@ -17,6 +17,9 @@ from perturbdiff import datasets
 
 ROOT = Path(__file__).parents[2]
 
+MISSING = "norman19"
+"""A published data set that is nowhere."""
+
 FAKE = """#!{python}
 # Stands in for the program: keeps its arguments, makes what it is asked for.
 import json, os, pathlib, sys
@@ -136,7 +139,7 @@ class Questions:
             text=True,
         )
 
-    def _answer(self, **question) -> Any:
+    def _answer(self, **question) -> tuple[Any, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         said = []
@@ -147,20 +150,29 @@ class Questions:
             said.append("it has ended")
         for line in self._process.stdout:
             if line.startswith("answer: "):
-                return json.loads(line.removeprefix("answer: "))[0]
+                return json.loads(line.removeprefix("answer: "))[0], "".join(said)
             said.append(line)
         raise AssertionError("".join(said))
 
     def refusal(self, folder: Path, *, stub: bool = True, **given: object) -> str:
-        """Return what the workflow says of these parameters before any task; results would go to ``folder/out``."""
-        usual = {"outdir": str(folder / "out"), "ckpt_dir": str(folder / "checkpoints")}
-        told = self._answer(folder=str(folder), stub=stub, given=usual | given)
+        """Return why the workflow refuses these parameters before any task; results would go to ``folder/out``."""
+        told, _ = self._plan(folder, stub, given)
         assert told is not None, "nothing is refused"
         return told
 
+    def plan(self, folder: Path, **given: object) -> str:
+        """Return what the workflow says before its first task; the plan is in ``folder/out``."""
+        told, said = self._plan(folder, True, given)
+        assert told is None, told
+        return said
+
+    def _plan(self, folder: Path, stub: bool, given: dict[str, object]) -> tuple[str | None, str]:
+        usual = {"outdir": str(folder / "out"), "ckpt_dir": str(folder / "checkpoints")}
+        return self._answer(folder=str(folder), stub=stub, given=usual | given)
+
     def recipe(self, folder: Path, preset: str, overrides: str) -> dict[str, Any]:
         """Return the values that the workflow finds in a preset, or a file in a folder, and a cell of overrides."""
-        return self._answer(folder=str(folder), preset=preset, overrides=overrides)
+        return self._answer(folder=str(folder), preset=preset, overrides=overrides)[0]
 
     def end(self) -> None:
         self._process.communicate(timeout=600)
@@ -185,9 +197,11 @@ def program() -> str:
 
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory) -> Path:
-    """Empty files under the names of the published data sets: enough for a plan."""
+    """Empty files under the names of the published data sets but one: enough for a plan."""
     folder = tmp_path_factory.mktemp("published")
-    for dataset in datasets.registered().values():
+    for name, dataset in datasets.registered().items():
+        if name == MISSING:
+            continue
         path = folder / dataset.file.format(part=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
