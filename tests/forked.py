@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import resource
@@ -82,6 +83,8 @@ def import_all() -> None:
     """Import what commands need, so that a forked process need not."""
     for name in HEAVY:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a forked process that looked for garbage here would copy every page
 
 
 def command(

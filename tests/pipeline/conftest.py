@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -76,37 +77,33 @@ class Nextflow:
         self.program, self.folder, self.stand_ins, self.classes = program, folder, stand_ins, classes
         self.path = [Path(sys.executable).parent]
 
-    def _options(self) -> str:
-        """Options of Java. The first command archives the classes that it loaded, which spares others two seconds."""
-        named = "SharedArchiveFile" if self.classes.exists() else "ArchiveClassesAtExit"
-        path = self.classes if self.classes.exists() else self._partial()
-        return f"-Xms128m -Xmx1g -XX:+UseSerialGC -Xlog:disable -XX:{named}={path}"
-
-    def _partial(self) -> Path:
-        return self.classes.with_suffix(f".{os.getpid()}")
-
     def environment(self, parser: str) -> dict[str, str]:
+        known = f" -XX:SharedArchiveFile={self.classes}" if self.classes.exists() else ""
         return os.environ | {
             "PATH": ":".join([*map(str, self.path), os.environ["PATH"]]),
             "NXF_SYNTAX_PARSER": parser,
             "NXF_ANSI_LOG": "false",
             "NXF_OFFLINE": "true",
-            "NXF_OPTS": self._options(),
+            "NXF_OPTS": f"-Xms128m -Xmx1g -XX:+UseSerialGC -Xlog:disable{known}",
             "PERTURBDIFF_DATA": str(self.stand_ins),
         }
 
     def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
+        environment, partial = self.environment(parser), self.classes.with_suffix(f".{os.getpid()}")
+        if not self.classes.exists() and "-stub" in arguments:
+            # the classes that are loaded are kept, which spares others two seconds
+            environment["NXF_OPTS"] += f" -XX:ArchiveClassesAtExit={partial}"
         done = subprocess.run(
             [self.program, *arguments],
             cwd=self.folder,
-            env=self.environment(parser),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        if self._partial().exists():
-            self._partial().rename(self.classes)
+        if partial.exists():
+            partial.rename(self.classes) if done.returncode == 0 else partial.unlink()
         # 25.04 warns of valid selectors
         lines = [
             line
@@ -209,11 +206,13 @@ def stand_ins(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nextflow_in(program, stand_ins, tmp_path_factory):
+def nextflow_in(program, stand_ins):
     """Return a function: folder → `Nextflow` that runs there."""
-    base = tmp_path_factory.getbasetemp()
-    # one for all processes of the tests
-    classes = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "nextflow.jsa"
+    # kept for the next time: Java does without, if it does not fit
+    java = Path(shutil.which("java") or Path(os.environ["JAVA_HOME"]) / "bin" / "java").resolve()
+    known = sha256(f"{program} {java} {java.stat().st_mtime}".encode()).hexdigest()[:12]
+    classes = ROOT / ".cache" / "tests" / f"{known}.jsa"
+    classes.parent.mkdir(parents=True, exist_ok=True)
     return lambda folder: Nextflow(program, folder, stand_ins, classes)
 
 
