@@ -222,8 +222,12 @@ def found(request, nextflow_in, tmp_path_factory):
         "problems": [{"profiles": p, "given": g} for p, g, _ in PROBLEMS]
         + [{"profiles": p, "given": {}} for p in FITTING],
         "tools": [{"root": "nowhere"} | case for case, _ in TOOLS],
-        "images": [None, "docker://some/where@sha256:0123", "docker://some/where",
-                   *(str(folder / name) for name in ("x.sif", "none.sif"))],
+        "images": [
+            None,
+            "docker://some/where@sha256:0123",
+            "docker://some/where",
+            *(str(folder / name) for name in ("x.sif", "none.sif")),
+        ],
         "warnings": [given for given, _ in WARNINGS],
         "containers": [{"profile": name, "given": placed(folder, given)} for name, given in CONTAINERS],
         "remedies": [case[:3] for case in REMEDIES],
@@ -234,7 +238,9 @@ def found(request, nextflow_in, tmp_path_factory):
     (folder / "cases.json").write_text(json.dumps(cases))
     nextflow = nextflow_in(folder)
     nextflow.path.insert(0, folder / "programs")
-    ran = nextflow("-c", "version.config", "run", "site.nf", "-params-file", "params.json", parser=request.param)
+    ran = nextflow(
+        "-c", "version.config", "run", "site.nf", "-params-file", "params.json", parser=request.param
+    )
     assert ran.code == 0, ran.output
     return json.loads((folder / "found.json").read_text()) | {"said": ran.output, "folder": folder}
 

@@ -60,7 +60,9 @@ def test_a_sheet_cannot_run_commands(questions, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_parameters_cannot_run_commands_and_every_mistake_in_them_is_told_at_once(nextflow, questions, tmp_path):
+def test_parameters_cannot_run_commands_and_every_mistake_in_them_is_told_at_once(
+    nextflow, questions, tmp_path
+):
     (tmp_path / "kang.h5ad").touch()
     (tmp_path / "sheet.csv").write_text("\n".join([COLUMNS, row(id="a")]) + "\n")
     command = "x\ntouch canary\n"
