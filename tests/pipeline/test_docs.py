@@ -33,7 +33,10 @@ MADE = {
     "export.md": ("counts.h5ad", "for_scorer.h5ad", "metrics/counts/metrics.csv"),
 }
 SIMULATED = re.compile(r"(perturbdiff simulate .*--cells) (?:1500|2000|3000) ")
-FEWER = r"\1 1200 --set simulate.genes=300 --set simulate.knockdowns=4 --set simulate.drugs=1 --set simulate.cytokines=1 "
+FEWER = r"\1 1200" + "".join(
+    f" --set simulate.{name}={number}" for name, number in
+    {"genes": 300, "knockdowns": 4, "drugs": 1, "cytokines": 1}.items()
+) + " "  # fmt: skip
 """A screen of 8 perturbations instead of 20: what costs is the comparison of all with all."""
 AGAIN = "perturbdiff run sim/counts.h5ad --out second --config plan/recipe.yaml"
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
