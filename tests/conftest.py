@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import pytest
 from standing_program import standing
 from tiny_data import tiny_counts
@@ -25,6 +26,7 @@ from trained_folder import make_trained
 
 from perturbdiff.cli import main
 
+forked.build_once()
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
