@@ -83,41 +83,14 @@ def test_a_captured_network_learns_the_same_under_the_same_names(trained, plain,
     assert len(captured) == 1
 
 
-@pytest.fixture
-def deterministic():
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("deterministic")  # as in a training
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
-def test_a_compiled_network_learns_the_same(monkeypatch):
-    """Two steps of machine code for one way through the network; the test above takes all ways, in a training."""
+def test_a_compiled_network_learns_the_same(trained, tmp_path, monkeypatch):
+    """Machine code for one way through the network; the test above takes all ways."""
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # processes would load torch anew
-    plain, compiled, sets = tiny_module(), tiny_module(), tiny_batch()
-    compiled.compile_network()
-    for step in range(2):
-        losses = []
-        for own in (plain, compiled):
-            draws = own.draws(sets.target.shape, step)._replace(self_condition=False)
-            losses.append(own.objective(sets, draws)["total"])
-            own.zero_grad()
-            losses[-1].backward()
-            with torch.no_grad():
-                for parameter in own.parameters():
-                    if parameter.grad is not None:
-                        parameter -= 0.1 * parameter.grad
-        torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
-    moved = tiny_module().denoiser.state_dict()
-    for (name, one), (other, two) in zip(
-        plain.denoiser.state_dict().items(), compiled.denoiser.state_dict().items(), strict=True
-    ):
-        assert name == other
-        torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-4)
-    assert any(not torch.equal(tensor, moved[name]) for name, tensor in plain.denoiser.state_dict().items())
+    few = ("model.depth=1", "train.self_condition=0", "train.choose=last")
+    plain = run(trained, tmp_path / "a", *few)
+    assert_the_same(run(trained, tmp_path / "b", "train.compile=true", *few), plain)
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
