@@ -173,7 +173,7 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
-    if "expected.changes" in weights:
+    if "expected.measured" in weights:
         # -1: means are left as they were predicted
         weights.setdefault("expected.explained", torch.tensor(-1.0))
     weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))

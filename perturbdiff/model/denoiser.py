@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from perturbdiff.model import cell_sizes
 from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
+from perturbdiff.model.expected_changes import PredictedChanges, TransferredChanges
 from perturbdiff.model.layers import (
     AdaptiveNorm,
-    ExpectedChanges,
     GeneTable,
     InputLayers,
     MMDiTBlock,
@@ -163,11 +163,11 @@ class Denoiser(nn.Module):
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
         self.register_buffer("zero_level", torch.zeros(num_genes))
         self.register_buffer("size_spread", torch.ones(num_perturbations, 2, 2))
-        self.expected = (
-            ExpectedChanges(num_perturbations, num_genes)
-            if config.anchor in ("predicted", "transferred")
-            else None
-        )
+        self.expected: PredictedChanges | TransferredChanges | None = None
+        if config.anchor == "predicted":
+            self.expected = PredictedChanges(num_perturbations, num_genes)
+        elif config.anchor == "transferred":
+            self.expected = TransferredChanges(num_perturbations, num_cell_types, num_batches, num_genes)
 
     @torch.no_grad()
     def _start_as_released(self) -> None:
@@ -347,7 +347,7 @@ class Denoiser(nn.Module):
         Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
         perturbations that were seen stay as they are.
         """
-        if self.expected is None:
+        if not isinstance(self.expected, PredictedChanges):
             return log1p
         told = self.expected.changes[perturbation]
         settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
