@@ -65,14 +65,13 @@ class PredictedChanges(nn.Module):
 
 
 class TransferredChanges(nn.Module):
-    """Changes that a perturbation's other contexts tell (``anchor: transferred``), similar ones more.
+    """Changes that a perturbation made in other contexts (``anchor: transferred``). Near contexts count more.
 
-    A context is a cell type, or a batch if there is one cell type. The change expected in a context is the mean over
-    the *other* contexts in which the perturbation was trained on, weighted by exp(`nearness`). That of a training
-    condition does not know the condition itself, neither in training nor in sampling, so that the network sees in
-    training what it will see for contexts that it was not trained on. Genes that rise are raised by the mean change.
-    Genes that fall are multiplied by the share that the same contexts keep of their controls' level, since a gene
-    cannot fall by more than there is. Nothing moves where no other context tells.
+    A context is a cell type, or a batch if there is one cell type. The expected change is a mean over the contexts in
+    which the perturbation was trained on. In sampling their weights follow from how near they are. In training the
+    weights are drawn anew for each set: the network starts from cells that were moved well or badly, sees which, and
+    learns to mend both. Genes that rise are raised by the mean change. Genes that fall are multiplied by the share of
+    their level that the same contexts keep, since a gene cannot fall by more than there is.
 
     Attributes
     ----------
@@ -83,8 +82,8 @@ class TransferredChanges(nn.Module):
     levels
         Buffer, float32 [K, G], log1p: the means of the contexts' control cells.
     nearness
-        Buffer, float32 [K, K]: logarithms of the weights in a context (rows) of each other one. Row 0, for a context
-        that was not in training, is zero: all count the same.
+        Buffer, float32 [K, K]: logarithms of the weights that a context (row) gives to all. Row 0, for a context that
+        was not in training, is zero, so that all count the same.
     """
 
     changes: Tensor
@@ -101,37 +100,36 @@ class TransferredChanges(nn.Module):
         self.register_buffer("levels", torch.zeros(contexts, genes))
         self.register_buffer("nearness", torch.zeros(contexts, contexts))
 
-    def forward(self, control: Tensor, covariates: Covariates, unit: Tensor, *, in_training: bool) -> Tensor:
-        """Return moved control cells [B, S, G], in units of ``unit``. The covariates hold ids [B] or [B, S].
+    def forward(self, control: Tensor, covariates: Covariates, unit: Tensor, shares: Tensor | None) -> Tensor:
+        """Return moved control cells [B, S, G], in units of ``unit``.
 
-        ``in_training`` changes nothing.
+        The covariates hold ids [B], or [B, S] if the cells of a set differ. ``shares`` [B, K] are weights of the
+        contexts for each set, or None for those of sampling.
         """
-        del in_training
         ids, contexts = covariates.perturbation, getattr(covariates, self.context)
         if ids.dim() == 1:
-            change, level = self.told(ids, contexts)
+            change, level = (each[:, None] for each in self.told(ids, contexts, shares))
         else:
             pairs, place = torch.unique(
                 torch.stack([ids, contexts], -1).flatten(0, 1), dim=0, return_inverse=True
             )
-            change, level = (told[place].view_as(control) for told in self.told(*pairs.unbind(-1)))
-        kept = (1 + change.clamp_max(0) / level.clamp_min(torch.finfo(level.dtype).tiny)).clamp_min(0)
-        added = F.relu(change) / unit
-        if ids.dim() == 1:
-            kept, added = kept[:, None], added[:, None]
-        return torch.addcmul(added, control, kept)
+            change, level = (each[place].view_as(control) for each in self.told(*pairs.unbind(-1)))
+        kept = 1 + change.clamp_max(0) / level.clamp_min(torch.finfo(level.dtype).tiny)
+        return torch.addcmul(F.relu(change) / unit, control, kept.clamp_min(0))
 
-    def told(self, ids: Tensor, contexts: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what other contexts tell of n perturbations: mean changes, and levels of their controls, each [n, G].
+    def told(self, ids: Tensor, contexts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the mean change of n perturbations, and the level of the controls that it belongs to, each [n, G].
 
         Ids of labels that were added after training count as unknown.
         """
-        known, contexts_known = self.rows.shape
-        ids, contexts = ids.where(ids < known, 0), contexts.where(contexts < contexts_known, 0)
-        rows = self.rows[ids].long()
-        every = torch.arange(contexts_known, device=rows.device)
-        tells = (rows > 0) & (every != contexts[:, None])
-        weight = self.nearness[contexts].masked_fill(~tells, -torch.inf).softmax(-1).nan_to_num(0.0)
+        known, known_contexts = self.rows.shape
+        rows = self.rows[ids.where(ids < known, 0)].long()
+        if shares is None:
+            weight = self.nearness[contexts.where(contexts < known_contexts, 0)]
+            weight = weight.masked_fill(rows == 0, -torch.inf).softmax(-1).nan_to_num(0.0)
+        else:
+            weight = shares * (rows > 0)
+            weight = weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
         return torch.einsum("nk,nkg->ng", weight, self.changes[rows]), weight @ self.levels
 
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHARPNESS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Inverse widths that are tried, in units of the median squared distance. 0 is the plain mean, and the last is nearly
-the nearest context alone."""
+"""Inverse widths that are tried, in units of the median squared distance. 0 is the plain mean, the last nearly the
+nearest context alone."""
 
 
 def expect_changes(

@@ -47,49 +47,50 @@ def test_cells_of_a_set_may_differ_and_nothing_moves_without_covariates(model):
 
 
 def transferred():
-    """Changes of two perturbations in three cell types (ids 1 to 3), the second in one of them only."""
+    """Changes of one perturbation in two cell types (ids 1, 2) of three."""
     made = TransferredChanges(ids=3, cell_types=4, batches=2, genes=3)
-    made.changes = torch.tensor([[0.0] * 3, [1.0, -1, 0], [3.0, -1, 0], [9.0, -9, 9], [5.0, 5, 5]])
-    made.rows[1, 1:] = torch.tensor([1.0, 2, 3])
-    made.rows[2, 3] = 4
+    made.changes = torch.tensor([[0.0] * 3, [1.0, -1, 0], [3.0, -1, 0]])
+    made.rows[1, 1:3] = torch.tensor([1.0, 2])
     made.levels[1:] = torch.tensor([[2.0, 2, 0], [2.0, 4, 0], [2.0, 9, 0]])
     made.nearness[3, 1] = math.log(3)
     return made
 
 
-def moved(expected, ids, contexts):
+def moved(expected, ids, contexts, shares=None):
     """Return the first cell of each set, moved: all control values are 2."""
     covariates = Covariates(
         torch.tensor(ids), torch.tensor(contexts), torch.ones(len(ids), dtype=torch.int64)
     )
-    unit = torch.tensor(UNIT)
-    return UNIT * expected(torch.ones(len(ids), 2, 3), covariates, unit, in_training=True)[:, 0]
+    return UNIT * expected(torch.ones(len(ids), 2, 3), covariates, torch.tensor(UNIT), shares)[:, 0]
 
 
-def test_a_context_is_told_by_the_others_and_by_near_ones_more():
-    found = moved(transferred(), [1, 1], [3, 1])
-    # rises are added; a fall by 1 of a level of 3/4 · 2 + 1/4 · 4 keeps three fifths
-    torch.testing.assert_close(found[0], torch.tensor([2 + 1.5, 2 * 0.6, 2]))
-    # a fall by 5 of a level of 6.5 keeps 3 of 13
-    torch.testing.assert_close(found[1], torch.tensor([2 + 6.0, 2 * 1.5 / 6.5, 2 + 4.5]))
-
-
-def test_nothing_moves_where_no_other_context_tells():
+def test_near_contexts_tell_more_and_falling_genes_keep_a_share():
     expected = transferred()
-    torch.testing.assert_close(moved(expected, [2, 0, 7], [3, 1, 1]), torch.full((3, 3), UNIT))
-    unknown = moved(expected, [2, 2], [0, 8])  # contexts that were not in training: all count the same
-    torch.testing.assert_close(unknown, torch.full((2, 3), UNIT + 5))
+    # rises are added; a fall by 1 of a level of 3/4 · 2 + 1/4 · 4 keeps three fifths
+    near = torch.tensor([2 + 1.5, 2 * 0.6, 2])
+    alike = torch.tensor([2 + 2.0, 2 * 2 / 3, 2])  # by 1 of 3
+    found = moved(expected, [1, 1, 1, 1], [3, 1, 0, 8])  # the last two were not in training
+    torch.testing.assert_close(found, torch.stack([near, alike, alike, alike]))
+    torch.testing.assert_close(moved(expected, [0, 2, 7], [3, 3, 3]), torch.full((3, 3), UNIT))
+
+
+def test_training_may_weigh_contexts_otherwise():
+    shares = torch.tensor([[9.0, 1, 3, 9], [9.0, 0, 0, 9]])
+    found = moved(transferred(), [1, 1], [3, 3], shares)
+    torch.testing.assert_close(found[0], torch.tensor([2 + 2.5, 2 * 2.5 / 3.5, 2]))
+    torch.testing.assert_close(found[1], torch.full((3,), UNIT))  # no context tells
 
 
 def test_cells_of_a_set_may_differ_in_what_is_transferred():
     expected, ids = transferred(), torch.tensor([[1, 1, 2]])
     control = torch.rand(1, 3, 3)
     mixed = Covariates(ids, torch.tensor([[3, 1, 3]]), torch.ones_like(ids))
-    found = expected(control, mixed, torch.tensor(UNIT), in_training=False)
+    found = expected(control, mixed, torch.tensor(UNIT), None)
     for cell in range(3):
         alone = Covariates(*(each[:, cell] for each in mixed))
-        same = expected(control[:, [cell]], alone, torch.tensor(UNIT), in_training=False)
-        torch.testing.assert_close(found[:, [cell]], same)
+        torch.testing.assert_close(
+            found[:, [cell]], expected(control[:, [cell]], alone, torch.tensor(UNIT), None)
+        )
 
 
 def test_what_others_tell_is_not_saved(model):
