@@ -69,8 +69,8 @@ class TransferredChanges(nn.Module):
 
     A context is a cell type, or a batch if there is one cell type. The expected change is a mean over the contexts in
     which the perturbation was trained on. In sampling their weights follow from how near they are. In training the
-    weights are drawn anew for each set: the network starts from cells that were moved well or badly, sees which, and
-    learns to mend both. Genes that rise are raised by the mean change. Genes that fall are multiplied by the share of
+    weights are drawn anew for each set: the network starts from cells that were moved well, badly or not at all, sees
+    which, and learns to mend each. Genes that rise are raised by the mean change. Genes that fall are multiplied by the share of
     their level that the same contexts keep, since a gene cannot fall by more than there is.
 
     Attributes
@@ -78,7 +78,7 @@ class TransferredChanges(nn.Module):
     changes
         Buffer, float32 [1 + n, G], log1p: the mean changes of n pairs of perturbation and context. Row 0 is zero.
     rows
-        Buffer, [ids, K]: the row of ``changes`` of a perturbation in a context, or 0. It is float32, as all of a bundle.
+        Buffer, [ids, K]: the row of ``changes`` of a perturbation in a context, or 0. As all in a bundle, it is float32.
     levels
         Buffer, float32 [K, G], log1p: the means of the contexts' control cells.
     nearness

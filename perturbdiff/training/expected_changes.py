@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def expect_changes(
     Raises
     ------
     UserError
-        If there are too few training perturbations, or with ``transferred`` none in two contexts.
+        With ``predicted``, if there are too few training perturbations.
     """
     if model.expected is None:
         return
@@ -104,24 +105,28 @@ def _ordered(profiles: np.ndarray, source: Source, genes: list[str]) -> np.ndarr
 
 
 def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vocabulary: Vocabulary) -> None:
-    """Fill changes with the means of the training conditions, and choose how much near contexts count."""
+    """Fill changes with the means of training conditions, and choose how much near contexts count.
+
+    A perturbation with training cells in one context only moves nothing: what is the same elsewhere cannot be told.
+    """
     table = source.store.conditions
     label = vocabulary.encode("perturbation", table["perturbation"])
     context = vocabulary.encode(expected.context, table[expected.context])
     own: dict[tuple[int, int], list[np.ndarray]] = {}
     for condition, change in _training_changes(source, genes):
         own.setdefault((int(label[condition]), int(context[condition])), []).append(change)
-    changes = {pair: np.mean(each, axis=0) for pair, each in own.items()}
+    contexts = Counter(perturbation for perturbation, _ in own)
+    changes = {pair: np.mean(each, axis=0) for pair, each in own.items() if contexts[pair[0]] > 1}
+    if not changes:
+        logger.info(
+            "expected changes: no perturbation has training cells in two %ss, so control cells are not moved",
+            expected.context,
+        )
+        return
     levels = _control_levels(source, genes, context, len(expected.levels))
     rows = np.zeros(tuple(expected.rows.shape), np.int64)
     for row, pair in enumerate(changes, 1):
         rows[pair] = row
-    several = int(((rows > 0).sum(axis=1) > 1).sum())
-    if not several:
-        raise UserError(
-            f"model.anchor=transferred: no perturbation has training cells in two {expected.context}s; "
-            "set model.anchor=control"
-        )
     values = np.stack([np.zeros(len(genes)), *changes.values()])
     distance = np.square(levels[1:, None] - levels[None, 1:]).sum(-1)
     apart = distance[~np.eye(len(distance), dtype=bool)]
@@ -135,7 +140,7 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
     logger.info(
         "expected changes: of %d perturbations in two %ss or more, sharpness %g: each condition told by the others "
         "with a squared error of %.2f of its change (plain mean %.2f, nearest %.2f)",
-        several, expected.context, sharpness, min(errors), errors[0], errors[-1],
+        sum(number > 1 for number in contexts.values()), expected.context, sharpness, min(errors), errors[0], errors[-1],
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
 _COINS, _NOISE, VALIDATION, ZEROS, SLOPE, _VIEW, _SHARES = 1, 2, 3, 4, 5, 6, 7
+_UNTOLD = 0.2  # of the sets start from control cells that are not moved, as unseen perturbations do
 
 
 class Draws(NamedTuple):
@@ -131,16 +132,23 @@ class TrainingModule(nn.Module):
         return Draws(t.to(self.device), noise, drop.to(self.device), self_condition, shares)
 
     def _shares(self, pairs: Sequence[int], step: int) -> Tensor | None:
-        """Return how much contexts count in what is expected of each pair, exponential draws [pairs, K], or None."""
+        """Return how much contexts count in what is expected of each pair of sets [pairs, K], or None.
+
+        These are exponential draws, so that all shares are equally likely. In one of five pairs nothing is told.
+        """
         expected = self.denoiser.expected
         if not isinstance(expected, TransferredChanges):
             return None
-        contexts = expected.rows.shape[1]
-        drawn = [
-            torch.rand(contexts, generator=generator("cpu", _SHARES, self.config.seed, step, p))
-            for p in pairs
-        ]
-        return -torch.log1p(-torch.stack(drawn)).to(self.device)
+        drawn = torch.stack(
+            [
+                torch.rand(
+                    1 + expected.rows.shape[1],
+                    generator=generator("cpu", _SHARES, self.config.seed, step, pair),
+                )
+                for pair in pairs
+            ]
+        )
+        return (-torch.log1p(-drawn[:, 1:]) * (drawn[:, :1] >= _UNTOLD)).to(self.device)
 
     def forward(self, batch: CellSetBatch, draws: Draws) -> dict[str, Tensor]:
         """Return the `objective`; called this way so that several processes can share a step."""

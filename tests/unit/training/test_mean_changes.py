@@ -128,11 +128,16 @@ def test_near_contexts_count_more_where_that_foretells_the_training_conditions()
     assert not mixed.nearness.any()  # the plain mean
 
 
-def test_a_perturbation_in_one_context_only_cannot_be_transferred():
+def test_a_perturbation_in_one_context_only_moves_nothing():
     cells = screen()
-    cells.conditions = cells.conditions.query("cell_type == 'B'").reset_index(drop=True)
-    with pytest.raises(UserError, match="no perturbation has training cells in two"):
-        filled(cells, anchor="transferred")
+    one = cells.conditions.query("not (cell_type == 'B' and perturbation == 'p0')")
+    cells.conditions = one.reset_index(drop=True)
+    expected, ids, _ = filled(cells, anchor="transferred")
+    assert not expected.rows[ids["p0"]].any()
+    assert expected.rows[ids["p1"]].any()
+    cells.conditions = one.query("cell_type == 'B'").reset_index(drop=True)
+    expected, _, _ = filled(cells, anchor="transferred")
+    assert not expected.rows.any()
 
 
 def test_too_few_perturbations_and_no_table_are_refused():
