@@ -6,7 +6,7 @@ Dimension letters: B sets, S cells in a set, G genes, K contexts (with the reser
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -68,17 +68,17 @@ class TransferredChanges(nn.Module):
     """Changes that a perturbation made in other contexts (``anchor: transferred``). Near contexts count more.
 
     A context is a cell type, or a batch if there is one cell type. The expected change is a mean over the contexts in
-    which the perturbation was trained on. In sampling their weights follow from how near they are. In training the
+    which the perturbation was trained on. In sampling, their weights follow from how near they are. In training, the
     weights are drawn anew for each set: the network starts from cells that were moved well, badly or not at all, sees
-    which, and learns to mend each. Genes that rise are raised by the mean change. Genes that fall are multiplied by the share of
-    their level that the same contexts keep, since a gene cannot fall by more than there is.
+    which, and learns to mend each. Genes that rise are raised by the mean change. Genes that fall are multiplied by
+    the share of their level that the same contexts keep, since a gene cannot fall by more than there is.
 
     Attributes
     ----------
     changes
         Buffer, float32 [1 + n, G], log1p: the mean changes of n pairs of perturbation and context. Row 0 is zero.
     rows
-        Buffer, [ids, K]: the row of ``changes`` of a perturbation in a context, or 0. As all in a bundle, it is float32.
+        Buffer, float32 [ids, K], whole numbers: the row of ``changes`` of a perturbation in a context, or 0.
     levels
         Buffer, float32 [K, G], log1p: the means of the contexts' control cells.
     nearness
@@ -93,7 +93,7 @@ class TransferredChanges(nn.Module):
 
     def __init__(self, ids: int, cell_types: int, batches: int, genes: int) -> None:
         super().__init__()
-        self.context = "cell_type" if cell_types > 2 else "batch"
+        self.context: Literal["cell_type", "batch"] = "cell_type" if cell_types > 2 else "batch"
         contexts = cell_types if cell_types > 2 else batches
         self.register_buffer("changes", torch.zeros(1, genes))
         self.register_buffer("rows", torch.zeros(ids, contexts))

@@ -140,7 +140,8 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
     logger.info(
         "expected changes: of %d perturbations in two %ss or more, sharpness %g: each condition told by the others "
         "with a squared error of %.2f of its change (plain mean %.2f, nearest %.2f)",
-        sum(number > 1 for number in contexts.values()), expected.context, sharpness, min(errors), errors[0], errors[-1],
+        sum(number > 1 for number in contexts.values()), expected.context, sharpness,
+        min(errors), errors[0], errors[-1],
     )  # fmt: skip
 
 
