@@ -69,8 +69,8 @@ class TransferredChanges(nn.Module):
 
     A context is a cell type, or a batch if there is one cell type. The expected change is a mean over the contexts in
     which the perturbation was trained on. In sampling, their weights follow from how near they are. In training, the
-    weights are drawn anew for each set: the network starts from cells that were moved well, badly or not at all, sees
-    which, and learns to mend each. Genes that rise are raised by the mean change. Genes that fall are multiplied by
+    weights are drawn anew for each set: the network starts from cells that were moved well or badly, sees which, and
+    learns to mend each. Genes that rise are raised by the mean change. Genes that fall are multiplied by
     the share of their level that the same contexts keep, since a gene cannot fall by more than there is.
 
     Attributes

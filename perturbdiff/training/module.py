@@ -18,12 +18,13 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import generate
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.model.covariates import SemanticTable
 from perturbdiff.model.expected_changes import TransferredChanges
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
 _COINS, _NOISE, VALIDATION, ZEROS, SLOPE, _VIEW, _SHARES = 1, 2, 3, 4, 5, 6, 7
-_UNTOLD = 0.2  # of the sets start from control cells that are not moved, as unseen perturbations do
+_UNTOLD = 0.2  # share of the sets that start from controls as they are, as unseen perturbations do
 
 
 class Draws(NamedTuple):
@@ -134,21 +135,20 @@ class TrainingModule(nn.Module):
     def _shares(self, pairs: Sequence[int], step: int) -> Tensor | None:
         """Return how much contexts count in what is expected of each pair of sets [pairs, K], or None.
 
-        These are exponential draws, so that all shares are equally likely. In one of five pairs nothing is told.
+        These are exponential draws, so that all shares are equally likely. If perturbations have frozen vectors, the
+        network may be asked for unseen ones, which nothing moves. So nothing is told then in one of five pairs.
         """
         expected = self.denoiser.expected
         if not isinstance(expected, TransferredChanges):
             return None
-        drawn = torch.stack(
-            [
-                torch.rand(
-                    1 + expected.rows.shape[1],
-                    generator=generator("cpu", _SHARES, self.config.seed, step, pair),
-                )
-                for pair in pairs
-            ]
-        )
-        return (-torch.log1p(-drawn[:, 1:]) * (drawn[:, :1] >= _UNTOLD)).to(self.device)
+        contexts = expected.rows.shape[1]
+        chance = [generator("cpu", _SHARES, self.config.seed, step, pair) for pair in pairs]
+        drawn = torch.stack([torch.rand(1 + contexts, generator=one) for one in chance])
+        shares = -torch.log1p(-drawn[:, 1:])
+        tables = self.denoiser.covariate_encoder.tables
+        if "perturbation" in tables and isinstance(tables["perturbation"], SemanticTable):
+            shares *= drawn[:, :1] >= _UNTOLD
+        return shares.to(self.device)
 
     def forward(self, batch: CellSetBatch, draws: Draws) -> dict[str, Tensor]:
         """Return the `objective`; called this way so that several processes can share a step."""

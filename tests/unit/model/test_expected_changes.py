@@ -81,6 +81,12 @@ def test_training_may_weigh_contexts_otherwise():
     torch.testing.assert_close(found[1], torch.full((3,), UNIT))  # no context tells
 
 
+def test_what_is_transferred_is_saved_whatever_its_size():
+    old, new = transferred(), TransferredChanges(ids=3, cell_types=4, batches=2, genes=3)
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(moved(new, [1], [3]), moved(old, [1], [3]))
+
+
 def test_cells_of_a_set_may_differ_in_what_is_transferred():
     expected, ids = transferred(), torch.tensor([[1, 1, 2]])
     control = torch.rand(1, 3, 3)
