@@ -106,6 +106,8 @@ class TransferredChanges(nn.Module):
         The covariates hold ids [B], or [B, S] if the cells of a set differ. ``shares`` [B, K] are weights of the
         contexts for each set, or None for those of sampling.
         """
+        if len(self.changes) == 1:
+            return control
         ids, contexts = covariates.perturbation, getattr(covariates, self.context)
         if ids.dim() == 1:
             change, level = (each[:, None] for each in self.told(ids, contexts, shares))
@@ -130,7 +132,8 @@ class TransferredChanges(nn.Module):
         else:
             weight = shares * (rows > 0)
             weight = weight / weight.sum(-1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
-        return torch.einsum("nk,nkg->ng", weight, self.changes[rows]), weight @ self.levels
+        weight = weight[..., None]  # sums and not matrix products, which autocast would round
+        return (weight * self.changes[rows]).sum(1), (weight * self.levels).sum(1)
 
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
         """Take the number of trained conditions from the weights."""
