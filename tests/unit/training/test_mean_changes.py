@@ -11,7 +11,7 @@ from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.kernel_ridge import fit
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
-from perturbdiff.training.expected_changes import expect_changes
+from perturbdiff.training.known_changes import expect_changes
 from perturbdiff.training.setup import Source
 
 SEEN = ("p0", "p1", "p2", "p3", "p4")
