@@ -138,8 +138,8 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
     expected.levels.copy_(torch.from_numpy(levels))
     expected.nearness[1:, 1:] = torch.from_numpy(-sharpness * distance)
     logger.info(
-        "expected changes: of %d perturbations in two %ss or more, sharpness %g: the others leave %.2f of the change of "
-        "a condition untold (all alike %.2f, only the nearest %.2f; squared)",
+        "expected changes: of %d perturbations in two %ss or more, sharpness %g: the others leave %.2f of a "
+        "condition's change untold (all alike %.2f, only the nearest %.2f; squared)",
         sum(number > 1 for number in contexts.values()), expected.context, sharpness,
         min(errors), errors[0], errors[-1],
     )  # fmt: skip
