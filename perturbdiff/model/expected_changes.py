@@ -138,5 +138,5 @@ class TransferredChanges(nn.Module):
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *rest: Any) -> None:
         """Take the number of trained conditions from the weights."""
         if (saved := state.get(f"{prefix}changes")) is not None:
-            self.changes = self.changes.new_zeros(len(saved), self.changes.shape[1])
+            self.changes = self.changes.new_zeros(*saved.shape[:1], self.changes.shape[1])
         super()._load_from_state_dict(state, prefix, *rest)  # pyright: ignore[reportArgumentType]
