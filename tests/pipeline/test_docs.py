@@ -32,8 +32,11 @@ MADE = {
     "store.md": ("all.h5ad",),
     "export.md": ("counts.h5ad", "for_scorer.h5ad", "metrics/counts/metrics.csv"),
 }
-SIMULATED = re.compile(r"(perturbdiff simulate .*--cells) (?:2000|3000) ")
-FEWER = r"\1 1600 --set simulate.knockdowns=4 --set simulate.drugs=1 --set simulate.cytokines=1 "
+SIMULATED = re.compile(r"(perturbdiff simulate .*--cells) (?:1500|2000|3000) ")
+FEWER = r"\1 1200" + "".join(
+    f" --set simulate.{name}={number}" for name, number in
+    {"genes": 300, "knockdowns": 4, "drugs": 1, "cytokines": 1}.items()
+) + " "  # fmt: skip
 """A screen of 8 perturbations instead of 20: what costs is the comparison of all with all."""
 AGAIN = "perturbdiff run sim/counts.h5ad --out second --config plan/recipe.yaml"
 ENVIRONMENT = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
@@ -79,8 +82,7 @@ def test_examples_run(tmp_path, page, quick_program):
     for language, text in BLOCKS[page]:
         # exit code 1: this machine lacks something
         code = text.replace("perturbdiff doctor", "perturbdiff doctor || [ $? = 1 ]")
-        if page == "quickstart.md":
-            code = SIMULATED.sub(FEWER, code)
+        code = SIMULATED.sub(FEWER, code)
         # the second whole run of a page: tests/unit/screen/test_run.py runs an edited recipe
         code = code.replace(AGAIN, AGAIN.replace("perturbdiff run", "perturbdiff init"))
         command = (

@@ -16,6 +16,8 @@ from perturbdiff.evaluation.evaluation_stage import evaluate
 ROOT = Path(__file__).parents[2]
 
 SCREEN = "split.num_held_out=1;split.train_fraction=0.3;simulate.cells=900;simulate.genes=120"
+SCREEN += ";simulate.knockdowns=4;simulate.drugs=1;simulate.cytokines=1"
+"""8 perturbations: what costs is the comparison of all with all."""
 FEW = ("--baselines", "control", "--input")
 
 
