@@ -2,12 +2,12 @@
 
     python lab/family_choice.py --out FOLDER [--choices "noise .02" "power .5"] [--seed 100]
 
-The strong screen of `lab/premise.py`, its measures and its recipe `family`, with one thing changed at a time. All sets
-are judged by 32 cells, whatever the size of a training set. A network whose table is in FOLDER is not trained again.
-Two choices are no settings of the package and change the code for this study alone: *token* adds to every noised cell
-of a set a learned linear map of √m times the mean of its cells, which is standard normal where sampling starts, so that
-the set has a part of its noise at full size; *pooled* adds the squared distance to the loss (the power 2, which asks
-for the pooled distribution). Prints a table in Markdown.
+The strong screen of `lab/premise.py`, its measures and its recipe `family`, but without noise of each gene; one thing is
+changed at a time. All sets are judged by 32 cells, whatever the size of a training set. A network whose table is in
+FOLDER is not trained again. Two choices are no settings of the package and change its code for this study: *token* adds
+to each noised cell of a set a learned linear map of √m times the mean of its cells, which is standard normal where
+sampling starts, so that the set has noise of its own at full size; *pooled* adds the squared distance to the loss (the
+power 2, which asks for the pooled distribution). Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from perturbdiff.model.layers import linear
 from perturbdiff.training.training_stages import train
 
 CELLS = 32
+BASE = ("model.gene_noise=false",)
 CHOICES: dict[str, tuple[str, ...]] = {
     "as it is": (),
     "as it is, other draws": ("seed=7",),
@@ -40,6 +41,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "48 cells": ("train.set_size=48", "train.sets_per_step=5"),
     "64 cells": ("train.set_size=64", "train.sets_per_step=4"),
     "gene noise": ("model.gene_noise=true",),
+    "gene noise, other draws": ("model.gene_noise=true", "seed=7"),
     "token": (),
     "pooled": (),
 }
@@ -82,7 +84,7 @@ def studied(name: str, made: premise.Screen, options: argparse.Namespace) -> pd.
     if place.is_file():
         return pd.read_csv(place)
     extra = argparse.Namespace(
-        steps=options.steps, set=[f"seed={options.seed}", *CHOICES[name], *options.set]
+        steps=options.steps, set=[f"seed={options.seed}", *BASE, *CHOICES[name], *options.set]
     )
     config = premise.recipe("family", "strong", extra)
     real, training = (premise.true_sets(made, part, CELLS) for part in ("test", "train"))
