@@ -2,8 +2,8 @@
 
     python lab/family_choice.py --out FOLDER [--choices "noise .02" "power .5"] [--seed 100]
 
-The strong screen of `lab/premise.py`, its measures and its recipe `family`, but without noise of each gene; one thing is
-changed at a time. All sets are judged by 32 cells, whatever the size of a training set. A network whose table is in
+The strong screen of `lab/premise.py`, its measures and its recipe `family`, but without noise of each gene; one thing
+is changed at a time. All sets are judged by 32 cells, whatever the size of a training set. A network whose table is in
 FOLDER is not trained again. Two choices are no settings of the package and change its code for this study: *token* adds
 to each noised cell of a set a learned linear map of √m times the mean of its cells, which is standard normal where
 sampling starts, so that the set has noise of its own at full size; *pooled* adds the squared distance to the loss (the
