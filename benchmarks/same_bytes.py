@@ -6,9 +6,9 @@ A cell has about 300 stored values (`full_transcriptome.py`), in four files; 2,0
 runs alone, then with the scheduler of a dask cluster on this machine, or with one that runs already, for instance on
 the nodes of a Slurm job::
 
-    sbatch --nodes=2 --ntasks-per-node=2 --wrap '
+    sbatch --nodes=2 --ntasks-per-node=2 --mem-per-cpu=2G --wrap '
         dask scheduler --port 0 --scheduler-file DIR/scheduler.json --no-dashboard &
-        srun --overlap dask worker --scheduler-file DIR/scheduler.json --nthreads 1 --no-dashboard &
+        srun --overlap dask worker --scheduler-file DIR/scheduler.json --nthreads 1 --memory-limit 2GiB --no-dashboard &
         python benchmarks/same_bytes.py --workers 4 --scheduler-file DIR/scheduler.json --folder DIR --out FILE'
 
 Memory is the highest sum over the processes of the command, which has workers only if the cluster is its own. The files

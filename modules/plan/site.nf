@@ -59,6 +59,10 @@ def profileProblems(names, given) {
         problems << '--baseline_images goes with --container; ' +
             'without, external methods are installed by perturbdiff baseline install'
     }
+    if (given.container && "${given.dask_scheduler ?: ''}".startsWith('slurm:')) {
+        problems << "--dask_scheduler ${given.dask_scheduler}: an image has no sbatch; " +
+            'start the workers yourself and give the address of their scheduler (docs/scale.md)'
+    }
     problems += engineProblems(names, given)
     if (given.site_config && !('site' in names)) { problems << '--site_config is read with -profile …,site' }
     if ('site' in names && !given.site_config) { problems << '-profile site needs --site_config FILE' }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy import stats
+from threadpoolctl import threadpool_limits
 
 from perturbdiff.conditions.cell_distances import energy_distance, mean_distance_within
 from perturbdiff.runtime.task_runner import TaskRunner
@@ -138,9 +139,11 @@ def _compare(task: _Task) -> np.ndarray:
         return cells, mean_distance_within(cells)
 
     values = np.empty(len(task.pairs))
-    for i, (a, b) in enumerate(task.pairs.tolist()):
-        (x, within_x), (y, within_y) = load(a), load(b)
-        values[i] = energy_distance(x, y, within=(within_x, within_y))
+    # Products are too small to share between threads, which on a busy machine wait for each other.
+    with threadpool_limits(1, "blas"):
+        for i, (a, b) in enumerate(task.pairs.tolist()):
+            (x, within_x), (y, within_y) = load(a), load(b)
+            values[i] = energy_distance(x, y, within=(within_x, within_y))
     return values
 
 

@@ -88,7 +88,9 @@ def session_folder(account, request):
         with locked(SHARED / "sessions.lock"):
             if not folder.exists():
                 remove_old(account)
-                (folder / "runs").mkdir(parents=True)
+                # two heads that start at once cannot both make Nextflow's own folder
+                for own in (folder / "runs", folder / "nextflow-home"):
+                    own.mkdir(parents=True)
                 account.give(folder)
         yield folder
         if request.session.testsfailed:

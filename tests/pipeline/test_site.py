@@ -58,6 +58,7 @@ PROBLEMS = [
     (["standard", "slurm"], {}, "-profile slurm and standard exclude each other"),
     (["slurm", "docker"], {}, "docker needs an image: --container NAME"),
     (["slurm", "multinode", "singularity"], {"container": "docker://x", "num_nodes": 2}, "leave singularity out"),
+    (["slurm"], {"container": "docker://x", "dask_scheduler": "slurm:2"}, "slurm:2: an image has no sbatch"),
     (["singularity", "slurm"], {"container": "docker://x"}, "write -profile slurm,singularity"),
     (["docker", "podman"], {"container": "mine:1"}, "-profile docker and podman exclude each other"),
     (["slurm", "conda"], {"container": "docker://image"}, "-profile conda and --container exclude each other"),
