@@ -173,7 +173,7 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
     except (ValueError, TypeError, SafetensorError, OSError) as error:
         raise damaged(path.parent, error) from None
     weights.setdefault("zero_level", torch.zeros(len(genes)))  # bundles of earlier versions have neither
-    if "expected.changes" in weights:
+    if "expected.measured" in weights:
         # -1: means are left as they were predicted
         weights.setdefault("expected.explained", torch.tensor(-1.0))
     weights.setdefault("size_spread", torch.ones(vocabulary.size("perturbation"), 2, 2))
@@ -184,6 +184,9 @@ def _weights(path: Path, config: Config, genes: list[str], vocabulary: Vocabular
             raise UserError(f"{path}: '{name}' holds values that are not finite; copy the bundle again")
         if name in _NOT_NEGATIVE and (tensor < 0).any():
             raise UserError(f"{path}: '{name}' holds negative values; copy the bundle again")
+    rows, changes = weights.get("expected.rows"), weights.get("expected.changes")
+    if rows is not None and not ((rows >= 0) & (rows < (0 if changes is None else changes.shape[0]))).all():
+        raise UserError(f"{path}: 'expected.rows' names changes that are not there; copy the bundle again")
     if not weights.get("unit", torch.ones(())) > 0:
         raise UserError(
             f"{path}: 'unit' is {float(weights['unit']):g}, not above zero; copy the bundle again"

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from perturbdiff.embeddings.kernel_ridge import fit
-from perturbdiff.model.layers import ExpectedChanges
+from perturbdiff.model.expected_changes import PredictedChanges
 
 
 @torch.no_grad()
-def fill(expected: ExpectedChanges, vectors: np.ndarray, means: np.ndarray, measured: np.ndarray) -> None:
+def fill(expected: PredictedChanges, vectors: np.ndarray, means: np.ndarray, measured: np.ndarray) -> None:
     """Set the expected changes of all labels.
 
     Parameters
@@ -35,7 +35,7 @@ def fill(expected: ExpectedChanges, vectors: np.ndarray, means: np.ndarray, meas
 
 
 @torch.no_grad()
-def extend(expected: ExpectedChanges, known: np.ndarray, new: np.ndarray) -> None:
+def extend(expected: PredictedChanges, known: np.ndarray, new: np.ndarray) -> None:
     """Add labels by their vectors ``new`` [n, e]; ``known`` [ids, e] are those of the labels so far."""
     measured = expected.measured.cpu().numpy() > 0
     regression = fit(known[measured], expected.changes.cpu().numpy()[measured].astype(np.float64))

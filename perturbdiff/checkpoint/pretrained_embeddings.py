@@ -26,6 +26,7 @@ from perturbdiff.embeddings.embedding_tables import (
 )
 from perturbdiff.model import Denoiser
 from perturbdiff.model.covariates import SemanticTable
+from perturbdiff.model.expected_changes import PredictedChanges
 from perturbdiff.runtime.errors import UserError, listing, nearest
 
 logger = logging.getLogger(__name__)
@@ -319,11 +320,8 @@ def _add(bundle: Bundle, kind: LabelKind, labels: list[str], table: EmbeddingTab
     else:
         _warn_of_doses(settings, [label for label, (_, how) in matches.items() if how == "agent"])
     vectors = np.array([vector for vector, _ in matches.values()])
-    if parts and model.expected is not None:
-        if model.config.anchor == "predicted":
-            extend(model.expected, frozen.vectors.cpu().numpy(), vectors)
-        else:  # no context tells of them
-            model.expected.add(model.expected.changes.new_zeros(len(vectors), len(bundle.genes)))
+    if parts and isinstance(model.expected, PredictedChanges):
+        extend(model.expected, frozen.vectors.cpu().numpy(), vectors)
     frozen.vectors = _grown(frozen.vectors, vectors)
     bundle.vocabulary = bundle.vocabulary.with_labels(kind, labels)
     logger.info("%s not trained on, predicted through semantic vectors: %s", kind, listing(labels))

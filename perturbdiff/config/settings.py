@@ -84,8 +84,8 @@ class ModelConfig(Section):
         default="none",
         description="what cells are made from: noise (none, paper), the control cell at the same position of its set "
         "(control), this cell with the change that kernel ridge regression on the perturbations' vectors predicts "
-        "(predicted), or with the perturbation's mean change in the other cell types of the training cells, or in the "
-        "other batches if there is one cell type (transferred)",
+        "(predicted), or with the perturbation's mean change in other cell types of the training cells, or in other "
+        "batches if there is one cell type, where similar ones count more (transferred)",
     )
     gene_noise: bool = Field(
         default=False,

@@ -33,9 +33,9 @@ from torch.utils.checkpoint import checkpoint
 from perturbdiff.model import cell_sizes
 from perturbdiff.model.cell_sizes import Pool
 from perturbdiff.model.covariates import CovariateEncoder, Covariates
+from perturbdiff.model.expected_changes import PredictedChanges, TransferredChanges
 from perturbdiff.model.layers import (
     AdaptiveNorm,
-    ExpectedChanges,
     GeneTable,
     InputLayers,
     MMDiTBlock,
@@ -163,11 +163,11 @@ class Denoiser(nn.Module):
         self.register_buffer("maximum", torch.full((num_genes,), float("inf")))
         self.register_buffer("zero_level", torch.zeros(num_genes))
         self.register_buffer("size_spread", torch.ones(num_perturbations, 2, 2))
-        self.expected = (
-            ExpectedChanges(num_perturbations, num_genes)
-            if config.anchor in ("predicted", "transferred")
-            else None
-        )
+        self.expected: PredictedChanges | TransferredChanges | None = None
+        if config.anchor == "predicted":
+            self.expected = PredictedChanges(num_perturbations, num_genes)
+        elif config.anchor == "transferred":
+            self.expected = TransferredChanges(num_perturbations, num_cell_types, num_batches, num_genes)
 
     @torch.no_grad()
     def _start_as_released(self) -> None:
@@ -195,6 +195,7 @@ class Denoiser(nn.Module):
         self_condition: Tensor | None = None,
         drop: Tensor | None = None,
         dataset: Tensor | None = None,
+        shares: Tensor | None = None,
     ) -> Tensor:
         """Estimate the clean cells.
 
@@ -215,24 +216,38 @@ class Denoiser(nn.Module):
             Boolean [B]: sets whose covariates are dropped.
         dataset
             Index into `datasets` of each set, int64 [B].
+        shares
+            With ``anchor: transferred``, how much each context counts in the expected change of each set [B, K].
 
         Returns
         -------
         Non-negative estimate [B, S, G], model units.
         """
         conditioning = self.conditioning(t, covariates, drop)
-        control = self.start(control, covariates, in_training=True)
-        x = self.embed(x_t, self_condition, dataset)
         times = len(x_t) // len(control)
+        firsts = covariates if covariates is None else Covariates(*(ids[::times] for ids in covariates))
+        control = self.start(
+            control, firsts, in_training=True, shares=None if shares is None else shares[::times]
+        )
+        x = self.embed(x_t, self_condition, dataset)
         stream = self.embed_control(control, None if dataset is None else dataset[::times])
         if times > 1:
             stream, control = (cells.repeat_interleave(times, 0) for cells in (stream, control))
         return self.estimate(x, stream, conditioning, control, x_t)
 
-    def start(self, control: Tensor, covariates: Covariates | None, *, in_training: bool = False) -> Tensor:
+    def start(
+        self,
+        control: Tensor,
+        covariates: Covariates | None,
+        *,
+        in_training: bool = False,
+        shares: Tensor | None = None,
+    ) -> Tensor:
         """Return the cells [B, S, G] that an estimate starts from: control cells, moved if a change is expected."""
         if self.expected is None or covariates is None:
             return control
+        if isinstance(self.expected, TransferredChanges):
+            return self.expected(control, covariates, self.unit, shares)
         return self.expected(control, covariates, self.unit, in_training=in_training)
 
     def embed(self, x_t: Tensor, self_condition: Tensor | None, dataset: Tensor | None) -> Tensor:
@@ -347,7 +362,7 @@ class Denoiser(nn.Module):
         Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
         perturbations that were seen stay as they are.
         """
-        if self.expected is None:
+        if not isinstance(self.expected, PredictedChanges):
             return log1p
         told = self.expected.changes[perturbation]
         settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)

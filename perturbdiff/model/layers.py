@@ -1,4 +1,4 @@
-"""Layers of the denoiser: small ones, those that genes pass, the MM-DiT block, and the changes that are expected.
+"""Layers of the denoiser: small ones, those that genes pass, and the MM-DiT block.
 
 Paper, App. Architecture Implementation Details, "MM-DiT fusion blocks". Both streams of cells have one token per cell.
 They are concatenated along the features, which pairs cell j of the perturbed set with cell j of the control set.
@@ -16,8 +16,6 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from perturbdiff.model.covariates import Covariates
 
 EPS = 1e-6
 SINUSOID_WIDTH = 256
@@ -285,64 +283,3 @@ class MMDiTBlock(nn.Module):
         """Add the gated MLP of the stream ``x``, or of the block's normalised input if the branches are parallel."""
         source = normalise(x) if self.sequential else normal_input
         return modulation.add(x, mlp(modulation.apply(source)))
-
-
-class ExpectedChanges(nn.Module):
-    """Moves control cells by the change that is expected of a perturbation.
-
-    The network then estimates what is left. In training, the change of each perturbation is what the other
-    perturbations tell of it (``anchor: predicted``), or of a condition what the perturbation's other contexts tell
-    (``transferred``). So the network learns how far such changes can be trusted, and what is to be done with cells
-    that were moved by them, also for perturbations or contexts that it has never seen.
-
-    Attributes
-    ----------
-    changes
-        Buffer, float32 [ids, G], log1p: mean change over the training contexts, or else the change that kernel ridge
-        regression predicts from the perturbation's vector. Zero for the control and for id 0.
-    measured
-        Buffer, float32 [ids]: 1 for perturbations of training conditions, else 0.
-    explained
-        Buffer, float32 scalar: how much of the differences between changes the vectors explain, when each training
-        perturbation is predicted without itself, 0 to 1; -1 if a bundle of an earlier version does not tell.
-    left_out
-        Buffer, float32 [ids, G]: the same, each predicted by the regression without itself. With ``rows``, a row for
-        each training condition: the mean over the other contexts. It is made anew for each training and not saved.
-    rows
-        None, or int64 [ids, contexts]: the row of ``left_out`` for a perturbation in a context. Not saved either.
-    context
-        Which covariate is the context: ``cell_type`` or ``batch``.
-    """
-
-    changes: Tensor
-    measured: Tensor
-    explained: Tensor
-    left_out: Tensor
-    rows: Tensor | None
-
-    def __init__(self, ids: int, genes: int) -> None:
-        super().__init__()
-        self.register_buffer("changes", torch.zeros(ids, genes))
-        self.register_buffer("measured", torch.zeros(ids))
-        self.register_buffer("explained", torch.zeros(()))
-        self.register_buffer("left_out", torch.zeros(ids, genes), persistent=False)
-        self.register_buffer("rows", None, persistent=False)
-        self.context: Literal["cell_type", "batch"] = "cell_type"
-
-    def forward(self, control: Tensor, covariates: Covariates, unit: Tensor, *, in_training: bool) -> Tensor:
-        """Return control cells [B, S, G] (model units, log1p / ``unit``), moved and not negative.
-
-        The covariates hold ids [B], or [B, S] if the cells of a set differ.
-        """
-        ids = covariates.perturbation
-        if in_training and self.rows is not None:
-            change = self.left_out[self.rows[ids, getattr(covariates, self.context)]] / unit
-        else:
-            change = (self.left_out if in_training else self.changes)[ids] / unit
-        return F.relu(control + (change[:, None] if change.dim() == 2 else change))
-
-    def add(self, changes: Tensor) -> None:
-        """Append the changes [n, G] of perturbations that training did not see."""
-        self.changes = torch.cat([self.changes, changes.to(self.changes)])
-        self.left_out = torch.cat([self.left_out, changes.to(self.left_out)])
-        self.measured = torch.cat([self.measured, self.measured.new_zeros(len(changes))])

@@ -28,6 +28,7 @@ from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
 from perturbdiff.model.cell_sizes import Pool
+from perturbdiff.model.expected_changes import PredictedChanges
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator, state, words
@@ -230,7 +231,7 @@ class ConditionSampler:
     def _settles_means(self) -> bool:
         """Return whether means are settled: of unseen perturbations, unless sets are meant to differ in them."""
         expected = self.bundle.model.expected
-        if expected is None or self.bundle.config.loss.mmd_statistic == "set":
+        if not isinstance(expected, PredictedChanges) or self.bundle.config.loss.mmd_statistic == "set":
             return False
         return bool((expected.measured[self._ids.perturbation.to(expected.measured.device)] == 0).any())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -18,14 +18,19 @@ from perturbdiff.diffusion.schedule import NoiseSchedule
 from perturbdiff.generation import generate
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Covariates, Denoiser
+from perturbdiff.model.covariates import SemanticTable
+from perturbdiff.model.expected_changes import TransferredChanges
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.seeds import state
 
-_COINS, _NOISE, VALIDATION, ZEROS, SLOPE, _VIEW = 1, 2, 3, 4, 5, 6
+_COINS, _NOISE, VALIDATION, ZEROS, SLOPE, _VIEW, _SHARES = 1, 2, 3, 4, 5, 6, 7
+_UNTOLD = 0.2  # share of the sets that start from controls as they are, as unseen perturbations do
 
 
 class Draws(NamedTuple):
-    """The chance in a step: noise level [B], noise [B, S, G], dropped covariates [B], self-conditioning.
+    """The chance in a step: noise level [B], noise [B, S, G], dropped covariates [B], self-conditioning, shares [B, K].
+
+    ``shares`` say how much each context counts in the change that is expected (``model.anchor: transferred``), or None.
 
     With ``loss.mmd_statistic: set``, two sets are generated for each true one. They are next to each other, and B
     counts the generated ones.
@@ -35,6 +40,7 @@ class Draws(NamedTuple):
     noise: Tensor
     drop: Tensor
     self_condition: bool
+    shares: Tensor | None = None
 
 
 def generator(device: torch.device | str, *words: int) -> torch.Generator:
@@ -122,7 +128,27 @@ class TrainingModule(nn.Module):
             common = [set_noise(shape[1:], view, settings.set_noise) for view in views]
             noise = self.schedule.twin_noise(noise, torch.stack(common), t.to(self.device))
         t, drop = t.repeat_interleave(twins), drop.repeat_interleave(twins)
-        return Draws(t.to(self.device), noise, drop.to(self.device), self_condition)
+        shares = self._shares(pairs, step)
+        shares = None if shares is None else shares.repeat_interleave(twins, 0)
+        return Draws(t.to(self.device), noise, drop.to(self.device), self_condition, shares)
+
+    def _shares(self, pairs: Sequence[int], step: int) -> Tensor | None:
+        """Return how much contexts count in what is expected of each pair of sets [pairs, K], or None.
+
+        These are exponential draws, so that all shares are equally likely. If perturbations have frozen vectors, the
+        network may be asked for unseen ones, which nothing moves. So nothing is told then in one of five pairs.
+        """
+        expected = self.denoiser.expected
+        if not isinstance(expected, TransferredChanges):
+            return None
+        contexts = expected.rows.shape[1]
+        chance = [generator("cpu", _SHARES, self.config.seed, step, pair) for pair in pairs]
+        drawn = torch.stack([torch.rand(1 + contexts, generator=one) for one in chance])
+        shares = -torch.log1p(-drawn[:, 1:])
+        tables = self.denoiser.covariate_encoder.tables
+        if "perturbation" in tables and isinstance(tables["perturbation"], SemanticTable):
+            shares *= drawn[:, :1] >= _UNTOLD
+        return shares.to(self.device)
 
     def forward(self, batch: CellSetBatch, draws: Draws) -> dict[str, Tensor]:
         """Return the `objective`; called this way so that several processes can share a step."""
@@ -143,8 +169,10 @@ class TrainingModule(nn.Module):
         estimate = None
         if draws.self_condition:  # paper, Eq. self_conditioning
             with torch.no_grad():
-                estimate = self.estimate(noised, draws.t, batch, drop=draws.drop)
-        prediction = self.estimate(noised, draws.t, batch, self_condition=estimate, drop=draws.drop)
+                estimate = self.estimate(noised, draws.t, batch, drop=draws.drop, shares=draws.shares)
+        prediction = self.estimate(
+            noised, draws.t, batch, self_condition=estimate, drop=draws.drop, shares=draws.shares
+        )
         settings = self.config.loss
         if settings.mmd_statistic == "cross" and not paired:
             settings = settings.model_copy(update={"mmd_statistic": "U"})

@@ -35,8 +35,9 @@ from perturbdiff.runtime.resources import available
 from perturbdiff.splits.splits import leave_out, parts, read_split, weak_validation
 from perturbdiff.store.store import Store, dataset_of
 from perturbdiff.training.distributed.processes import Processes
+from perturbdiff.training.known_changes import expect_changes
 from perturbdiff.training.size_spread import size_spread
-from perturbdiff.training.training_cells import expect_changes, measure
+from perturbdiff.training.training_cells import measure
 from perturbdiff.training.transfer import (
     Inheritance,
     Transfer,

@@ -10,26 +10,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
-import torch
 from pandas.util import hash_array
 
-from perturbdiff.checkpoint.change_regression import fill
-from perturbdiff.checkpoint.pretrained_embeddings import Semantics
 from perturbdiff.conditions.condition import Condition, conditions_of
-from perturbdiff.conditions.control_matching import ControlPools, Rows
-from perturbdiff.conditions.vocabulary import GeneMap, Vocabulary
-from perturbdiff.embeddings.kernel_ridge import LEAST
+from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.model import Denoiser
-from perturbdiff.model.layers import ExpectedChanges
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.runtime.progress import track
 from perturbdiff.splits.splits import parts, read_split
-from perturbdiff.store.pseudobulk import condition_changes
 from perturbdiff.store.store import Store
 from perturbdiff.training.size_spread import CellSizes
 
 if TYPE_CHECKING:
-    from perturbdiff.training.setup import Source
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -220,103 +213,3 @@ def _common_scale(stores: Sequence[Any]) -> float:
             "or use model.unit=rms"
         )
     return scales[0]
-
-
-def expect_changes(
-    model: Denoiser, source: Source, genes: list[str], vocabulary: Vocabulary, frozen: Semantics
-) -> None:
-    """Fill the expected changes of a network, if it has them, from the training cells of a source.
-
-    With ``anchor: predicted`` they come from the perturbations' vectors, with ``transferred`` from the perturbation in
-    other contexts. In both, a context counts once for each of its training conditions.
-
-    Parameters
-    ----------
-    model
-        Its buffers are changed.
-    source
-        A store and what training may use of it.
-    genes, vocabulary
-        Of the model.
-    frozen
-        The vectors of the vocabulary's perturbations.
-
-    Raises
-    ------
-    UserError
-        If there are too few training perturbations, or with ``transferred`` none in two contexts.
-    """
-    if model.expected is None:
-        return
-    if model.config.anchor == "transferred":
-        _transfer_changes(model.expected, source, genes, vocabulary)
-        return
-    vectors = frozen.vectors["perturbation"]
-    label = vocabulary.encode("perturbation", source.store.conditions["perturbation"]) - 1
-    sums, contexts = np.zeros((len(vectors), len(genes))), np.zeros(len(vectors))
-    for condition, change in _training_changes(source, genes):
-        sums[label[condition]] += change
-        contexts[label[condition]] += 1
-    measured = contexts > 0
-    if measured.sum() < LEAST:
-        raise UserError(
-            f"model.anchor=predicted: {int(measured.sum())} training perturbations, and {LEAST} are the least to learn "
-            "changes from; set model.anchor=control"
-        )
-    fill(model.expected, vectors, sums / np.maximum(contexts, 1)[:, None], measured)
-    control = vocabulary.encode("perturbation", [vocabulary.control])
-    for buffer in (model.expected.changes, model.expected.left_out):
-        buffer[control] = 0.0
-    logger.info(
-        "expected changes: measured of %d perturbations, predicted of the others", int(measured.sum())
-    )
-
-
-def _training_changes(source: Source, genes: list[str]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each perturbed training condition with its mean change, float64 [G] in the order of ``genes``, log1p."""
-    store, table = source.store, source.store.conditions
-    perturbed = np.flatnonzero(source.train & ~table["is_control"].to_numpy(bool))
-    pools = ControlPools(table, Rows(table, source.exclude), perturbed, quiet=True)
-    columns = GeneMap(store.genes, genes, name=str(store.path)).columns
-    for condition, change in condition_changes(store, perturbed, pools, source.exclude):
-        ordered = np.zeros(len(genes))
-        ordered[columns[columns >= 0]] = change[columns >= 0]
-        yield condition, ordered
-
-
-def _transfer_changes(
-    expected: ExpectedChanges, source: Source, genes: list[str], vocabulary: Vocabulary
-) -> None:
-    """Fill expected changes with the perturbation's means over contexts, and in training over all but the own one."""
-    table = source.store.conditions
-    expected.context = "cell_type" if len(vocabulary.cell_type) > 1 else "batch"
-    label = vocabulary.encode("perturbation", table["perturbation"])
-    context = vocabulary.encode(expected.context, table[expected.context])
-    own: dict[tuple[int, int], list[np.ndarray]] = {}
-    for condition, change in _training_changes(source, genes):
-        own.setdefault((int(label[condition]), int(context[condition])), []).append(change)
-    means = {pair: np.mean(changes, axis=0) for pair, changes in own.items()}
-    sums, contexts = np.zeros((len(expected.changes), len(genes))), np.zeros(len(expected.changes))
-    for (perturbation, _), mean in means.items():
-        sums[perturbation] += mean
-        contexts[perturbation] += 1
-    if contexts.max(initial=0) < 2:
-        raise UserError(
-            f"model.anchor=transferred: no perturbation has training cells in two {expected.context}s; "
-            "set model.anchor=control"
-        )
-    left_out = np.zeros((1 + len(means), len(genes)))  # row 0: nothing is known of other contexts
-    rows = np.zeros((len(expected.changes), vocabulary.size(expected.context)), np.int64)
-    for row, ((perturbation, where), mean) in enumerate(means.items(), 1):
-        rows[perturbation, where] = row
-        left_out[row] = (sums[perturbation] - mean) / max(contexts[perturbation] - 1, 1)
-        if contexts[perturbation] == 1:
-            left_out[row] = 0.0
-    expected.changes.copy_(torch.from_numpy(sums / np.maximum(contexts, 1)[:, None]))
-    expected.measured.copy_(torch.from_numpy(contexts > 0))
-    expected.left_out = torch.from_numpy(left_out).to(expected.changes)
-    expected.rows = torch.from_numpy(rows).to(expected.changes.device)
-    logger.info(
-        "expected changes: of %d perturbations, %d of them in two %ss or more",
-        int((contexts > 0).sum()), int((contexts > 1).sum()), expected.context,
-    )  # fmt: skip

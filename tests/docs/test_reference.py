@@ -100,7 +100,9 @@ def test_every_setting_has_a_meaning_and_the_default_of_the_default_recipe(key):
 
 def test_variants_are_compared():
     page = SINGLE["variants"][1]
-    assert "| [`model.anchor`](configuration/model.md#model.anchor) | `control` | `none` | `none` |" in page
+    assert (
+        "| [`model.anchor`](configuration/model.md#model.anchor) | `transferred` | `none` | `none` |" in page
+    )
     assert page.count("\n| [`") == sum(block.count("**Variants:**") for _, block in CONFIGURATION.values())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -12,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from safetensors.torch import save as to_bytes
 
-from perturbdiff.checkpoint.bundle import Bundle, write_weights
+from perturbdiff.checkpoint.bundle import Bundle, build_model, write_weights
 from perturbdiff.config import recipes
+from perturbdiff.model.expected_changes import TransferredChanges
 from perturbdiff.runtime import files
 from perturbdiff.runtime.errors import UserError
 from perturbdiff.splits.splits import read_split
@@ -149,6 +151,27 @@ def test_refuses_what_does_not_fit(trained, tmp_path, file, change, message):
     (folder / "manifest.json").unlink()  # it would tell that the file was changed
     with pytest.raises(UserError, match=message):
         Bundle.load(folder)
+
+
+def test_a_bundle_holds_the_changes_of_other_contexts(trained, tmp_path):
+    old = Bundle.load(trained / "bundle")
+    config = old.config.model_copy(
+        update={"model": old.config.model.model_copy(update={"anchor": "transferred"})}
+    )
+    model = build_model(config, old.genes, old.vocabulary)
+    assert isinstance(model.expected, TransferredChanges)
+    model.expected.changes = torch.rand(3, len(old.genes))
+    model.expected.rows[1, 1:3] = torch.tensor([1.0, 2.0])
+    dataclasses.replace(old, model=model, config=config).save(tmp_path)
+    kept = Bundle.load(tmp_path).model.expected
+    assert torch.equal(kept.changes, model.expected.changes)
+    assert torch.equal(kept.rows, model.expected.rows)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["expected.rows"][1, 1] = 3
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "manifest.json").unlink(missing_ok=True)
+    with pytest.raises(UserError, match="names changes that are not there"):
+        Bundle.load(tmp_path)
 
 
 def test_an_architecture_that_does_not_fit_is_refused(trained, tmp_path):

@@ -1,11 +1,14 @@
 """Control cells that are moved by the change that is expected of their perturbation."""
 
+import math
+
 import pytest
 import torch
 
 from perturbdiff.config.settings import ModelConfig
 from perturbdiff.model import Covariates, Denoiser, Estimates
 from perturbdiff.model.cell_sizes import Pool
+from perturbdiff.model.expected_changes import TransferredChanges
 
 G, UNIT = 6, 2.0
 IDS = torch.tensor([1, 2])
@@ -43,16 +46,57 @@ def test_cells_of_a_set_may_differ_and_nothing_moves_without_covariates(model):
     assert model.start(control, None) is control
 
 
-def test_training_takes_the_row_of_a_perturbation_in_its_context(model):
-    expected = model.expected
-    expected.left_out = torch.tensor([[0.0] * G, [5.0, 0, 0, 0, 0, 0]])
-    expected.rows = torch.zeros(4, 3, dtype=torch.int64)
-    expected.rows[2, 1] = 1
-    control = torch.ones(2, 3, G)
-    ids = Covariates(torch.tensor([2, 2]), torch.tensor([1, 2]), torch.ones(2, dtype=torch.int64))
-    moved = model.start(control, ids, in_training=True)
-    torch.testing.assert_close(moved[0, 0], torch.tensor([3.5, 1, 1, 1, 1, 1]))
-    torch.testing.assert_close(moved[1], control[1])
+def transferred():
+    """Changes of one perturbation in two cell types (ids 1, 2) of three."""
+    made = TransferredChanges(ids=3, cell_types=4, batches=2, genes=3)
+    made.changes = torch.tensor([[0.0] * 3, [1.0, -1, 0], [3.0, -1, 0]])
+    made.rows[1, 1:3] = torch.tensor([1.0, 2])
+    made.levels[1:] = torch.tensor([[2.0, 2, 0], [2.0, 4, 0], [2.0, 9, 0]])
+    made.nearness[3, 1] = math.log(3)
+    return made
+
+
+def moved(expected, ids, contexts, shares=None):
+    """Return the first cell of each set, moved: all control values are 2."""
+    covariates = Covariates(
+        torch.tensor(ids), torch.tensor(contexts), torch.ones(len(ids), dtype=torch.int64)
+    )
+    return UNIT * expected(torch.ones(len(ids), 2, 3), covariates, torch.tensor(UNIT), shares)[:, 0]
+
+
+def test_near_contexts_tell_more_and_falling_genes_keep_a_share():
+    expected = transferred()
+    # rises are added; a fall by 1 of a level of 3/4 · 2 + 1/4 · 4 keeps three fifths
+    near = torch.tensor([2 + 1.5, 2 * 0.6, 2])
+    alike = torch.tensor([2 + 2.0, 2 * 2 / 3, 2])  # by 1 of 3
+    found = moved(expected, [1, 1, 1, 1], [3, 1, 0, 8])  # the last two were not in training
+    torch.testing.assert_close(found, torch.stack([near, alike, alike, alike]))
+    torch.testing.assert_close(moved(expected, [0, 2, 7], [3, 3, 3]), torch.full((3, 3), UNIT))
+
+
+def test_training_may_weigh_contexts_otherwise():
+    shares = torch.tensor([[9.0, 1, 3, 9], [9.0, 0, 0, 9]])
+    found = moved(transferred(), [1, 1], [3, 3], shares)
+    torch.testing.assert_close(found[0], torch.tensor([2 + 2.5, 2 * 2.5 / 3.5, 2]))
+    torch.testing.assert_close(found[1], torch.full((3,), UNIT))  # no context tells
+
+
+def test_what_is_transferred_is_saved_whatever_its_size():
+    old, new = transferred(), TransferredChanges(ids=3, cell_types=4, batches=2, genes=3)
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(moved(new, [1], [3]), moved(old, [1], [3]))
+
+
+def test_cells_of_a_set_may_differ_in_what_is_transferred():
+    expected, ids = transferred(), torch.tensor([[1, 1, 2]])
+    control = torch.rand(1, 3, 3)
+    mixed = Covariates(ids, torch.tensor([[3, 1, 3]]), torch.ones_like(ids))
+    found = expected(control, mixed, torch.tensor(UNIT), None)
+    for cell in range(3):
+        alone = Covariates(*(each[:, cell] for each in mixed))
+        torch.testing.assert_close(
+            found[:, [cell]], expected(control[:, [cell]], alone, torch.tensor(UNIT), None)
+        )
 
 
 def test_what_others_tell_is_not_saved(model):

@@ -11,8 +11,8 @@ from perturbdiff.config.settings import ModelConfig
 from perturbdiff.embeddings.kernel_ridge import fit
 from perturbdiff.model import Denoiser
 from perturbdiff.runtime.errors import UserError
+from perturbdiff.training.known_changes import expect_changes
 from perturbdiff.training.setup import Source
-from perturbdiff.training.training_cells import expect_changes
 
 SEEN = ("p0", "p1", "p2", "p3", "p4")
 VECTORS = {name: np.random.default_rng(i).normal(size=3) for i, name in enumerate((*SEEN, "v", "new"))}
@@ -34,11 +34,15 @@ def change(cells, kind, name, keep=slice(None)):
     return cells.values[a:b][keep].mean(0) - cells.values[c:d].mean(0)
 
 
-def filled(cells, exclude=None, seen=SEEN, anchor="predicted"):
+def filled(cells, exclude=None, seen=SEEN, anchor="predicted", types=2):
     words = Vocabulary.from_conditions([cells.conditions], control="control", datasets=["d"])
     config = ModelConfig(width=16, depth=1, heads=4, covariate_width=8, anchor=anchor)
     model = Denoiser(
-        config, num_genes=3, num_perturbations=words.size("perturbation"), num_cell_types=3, num_batches=2
+        config,
+        num_genes=3,
+        num_perturbations=words.size("perturbation"),
+        num_cell_types=types + 1,
+        num_batches=2,
     )
     train = cells.conditions["perturbation"].isin([*seen, "control"]).to_numpy()
     vectors = np.array([VECTORS.get(name, np.zeros(3)) for name in words.perturbation])
@@ -88,32 +92,52 @@ def test_cells_that_training_must_not_use_do_not_count():
     np.testing.assert_allclose(expected.changes[ids["p0"]], one, atol=1e-5)
 
 
-def test_a_context_is_told_what_the_others_show():
+def test_the_changes_of_contexts_are_measured():
     cells = screen()
     expected, ids, _ = filled(cells, anchor="transferred")
     order = [2, 0, 1]
     for name in SEEN:
-        both = {kind: change(cells, kind, name)[order] for kind in "BT"}
-        np.testing.assert_allclose(expected.changes[ids[name]], (both["B"] + both["T"]) / 2, atol=1e-5)
-        for row, other in ((1, "T"), (2, "B")):  # ids of the cell types B and T
-            told = expected.left_out[expected.rows[ids[name], row]]
-            np.testing.assert_allclose(told, both[other], atol=1e-5)
+        for context, kind in ((1, "B"), (2, "T")):
+            row = int(expected.rows[ids[name], context])
+            np.testing.assert_allclose(expected.changes[row], change(cells, kind, name)[order], atol=1e-5)
+    starts = cells.conditions.query("perturbation == 'control'").set_index("cell_type")["start"]
+    for context, kind in ((1, "B"), (2, "T")):
+        mean = cells.values[starts[kind] : starts[kind] + 4].mean(0)
+        np.testing.assert_allclose(expected.levels[context], mean[order], atol=1e-5)
     for unseen in (ids["v"], ids["control"], 0):
-        assert not expected.changes[unseen].any()
-        assert not expected.left_out[expected.rows[unseen]].any()
-    assert expected.measured.nonzero().flatten().tolist() == sorted(ids[name] for name in SEEN)
+        assert not expected.rows[unseen].any()
 
 
-def test_a_perturbation_of_one_context_moves_nothing_in_training():
+def four_types(answers):
+    """Return cells of four types, two and two alike, and how strongly each of them answers."""
+    rows, rng = [], np.random.default_rng(0)
+    for kind, level, answer in zip("ABCD", (1.0, 1.1, 4.0, 4.1), answers, strict=True):
+        profile = np.array([level, 1.0, 5 - level])
+        rows.append((kind, "x", "control", "train", profile + 0.01 * rng.random((4, 3))))
+        rows.append((kind, "x", "p0", "train", profile + answer + 0.01 * rng.random((4, 3))))
+    return Cells(rows)
+
+
+def test_near_contexts_count_more_where_that_foretells_the_training_conditions():
+    alike, _, _ = filled(four_types((1.0, 1.0, 3.0, 3.0)), anchor="transferred", types=4)
+    nearness = alike.nearness.numpy()
+    assert nearness[1, 2] > nearness[1, 3] + 5  # A is told by B, and hardly by C
+    assert nearness[4, 3] > nearness[4, 1] + 5
+    assert not nearness[0].any()
+    mixed, _, _ = filled(four_types((1.0, 3.0, 1.0, 3.0)), anchor="transferred", types=4)
+    assert not mixed.nearness.any()  # the plain mean
+
+
+def test_a_perturbation_in_one_context_only_moves_nothing():
     cells = screen()
     one = cells.conditions.query("not (cell_type == 'B' and perturbation == 'p0')")
     cells.conditions = one.reset_index(drop=True)
     expected, ids, _ = filled(cells, anchor="transferred")
-    assert not expected.left_out[expected.rows[ids["p0"]]].any()
-    assert expected.changes[ids["p0"]].any()
+    assert not expected.rows[ids["p0"]].any()
+    assert expected.rows[ids["p1"]].any()
     cells.conditions = one.query("cell_type == 'B'").reset_index(drop=True)
-    with pytest.raises(UserError, match="no perturbation has training cells in two"):
-        filled(cells, anchor="transferred")
+    expected, _, _ = filled(cells, anchor="transferred")
+    assert not expected.rows.any()
 
 
 def test_too_few_perturbations_and_no_table_are_refused():

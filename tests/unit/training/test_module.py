@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 
 from perturbdiff.conditions.vocabulary import GeneMap
-from perturbdiff.config.settings import Config, ModelConfig, TrainConfig
+from perturbdiff.config.settings import Config, LossConfig, ModelConfig, TrainConfig
 from perturbdiff.diffusion.losses import hybrid_loss
 from perturbdiff.loading.loader import CellSetBatch
 from perturbdiff.model import Denoiser
@@ -27,13 +27,17 @@ B, S, G = 4, 5, 6
 SMALL = ModelConfig(width=16, depth=1, heads=4, covariate_width=8)
 
 
-def module(**train):
+def module(*, anchor="none", statistic="V", semantic=None, **train):
     torch.manual_seed(0)
-    denoiser = Denoiser(SMALL, num_genes=G, num_perturbations=4, num_cell_types=3, num_batches=3)
+    small = SMALL.model_copy(update={"anchor": anchor})
+    denoiser = Denoiser(
+        small, num_genes=G, num_perturbations=4, num_cell_types=3, num_batches=3, semantic=semantic
+    )
     for name, parameter in denoiser.named_parameters():
         if "modulation" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    return TrainingModule(denoiser, Config(model=SMALL, train=TrainConfig(**train), seed=3))
+    loss = LossConfig(mmd_statistic=statistic)
+    return TrainingModule(denoiser, Config(model=small, loss=loss, train=TrainConfig(**train), seed=3))
 
 
 def batch():
@@ -62,6 +66,38 @@ def test_ranks_share_out_the_draws_of_one_process():
         assert torch.equal(part.t, whole.t[rank::2])
         assert torch.equal(part.drop, whole.drop[rank::2])
         assert part.self_condition == whole.self_condition
+
+
+def test_contexts_count_at_random_in_what_is_expected():
+    m = module(anchor="transferred", statistic="cross")
+    drawn = torch.stack([m.draws(torch.Size((B, 2, 2)), k).shares for k in range(200)])
+    assert torch.equal(drawn[:, 0], drawn[:, 1])  # twins share them
+    assert not torch.equal(drawn[:, 0], drawn[:, 2])
+    part = m.draws(torch.Size((B // 2, 2, 2)), 5, rank=1, world=2).shares
+    assert torch.equal(part, drawn[5, 2:])
+    assert drawn.min().item() > 0
+    assert drawn.mean().item() == pytest.approx(1, abs=0.1)
+    assert module().draws(torch.Size((B, 2, 2)), 0).shares is None
+
+
+def test_where_perturbations_have_vectors_some_sets_are_told_nothing():
+    """An unseen perturbation starts from control cells as they are."""
+    m = module(anchor="transferred", semantic={"perturbation": 3})
+    drawn = torch.stack([m.draws(torch.Size((B, 2, 2)), k).shares for k in range(200)])
+    assert (drawn == 0).all(-1).float().mean().item() == pytest.approx(0.2, abs=0.05)
+
+
+def test_the_objective_starts_from_cells_that_were_moved():
+    m, b = module(anchor="transferred"), batch()
+    draws = m.draws(b.target.shape, 0)
+    m.denoiser.expected.changes = torch.tensor([[0.0] * G, [3.0] * G])
+    m.denoiser.expected.rows[1, 1:] = 1.0
+    with torch.no_grad():
+        m.denoiser.output_layer.weight.normal_()
+        m.denoiser.gain_layer.bias.fill_(0.5)
+    moved = m.objective(b, draws)["total"]
+    untold = m.objective(b, draws._replace(shares=torch.zeros_like(draws.shares)))["total"]
+    assert moved != untold
 
 
 def test_coins_have_their_probabilities():
