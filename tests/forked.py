@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import gc
 import importlib
 import os
 import resource
@@ -17,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import typer.main
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # threads do not outlive a fork
@@ -82,6 +86,17 @@ def import_all() -> None:
     """Import what commands need, so that a forked process need not."""
     for name in HEAVY:
         importlib.import_module(name)
+    build_once()
+    gc.collect()
+    gc.freeze()  # a forked process that looked for garbage here would copy every page
+
+
+def build_once() -> None:
+    """Let Typer build the command line once, and not anew for each command: that takes a twentieth of a second."""
+    from perturbdiff.cli.main import app
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
 
 
 def command(

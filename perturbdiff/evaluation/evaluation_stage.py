@@ -84,17 +84,7 @@ def evaluate(
         If a file is missing or unreadable, or scale, genes, conditions or controls do not match, or the calibration
         is of another truth or definition.
     """
-    if config.definition == DEFINITION:
-        check_settings(config, shard)
-        if calibration:
-            raise UserError(f"--calibration: {DEFINITION} has anchors of its own; leave the calibration out")
-    elif ends:
-        raise UserError(f"--ends: only {DEFINITION} has two ends of a scale; leave it out")
-    if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
-        other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
-        raise UserError(
-            f"DE of pseudobulks (--replicate-col) does not go with {other}; leave one of them out"
-        )
+    _check_options(config, shard, calibration, ends)
     settings = inputs.settings_of(config, shard, method=method, dataset=dataset)
     files = {"predictions": Path(predictions), "truth": Path(truth), **inputs.files_of(config)}
     files |= {"calibration": Path(calibration)} if calibration else {}
@@ -116,8 +106,8 @@ def evaluate(
                 "dataset": dataset or predicted.names.get("dataset") or real.names["dataset"],
             }
             names = {"kind": "predictions", **names}
+            truth_hash = known["inputs"]["truth"]["sha256"]
             if config.definition == DEFINITION:
-                truth_hash = known["inputs"]["truth"]["sha256"]
                 found = score_counts(
                     stage.path,
                     predicted,
@@ -133,10 +123,26 @@ def evaluate(
             else:
                 pairs = pairing.pair(predicted, real, config)
                 if calibration:
-                    truth_hash = known["inputs"]["truth"]["sha256"]
                     pairs.facts["calibration"] = verdicts.facts(calibration, truth_hash, config.definition)
                 _run(stage, pairs, config, names, seed, threads, shard)
     return Path(out)
+
+
+def _check_options(
+    config: EvaluateConfig, shard: tuple[int, int], calibration: Path | None, ends: Path | None
+) -> None:
+    """Raise a `UserError` if options do not go together."""
+    if config.definition == DEFINITION:
+        check_settings(config, shard)
+        if calibration:
+            raise UserError(f"--calibration: {DEFINITION} has anchors of its own; leave the calibration out")
+    elif ends:
+        raise UserError(f"--ends: only {DEFINITION} has two ends of a scale; leave it out")
+    if config.replicate_column is not None and (shard[1] > 1 or config.definition == DEFINITION):
+        other = "--shard" if shard[1] > 1 else f"--definition {DEFINITION}"
+        raise UserError(
+            f"DE of pseudobulks (--replicate-col) does not go with {other}; leave one of them out"
+        )
 
 
 def _run(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -85,16 +83,15 @@ def _shown(notebook: nbformat.NotebookNode) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=IDS)
-def test_a_tutorial_runs_and_shows_what_the_notebook_shows(source, tmp_path, quick_program):
+def test_a_tutorial_runs_and_shows_what_the_notebook_shows(source, tmp_path, quick_program, monkeypatch):
     for name in notebooks.data_sets(source):
         try:
             datasets.find(name)
         except UserError as missing:
             pytest.skip(str(missing))
-    command = [sys.executable, notebooks.__file__, source.stem, "--out", str(tmp_path)]
-    environment = {**os.environ, "PATH": f"{quick_program}:{os.environ['PATH']}"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    monkeypatch.setenv("PATH", f"{quick_program}:{os.environ['PATH']}")
+    monkeypatch.setattr("sys.argv", ["notebooks", source.stem, "--out", str(tmp_path)])
+    assert notebooks.main() == 0
     fresh = nbformat.read(tmp_path / f"{source.stem}.ipynb", as_version=4)
     for now, kept in zip(_shown(fresh), _shown(_kept(source)), strict=True):
         assert [NUMBER.sub("#", text).split() for text in now] == [

@@ -137,7 +137,7 @@ def _spoken(ended: forked.Ended) -> list[str]:
 
 
 def campaign(
-    names: Sequence[str], each: int, folder: Path, *, seed: int = 0, processes: int = 1
+    names: Sequence[str], each: int, folder: Path, good: Path, *, seed: int = 0, processes: int = 1
 ) -> list[dict[str, Any]]:
     """Send each signal so many times to each command and return what was found.
 
@@ -149,10 +149,12 @@ def campaign(
         Signals of each kind.
     folder
         Scratch folder.
+    good
+        Folder of the sound inputs, which are made if it is not there.
     """
     forked.import_all()
-    good = folder / "good"
-    make(good, folder / "making")
+    if not good.exists():
+        make(good, folder / "making")
     rights = {name: undisturbed(name, good, folder / "first") for name in names}
     rng = random.Random(seed)
     # moments evenly over a command's time, so that few signals reach all of its parts
@@ -172,12 +174,14 @@ def main() -> None:
     parser.add_argument("--commands", default=",".join(COMMANDS), help="commas between")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--good", type=Path, help="folder of the sound inputs, made if it is not there")
     given = parser.parse_args()
     names = given.commands.split(",")
     # no TemporaryDirectory: a forked process that ends would delete it
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     try:
-        found = campaign(names, given.each, folder, seed=given.seed, processes=given.processes)
+        good = given.good or folder / "good"
+        found = campaign(names, given.each, folder, good, seed=given.seed, processes=given.processes)
     finally:
         shutil.rmtree(folder)
     print(f"{'command':>18}  {'signal':>8}  sent  before its end  rerun right  problems")

@@ -8,7 +8,7 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_disturbed_command_run_again_gives_an_undisturbed_result(tmp_path):
+def test_a_disturbed_command_run_again_gives_an_undisturbed_result(tmp_path, sound):
     names = "preprocess,split,sample,evaluate,baseline,export"
     environment = {
         **os.environ,
@@ -16,7 +16,7 @@ def test_a_disturbed_command_run_again_gives_an_undisturbed_result(tmp_path):
         "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "fault.kills", "--each", "1", "--commands", names, "--processes", "2"],
+        [sys.executable, "-m", "fault.kills", "--each", "1", "--commands", names, "--good", sound],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,

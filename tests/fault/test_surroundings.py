@@ -120,19 +120,19 @@ def test_without_shared_memory(trained, right, tmp_path, name):
 
 
 SURROUNDINGS = {
-    "a home that cannot be written": {
-        "HOME": "/proc/1",
-        "XDG_CACHE_HOME": "/proc/1",
-        "MPLCONFIGDIR": "/proc/1",
+    "a home that cannot be written, and LC_ALL=C": {
+        **dict.fromkeys(("HOME", "XDG_CACHE_HOME", "MPLCONFIGDIR"), "/proc/1"),
+        **{"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     },
-    "no home": {"HOME": "/nowhere"},
-    "LC_ALL=C": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    "a locale that is not installed": {"LC_ALL": "xx_XX.UTF-8"},
-    "no terminal": {"TERM": "dumb", "COLUMNS": "0"},
+    "no home, no terminal, and a locale that is not installed": {
+        **{"HOME": "/nowhere", "TERM": "dumb", "COLUMNS": "0", "LC_ALL": "xx_XX.UTF-8"},
+    },
 }
 
 
-@pytest.mark.parametrize(("which", "name"), [*((w, "split") for w in SURROUNDINGS), ("LC_ALL=C", "ceiling")])
+@pytest.mark.parametrize(
+    ("which", "name"), [*((which, "split") for which in SURROUNDINGS), (next(iter(SURROUNDINGS)), "ceiling")]
+)
 def test_odd_surroundings_change_nothing(trained, right, tmp_path, which, name):
     scratch, out = tmp_path / "tmp", tmp_path / "out"
     scratch.mkdir()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 from perturbdiff import datasets
 
 ROOT = Path(__file__).parents[2]
+
+MISSING = "norman19"
+"""A published data set that is nowhere."""
 
 FAKE = """#!{python}
 # Stands in for the program: keeps its arguments, makes what it is asked for.
@@ -73,37 +77,33 @@ class Nextflow:
         self.program, self.folder, self.stand_ins, self.classes = program, folder, stand_ins, classes
         self.path = [Path(sys.executable).parent]
 
-    def _options(self) -> str:
-        """Options of Java. The first command archives the classes that it loaded, which spares others two seconds."""
-        named = "SharedArchiveFile" if self.classes.exists() else "ArchiveClassesAtExit"
-        path = self.classes if self.classes.exists() else self._partial()
-        return f"-Xms128m -Xmx1g -XX:+UseSerialGC -Xlog:disable -XX:{named}={path}"
-
-    def _partial(self) -> Path:
-        return self.classes.with_suffix(f".{os.getpid()}")
-
     def environment(self, parser: str) -> dict[str, str]:
+        known = f" -XX:SharedArchiveFile={self.classes}" if self.classes.exists() else ""
         return os.environ | {
             "PATH": ":".join([*map(str, self.path), os.environ["PATH"]]),
             "NXF_SYNTAX_PARSER": parser,
             "NXF_ANSI_LOG": "false",
             "NXF_OFFLINE": "true",
-            "NXF_OPTS": self._options(),
+            "NXF_OPTS": f"-Xms128m -Xmx1g -XX:+UseSerialGC -Xlog:disable{known}",
             "PERTURBDIFF_DATA": str(self.stand_ins),
         }
 
     def __call__(self, *arguments: str, parser: str = "v2", timeout: float = 1800) -> Ran:
+        environment, partial = self.environment(parser), self.classes.with_suffix(f".{os.getpid()}")
+        if not self.classes.exists() and "-stub" in arguments:
+            # the classes that are loaded are kept, which spares others two seconds
+            environment["NXF_OPTS"] += f" -XX:ArchiveClassesAtExit={partial}"
         done = subprocess.run(
             [self.program, *arguments],
             cwd=self.folder,
-            env=self.environment(parser),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        if self._partial().exists():
-            self._partial().rename(self.classes)
+        if partial.exists():
+            partial.rename(self.classes) if done.returncode == 0 else partial.unlink()
         # 25.04 warns of valid selectors
         lines = [
             line
@@ -136,7 +136,7 @@ class Questions:
             text=True,
         )
 
-    def _answer(self, **question) -> Any:
+    def _answer(self, **question) -> tuple[Any, str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         said = []
@@ -147,20 +147,29 @@ class Questions:
             said.append("it has ended")
         for line in self._process.stdout:
             if line.startswith("answer: "):
-                return json.loads(line.removeprefix("answer: "))[0]
+                return json.loads(line.removeprefix("answer: "))[0], "".join(said)
             said.append(line)
         raise AssertionError("".join(said))
 
     def refusal(self, folder: Path, *, stub: bool = True, **given: object) -> str:
-        """Return what the workflow says of these parameters before any task; results would go to ``folder/out``."""
-        usual = {"outdir": str(folder / "out"), "ckpt_dir": str(folder / "checkpoints")}
-        told = self._answer(folder=str(folder), stub=stub, given=usual | given)
+        """Return why the workflow refuses these parameters before any task; results would go to ``folder/out``."""
+        told, _ = self._plan(folder, stub, given)
         assert told is not None, "nothing is refused"
         return told
 
+    def plan(self, folder: Path, **given: object) -> str:
+        """Return what the workflow says before its first task; the plan is in ``folder/out``."""
+        told, said = self._plan(folder, True, given)
+        assert told is None, told
+        return said
+
+    def _plan(self, folder: Path, stub: bool, given: dict[str, object]) -> tuple[str | None, str]:
+        usual = {"outdir": str(folder / "out"), "ckpt_dir": str(folder / "checkpoints")}
+        return self._answer(folder=str(folder), stub=stub, given=usual | given)
+
     def recipe(self, folder: Path, preset: str, overrides: str) -> dict[str, Any]:
         """Return the values that the workflow finds in a preset, or a file in a folder, and a cell of overrides."""
-        return self._answer(folder=str(folder), preset=preset, overrides=overrides)
+        return self._answer(folder=str(folder), preset=preset, overrides=overrides)[0]
 
     def end(self) -> None:
         self._process.communicate(timeout=600)
@@ -185,9 +194,11 @@ def program() -> str:
 
 @pytest.fixture(scope="session")
 def stand_ins(tmp_path_factory) -> Path:
-    """Empty files under the names of the published data sets: enough for a plan."""
+    """Empty files under the names of the published data sets but one: enough for a plan."""
     folder = tmp_path_factory.mktemp("published")
-    for dataset in datasets.registered().values():
+    for name, dataset in datasets.registered().items():
+        if name == MISSING:
+            continue
         path = folder / dataset.file.format(part=0)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -195,11 +206,13 @@ def stand_ins(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nextflow_in(program, stand_ins, tmp_path_factory):
+def nextflow_in(program, stand_ins):
     """Return a function: folder → `Nextflow` that runs there."""
-    base = tmp_path_factory.getbasetemp()
-    # one for all processes of the tests
-    classes = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "nextflow.jsa"
+    # kept for the next time: Java does without, if it does not fit
+    java = Path(shutil.which("java") or Path(os.environ["JAVA_HOME"]) / "bin" / "java").resolve()
+    known = sha256(f"{program} {java} {java.stat().st_mtime}".encode()).hexdigest()[:12]
+    classes = ROOT / ".cache" / "tests" / f"{known}.jsa"
+    classes.parent.mkdir(parents=True, exist_ok=True)
     return lambda folder: Nextflow(program, folder, stand_ins, classes)
 
 

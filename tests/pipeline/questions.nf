@@ -6,7 +6,8 @@ include { prepare; readPlan                           } from './modules/plan/pla
 
 def refusalOf(one) {
     def metadata = [profile: workflow.profile, stubRun: one.stub, commandLine: workflow.commandLine,
-        workDir: workflow.workDir, launchDir: file(one.folder), projectDir: workflow.projectDir]
+        workDir: workflow.workDir, launchDir: file(one.folder), projectDir: workflow.projectDir,
+        manifest: workflow.manifest, nextflow: workflow.nextflow]
     try {
         def given = readParameters(params + one.given, file("${projectDir}/nextflow_schema.json"), metadata)
         prepare(readPlan(given, metadata), given, metadata)

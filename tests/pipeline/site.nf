@@ -1,7 +1,8 @@
 // What the workflow thinks of profiles, images and Slurm's answers: cases.json → found.json, in one start of Nextflow.
 
-include { headOf; processes; remedy; secondsOf; settingsOf; tooLong; valueOf } from './modules/plan/slurm'
+include { askSlurm; headOf; processes; remedy; secondsOf; settingsOf; tooLong; valueOf } from './modules/plan/slurm'
 include { folderProblems; imageProblems; profileProblems; siteWarnings } from './modules/plan/site'
+include { imageRecord } from './modules/plan/image'
 include { toolProblems } from './modules/plan/installed'
 
 def configOf(profile) {
@@ -24,6 +25,21 @@ def containersOf(one) {
         institution: config.params.config_profile_name]
 }
 
+// what `nextflow config` prints
+def textOf(profile) {
+    def folder = java.nio.file.Path.of(params.project)
+    def config = new nextflow.config.ConfigBuilder().setShowClosures(true).setBaseDir(folder).setProfile(profile)
+        .buildConfigObject()
+    return nextflow.util.ConfigHelper.toCanonicalString(config)
+}
+
+def orRefusal(question) {
+    try { return question.call() }
+    catch (Exception refusal) {
+        return org.codehaus.groovy.runtime.StackTraceUtils.extractRootCause(refusal).message
+    }
+}
+
 def jobsOf(config) {
     return processes().collectEntries { one ->
         def settings = settingsOf(config.process, one)
@@ -34,14 +50,16 @@ def jobsOf(config) {
     }
 }
 
-def afterwards(code, attempt, label) {
-    def settings = settingsOf(configOf('standard').process, [name: 'ANY', labels: [label]])
+def afterwards(config, code, attempt, label) {
+    def settings = settingsOf(config.process, [name: 'ANY', labels: [label]])
     def context  = [task: [attempt: attempt, exitStatus: code], params: [train_retries: '20']]
     return settings.errorStrategy.rehydrate(context, context, context).call()
 }
 
 workflow {
     def cases = new groovy.json.JsonSlurper().parseText(file('cases.json').text)
+    def usual = configOf('standard')
+    def slurm = configOf('test,slurm')
     def found = [
         jobs: cases.profiles.collectEntries { profile -> [(profile): jobsOf(configOf(profile))] },
         containers: cases.containers.collect { one -> containersOf(one) },
@@ -49,9 +67,12 @@ workflow {
             profileProblems(one.profiles, params + one.given) + imageProblems(one.profiles, one.given.container) +
                 folderProblems(params + one.given)
         },
+        config: textOf('test,slurm'),
+        busy: orRefusal { -> askSlurm(slurm.params, slurm.process, slurm.executor) },
+        images: cases.images.collect { name -> orRefusal { -> imageRecord(name) } },
         tools: cases.tools.collect { one -> toolProblems(one.names, one.given, new java.io.File(one.root)) },
         warnings: cases.warnings.collect { one -> siteWarnings(['slurm'], params + one, one.work ?: '/shared/work') },
-        afterwards: cases.afterwards.collect { one -> afterwards(one[0] ?: Integer.MAX_VALUE, one[1], one[2]) },
+        afterwards: cases.afterwards.collect { one -> afterwards(usual, one[0] ?: Integer.MAX_VALUE, one[1], one[2]) },
         remedies: cases.remedies.collect { one -> remedy(one[0], one[1], one[2]) },
         seconds: cases.seconds.collect { text -> secondsOf(text) },
         long: cases.long.collect { one -> tooLong([time: one[0] as nextflow.util.Duration, queue: one[1]], one[2]) },

@@ -158,14 +158,11 @@ def test_an_experiment_is_known_by_its_name(questions, tmp_path):
     assert "--input and --experiment: give one of them" in both
 
 
-def test_an_experiment_brings_its_own_parameters_and_the_command_line_has_the_last_word(nextflow):
+def test_an_experiment_brings_its_own_parameters_and_what_is_given_has_the_last_word(questions, tmp_path):
     facts = yaml.safe_load((ROOT / "assets" / "experiments" / "scaling-small.yml").read_text())
-    given = ("--experiment", "scaling-small", "--title", "Mine", "--ceiling", "false")
-    ran = nextflow.run("-stub", "-preview", *given)
-    assert ran.code == 0, ran.output
-    said = f"experiment scaling-small: {facts['title']}; about {facts['cpu_hours']} CPU hours"
-    assert said in ran.output, "before any task"
-    (record,) = (ran.outdir / "pipeline_info").glob("run_*.json")
+    said = questions.plan(tmp_path, experiment="scaling-small", input=None, title="Mine", ceiling=False)
+    assert f"experiment scaling-small: {facts['title']}; about {facts['cpu_hours']} CPU hours" in said
+    (record,) = (tmp_path / "out" / "pipeline_info").glob("run_*.json")
     used = json.loads(record.read_text())["parameters"]
     assert (used["title"], used["ceiling"], used["baselines"]) == ("Mine", False, facts["baselines"])
 

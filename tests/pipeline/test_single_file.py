@@ -1,7 +1,7 @@
 """An input that is no samplesheet is one run, planned by ``perturbdiff init``."""
 
+import csv
 import shutil
-from pathlib import Path
 
 import pytest
 from messy_screens import missing_labels, nothing_known, tenx_folder
@@ -43,15 +43,15 @@ def test_one_file_is_one_run_with_the_guesses_of_init(nextflow, screen):
     assert again.ran() == [], f"the sheet is the same run: {again.output}"
 
 
-def test_labels_may_come_in_a_table_beside_the_file(nextflow, questions, tmp_path):
+def test_labels_may_come_in_a_table_beside_the_file(questions, tmp_path):
+    """As a cell of the sheet's column ``obs``, which test_rows.py follows to the command."""
     place, _, table = tenx_folder(tmp_path)
-    ran = nextflow.run("-stub", "--input", place, "--obs", table, "--baselines", "none", "--ceiling", "false")
-    assert ran.code == 0, ran.output
-    (work,) = (t["workdir"] for t in ran.tasks() if t["process"].endswith("PREPROCESS"))
-    assert (Path(work) / "obs1" / "labels.csv").samefile(table)
-    sheet = (ran.outdir / "plan" / "samplesheet.csv").read_text()
-    assert f'"{table}"' in sheet
-    wrong = questions.refusal(tmp_path, input=str(ran.outdir / "plan" / "samplesheet.csv"), obs=str(table))
+    questions.plan(tmp_path, input=str(place), obs=str(table))
+    sheet = tmp_path / "out" / "plan" / "samplesheet.csv"
+    with sheet.open() as handle:
+        (row,) = csv.DictReader(handle)
+    assert row["obs"] == str(table)
+    wrong = questions.refusal(tmp_path, input=str(sheet), obs=str(table))
     assert "--obs: is for one file of counts" in wrong
 
 

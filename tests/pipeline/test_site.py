@@ -149,6 +149,33 @@ LIMITS = [
 ]
 
 
+APPTAINER = """#!/usr/bin/env bash
+[ "$*" = "inspect --json --labels $PWD/x.sif" ] || exit 1
+cat <<END
+{"data": {"attributes": {"labels": {"org.opencontainers.image.version": "9.9",
+  "org.opencontainers.image.revision": "unknown", "org.perturbdiff.dirty": "false",
+  "org.perturbdiff.lock.sha256": "abc"}}}}
+END
+"""
+
+
+BUSY = """#!/usr/bin/env bash
+echo "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)" >&2
+exit 1
+"""
+
+
+def put_programs(folder: Path) -> None:
+    """An image that another version made, an Apptainer that tells its labels, and a Slurm that is away."""
+    (folder / "x.sif").write_bytes(b"image")
+    (folder / "version.config").write_text("manifest.version = '0.1.0'\n")
+    (folder / "bin").symlink_to(ROOT / "bin")
+    (folder / "programs").mkdir()
+    for name, text in {"apptainer": APPTAINER, "sbatch": BUSY}.items():
+        (folder / "programs" / name).write_text(text)
+        (folder / "programs" / name).chmod(0o755)
+
+
 def put_tools(folder: Path) -> None:
     """CPA and an old STATE are installed, CPA and something else are images."""
     lock = ROOT / "perturbdiff" / "baselines" / "external" / "tools" / "cpa.lock"
@@ -185,6 +212,7 @@ def found(request, nextflow_in, tmp_path_factory):
     (folder / "perturbdiff").symlink_to(ROOT / "perturbdiff")
     (folder / "text.sif").write_text("no image")
     put_tools(folder)
+    put_programs(folder)
     shutil.copy(Path(__file__).with_name("site.nf"), folder)
     (folder / "institutions").mkdir()
     (folder / "institutions" / "nfcore_custom.config").write_text(INSTITUTION)
@@ -195,6 +223,12 @@ def found(request, nextflow_in, tmp_path_factory):
         "problems": [{"profiles": p, "given": g} for p, g, _ in PROBLEMS]
         + [{"profiles": p, "given": {}} for p in FITTING],
         "tools": [{"root": "nowhere"} | case for case, _ in TOOLS],
+        "images": [
+            None,
+            "docker://some/where@sha256:0123",
+            "docker://some/where",
+            *(str(folder / name) for name in ("x.sif", "none.sif")),
+        ],
         "warnings": [given for given, _ in WARNINGS],
         "containers": [{"profile": name, "given": placed(folder, given)} for name, given in CONTAINERS],
         "remedies": [case[:3] for case in REMEDIES],
@@ -203,9 +237,13 @@ def found(request, nextflow_in, tmp_path_factory):
         "long": [case[:3] for case in LIMITS],
     }
     (folder / "cases.json").write_text(json.dumps(cases))
-    ran = nextflow_in(folder)("run", "site.nf", "-params-file", "params.json", parser=request.param)
+    nextflow = nextflow_in(folder)
+    nextflow.path.insert(0, folder / "programs")
+    ran = nextflow(
+        "-c", "version.config", "run", "site.nf", "-params-file", "params.json", parser=request.param
+    )
     assert ran.code == 0, ran.output
-    return json.loads((folder / "found.json").read_text())
+    return json.loads((folder / "found.json").read_text()) | {"said": ran.output, "folder": folder}
 
 
 def gpu_options(profile: str) -> str:
@@ -307,6 +345,51 @@ def test_a_time_above_the_partitions_limit_is_seen_where_slurm_takes_it(found):
         assert case[3] is None or case[3] in said
 
 
+def test_record_of_an_image(found):
+    none, digest, tag, record, missing = found["images"]
+    image = found["folder"] / "x.sif"
+    assert none is None
+    assert digest == {"path": "docker://some/where@sha256:0123", "id": "sha256:0123"}
+    assert tag == {"path": "docker://some/where", "id": None}
+    assert record == {
+        "path": str(image),
+        "id": f"sha256:{hashlib.sha256(b'image').hexdigest()}",
+        "bytes": 5,
+        "version": "9.9",
+        "commit": None,
+        "dirty": False,
+        "lock_sha256": "abc",
+    }
+    assert "the image holds perturbdiff 9.9 and this is the workflow of 0.1.0" in found["said"]
+    assert image.with_name("x.sif.sha256").is_file()
+    assert missing == (
+        f"--container: there is no image {image.with_name('none.sif')} (bin/build-image makes one)"
+    )
+
+
+def test_slurm_settings_reach_the_jobs(found):
+    text = " ".join(found["config"].split())
+    for setting in (
+        "executor = 'slurm'",
+        "queueSize = 100",
+        "--gres=gpu:${params.num_gpus}",
+        "task.exitStatus in [75,",
+        "export PD_END_TIME=${task.time",
+        "runOptions = '--no-home --bind",
+        "CUDA_VISIBLE_DEVICES",
+        "failOnIgnore = true",
+    ):
+        assert setting in text
+    # one selector, one side: a profile's selector would throw away what the base says under the same name
+    assert text.count("withLabel:gpu {") == text.count("withLabel:process_gpu {") == 1
+    assert "cpus = { params.train_cpus as int }" in text
+
+
+def test_a_slurm_that_is_busy_or_away_refuses_nothing(found):
+    assert found["busy"] is None
+    assert "Slurm could not be asked about the jobs of" in found["said"]
+
+
 SBATCH = """#!/bin/bash
 echo "$* $(grep -o 'SBATCH.*' | tr '\n' ' ')" >> "{calls}"
 tail -n1 "{calls}" | grep -q -- "{pattern}" || exit 0
@@ -368,9 +451,3 @@ def test_what_slurm_refuses_is_told_in_one_message_before_any_job(slurm, tmp_pat
     assert not (tmp_path / "out" / "logs").exists()
     ran, _ = slurm("no", "-p big", *options, "--check_slurm", "false")
     assert ran.code == 0, ran.output
-
-
-def test_a_slurm_that_is_busy_or_away_refuses_nothing(slurm):
-    ran, _ = slurm("Batch job submission failed: Unable to contact slurm controller (connect failure)", "")
-    assert ran.code == 0, ran.output
-    assert "Slurm could not be asked about the jobs of" in ran.output

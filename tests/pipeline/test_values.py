@@ -60,7 +60,9 @@ def test_a_sheet_cannot_run_commands(questions, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_parameters_cannot_run_commands(nextflow, questions, tmp_path):
+def test_parameters_cannot_run_commands_and_every_mistake_in_them_is_told_at_once(
+    nextflow, questions, tmp_path
+):
     (tmp_path / "kang.h5ad").touch()
     (tmp_path / "sheet.csv").write_text("\n".join([COLUMNS, row(id="a")]) + "\n")
     command = "x\ntouch canary\n"
@@ -69,8 +71,21 @@ def test_parameters_cannot_run_commands(nextflow, questions, tmp_path):
          "cpu_options", "gpu_options", "gpu_container_options", "scratch", "title", "against"), command,
     )  # fmt: skip
     (tmp_path / "given.json").write_text(json.dumps(given))
-    ran = nextflow.run("--input", "sheet.csv", "-params-file", "given.json")
+    wrong = ("--alhpa", "0.1", "--alpha", "3", "--num-gpus", "2", "--train_time", "soon", "--device", "tpu",
+        "--data_seed", "-1")  # fmt: skip
+    ran = nextflow.run("--input", "nowhere.csv", *wrong, "-params-file", "given.json")
     assert ran.code != 0
+    for message in (
+        "unknown parameter --alhpa, did you mean --alpha?",
+        "--alpha: must be below 1, got 3",
+        "did you mean --num_gpus?",
+        "--train_time: 'soon'",
+        "--device: must be one of auto, cpu, cuda, got 'tpu'",
+        "--data_seed: must be at least 0",
+        "--input: no such file 'nowhere.csv'",
+    ):
+        assert message in ran.output
+    assert "Submitted" not in ran.output
     for name in given:
         assert f"--{name} 'x\\u000atouch canary\\u000a'" in ran.output.replace(f"--{name}:", f"--{name}"), (
             name

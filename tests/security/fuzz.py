@@ -66,16 +66,19 @@ class Fuzzer:
     ----------
     folder
         Scratch folder, which is filled.
+    good
+        Folder of the sound inputs, which are made if it is not there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.good = folder, folder / "good"
+    def __init__(self, folder: Path, good: Path | None = None) -> None:
+        self.folder, self.good = folder, good or folder / "good"
         self._right: dict[tuple[str, int], dict[str, str]] = {}
 
-    def prepare(self, kinds: set[str], processes: int) -> None:
-        """Make the inputs and the right results of what will be tried."""
-        make(self.good, self.folder / "making")
-        wanted = [(kind, number) for kind in sorted(kinds) for number in range(len(KINDS[kind].commands))]
+    def prepare(self, commands: set[tuple[str, int]], processes: int) -> None:
+        """Make the inputs, and the right results of the commands (kind and number) that will be tried."""
+        if not self.good.exists():
+            make(self.good, self.folder / "making")
+        wanted = sorted(commands)
 
         def result(n: int, place: Path) -> dict[str, str]:
             ended, content = self._run(*wanted[n], lambda _: None, place)
@@ -88,8 +91,7 @@ class Fuzzer:
 
     def try_number(self, kind: str, number: int, seed: int, place: Path) -> Verdict:
         """Try mutation ``number`` of a kind."""
-        rng = random.Random(f"{seed}:{kind}:{number}")
-        command = rng.randrange(len(KINDS[kind].commands))
+        command, rng = drawn(kind, number, seed)
         return self.attempt(kind, command, lambda targets: mutate(targets, rng), place, number)
 
     def attempt(
@@ -172,6 +174,12 @@ class Fuzzer:
         if content == self._right[kind, command]:
             return "right"
         return "unseen" if cannot_be_seen(KINDS[kind], mutation, self.good, place / "bad") else "another"
+
+
+def drawn(kind: str, number: int, seed: int) -> tuple[int, random.Random]:
+    """Return which command a mutation is for, and what draws its damage."""
+    rng = random.Random(f"{seed}:{kind}:{number}")
+    return rng.randrange(len(KINDS[kind].commands)), rng
 
 
 def cannot_be_seen(kind: Kind, mutation: Mutation, good: Path, bad: Path) -> bool:
@@ -361,6 +369,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of input, commas between")
     parser.add_argument("--only", metavar="KIND:N", help="one mutation; its files and texts are kept")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--good", type=Path, help="folder of the sound inputs, made if it is not there")
     parser.add_argument("--json", type=Path, help="file for every verdict")
     parser.add_argument("--kept", action="store_true", help="also the damage that once led to something else")
     given = parser.parse_args()
@@ -374,10 +383,9 @@ def main() -> None:
         kind, number = given.only.split(":")
         jobs = [(kind, int(number))]
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    fuzzer = Fuzzer(folder)
-    fuzzer.prepare(
-        {kind for kind, _ in jobs} | ({k.kind for k in KEPT} if given.kept else set()), given.processes
-    )
+    fuzzer = Fuzzer(folder, given.good)
+    tried = {(kind, drawn(kind, number, given.seed)[0]) for kind, number in jobs}
+    fuzzer.prepare(tried | ({(k.kind, k.command) for k in KEPT} if given.kept else set()), given.processes)
 
     def work(n: int, place: Path) -> dict[str, Any]:
         if n < len(jobs):

@@ -40,7 +40,6 @@ def test_numbers_of_values(width, depth, genes, millions):
         (48, "pretrained"),
         (48, "replaced"),
         pytest.param(512, "pretrained", marks=pytest.mark.slow),
-        pytest.param(512, "replaced", marks=pytest.mark.slow),
     ],
 )
 def test_the_whole_layout(tmp_path, width, name):

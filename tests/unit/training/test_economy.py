@@ -85,8 +85,9 @@ def test_a_captured_network_learns_the_same_under_the_same_names(trained, plain,
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on a CPU needs a C++ compiler")
-def test_a_compiled_network_learns_the_same(trained, tmp_path):
+def test_a_compiled_network_learns_the_same(trained, tmp_path, monkeypatch):
     """Machine code for one way through the network; the test above takes all ways."""
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # processes would load torch anew
     few = ("model.depth=1", "train.self_condition=0", "train.choose=last")
     plain = run(trained, tmp_path / "a", *few)
     assert_the_same(run(trained, tmp_path / "b", "train.compile=true", *few), plain)
