@@ -5,7 +5,8 @@
 Half of the wells of every condition are held out. A model is trained on the other half, its sets drawn from one well
 each (*apart*: the well is the batch) or from all of them (*mixed*: as the paper and the authors' code draw them), in
 the paper's mathematics (sampled in 100 reverse steps and in one) and in ours; `squared-error` is the paper's without
-the MMD. `family` is ours with the loss of whole sets, which is told which cells were a set (*sets*). Sampled sets are
+the MMD. `family` is ours with the loss of whole sets, which is told which cells were a set (*sets*). With --tools,
+external methods predict the held-out wells (`perturbdiff baseline`, settings `quick`), too. Sampled sets are
 compared with the true sets of the held-out wells: their variance beyond the draw of cells, who lies within whose cloud
 (`perturbdiff.evaluation.metrics.spread`), and the energy score whose points are sets. References: the true sets
 of the training wells; their pooled cells, a method that predicts one distribution; control sets plus the mean change;
@@ -29,8 +30,11 @@ import numpy as np
 import pandas as pd
 from scipy import sparse, stats
 
+from perturbdiff.baselines.external import known_tools
+from perturbdiff.baselines.external.external_stage import predict_external
+from perturbdiff.baselines.external.methods import tool_method
 from perturbdiff.config import recipes
-from perturbdiff.config.settings import Config
+from perturbdiff.config.settings import BaselineConfig, Config
 from perturbdiff.evaluation.metrics import spread as sv
 from perturbdiff.evaluation.metrics.set_metrics import SetDistances, family_score
 from perturbdiff.preprocessing.preprocessing_stage import preprocess
@@ -55,10 +59,11 @@ MODELS = {
     "released": ("variant=released", "sample.guidance=0"),
     "recommended": (),
     "family": (
-        "data.set_key=set", "loss.mmd_statistic=set", "model.gene_noise=false", "sample.zeros=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "model.anchor=control", "sample.zeros=predicted",
         "sample.totals=predicted",
     ),
 }  # fmt: skip
+TOOLS = {"cellflow": {}, "state": {"basal_mapping_strategy": "batch"}}  # changes to `quick`
 STORES = {"family": ("sets",)}  # of the other models: a well is a batch (apart), or half of all are (mixed)
 SETS = 19  # of a condition on either side: the range of 19 sets holds 18 of 20 alike
 DRAWS = 5  # as many sets as often, in one step: sets that differ have another mean in each draw of 19
@@ -160,10 +165,12 @@ def moved_controls(made: Screen, size: int) -> Collection:
     }
 
 
-def sampled_sets(made: Screen, how: str, bundle: Path, config: Config, seed: int) -> Collection:
+def sampled_sets(
+    made: Screen, how: str, bundle: Path, config: Config, seed: int, cells_of_set: int | None = None
+) -> Collection:
     """Return ``SETS`` sets of each condition drawn by a model, control cells from the held-out wells.
 
-    In one step they are drawn ``DRAWS`` times.
+    In one step they are drawn ``DRAWS`` times. ``cells_of_set`` takes so many cells of each sampled set.
     """
     size, store = config.train.set_size, Store(made.stores[how])
     sets = SETS * (DRAWS if config.sample.num_steps == 1 and how != "apart" else 1)
@@ -182,8 +189,29 @@ def sampled_sets(made: Screen, how: str, bundle: Path, config: Config, seed: int
     found: Collection = {}
     for labels, own in cells.obs.assign(place=np.arange(cells.n_obs)).groupby(LABELS, observed=True):
         # sets are written one after the other
-        found[_pair(labels)] = values[own["place"]].reshape(sets, size, -1)
+        found[_pair(labels)] = values[own["place"]].reshape(sets, size, -1)[:, :cells_of_set]
     return found
+
+
+def tool_sets(made: Screen, how: str, tool: str, size: int, seed: int) -> Collection:
+    """Return ``SETS`` sets of each condition predicted by an external tool.
+
+    A set is ``size`` predicted cells of a held-out well (*apart*), or of all of them (*mixed*). The tool is told the
+    well as its batch, so far as it reads one, and each cell starts from a control cell of the same batch.
+    """
+    method = tool_method(known_tools.load(tool), BaselineConfig(settings="quick", options=TOOLS[tool]))
+    out = made.folder / f"{tool}-{how}.h5ad"
+    cells = ad.read_h5ad(predict_external(method, made.stores[how], made.splits[how], out, seed=seed))
+    genes = list(map(str, Store(made.stores[how]).genes))
+    cells = cells[cells.obs["source"] == "predicted", genes]
+    values, rng = sparse.csr_matrix(cells.X), np.random.default_rng(seed)
+    obs = cells.obs.assign(place=np.arange(cells.n_obs))
+    found: dict[tuple[str, str], list[np.ndarray]] = {}
+    for (*labels, _), own in obs.groupby([*LABELS, "batch"], observed=True):
+        rows = rng.permutation(own["place"].to_numpy())
+        sets = rows[: len(rows) // size * size].reshape(-1, size)[: 1 if how == "apart" else SETS]
+        found.setdefault(_pair(tuple(labels)), []).extend(values[one].toarray() for one in sets)
+    return {labels: np.stack(sets[:SETS]) for labels, sets in found.items()}
 
 
 def shuffled(sets: Collection, seed: int) -> Collection:
@@ -255,6 +283,9 @@ def methods(
                 )
                 name = f"{model}, {how}, {steps} step{'s' if steps > 1 else ''}"
                 yield name, lambda own=own, how=how, bundle=bundle: sampled_sets(made, how, bundle, own, seed)
+    for tool in options.tools:
+        for how in options.training_sets:
+            yield f"{tool}, {how}", lambda tool=tool, how=how: tool_sets(made, how, tool, size, seed)
 
 
 def study(level: str, seed: int, options: argparse.Namespace) -> pd.DataFrame:
@@ -338,7 +369,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=list(LEVELS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=["paper", "recommended"])
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=["paper", "recommended"])
+    parser.add_argument("--tools", nargs="*", choices=TOOLS, default=[])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--training-sets", nargs="+", choices=("mixed", "apart"), default=["mixed", "apart"])
     parser.add_argument(

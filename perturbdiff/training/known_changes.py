@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy.spatial.distance import cdist
 
 from perturbdiff.checkpoint.change_regression import fill
 from perturbdiff.checkpoint.pretrained_embeddings import Semantics
@@ -112,12 +113,8 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
     table = source.store.conditions
     label = vocabulary.encode("perturbation", table["perturbation"])
     context = vocabulary.encode(expected.context, table[expected.context])
-    own: dict[tuple[int, int], list[np.ndarray]] = {}
-    for condition, change in _training_changes(source, genes):
-        own.setdefault((int(label[condition]), int(context[condition])), []).append(change)
-    contexts = Counter(perturbation for perturbation, _ in own)
-    changes = {pair: np.mean(each, axis=0) for pair, each in own.items() if contexts[pair[0]] > 1}
-    if not changes:
+    pairs, values = _means_of_pairs(source, genes, label, context)
+    if not pairs:
         logger.info(
             "expected changes: no perturbation has training cells in two %ss, so control cells are not moved",
             expected.context,
@@ -125,10 +122,8 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
         return
     levels = _control_levels(source, genes, context, len(expected.levels))
     rows = np.zeros(tuple(expected.rows.shape), np.int64)
-    for row, pair in enumerate(changes, 1):
-        rows[pair] = row
-    values = np.stack([np.zeros(len(genes)), *changes.values()])
-    distance = np.square(levels[1:, None] - levels[None, 1:]).sum(-1)
+    rows[tuple(np.array(pairs).T)] = np.arange(1, len(values))
+    distance = cdist(levels[1:], levels[1:], "sqeuclidean")
     apart = distance[~np.eye(len(distance), dtype=bool)]
     distance /= max(float(np.median(apart)), np.finfo(np.float64).tiny)
     errors = [_left_out_error(values, rows, levels, -sharp * distance) for sharp in _SHARPNESS]
@@ -140,9 +135,30 @@ def _transfer(expected: TransferredChanges, source: Source, genes: list[str], vo
     logger.info(
         "expected changes: of %d perturbations in two %ss or more, sharpness %g: the others leave %.2f of a "
         "condition's change untold (all alike %.2f, only the nearest %.2f; squared)",
-        sum(number > 1 for number in contexts.values()), expected.context, sharpness,
+        len({perturbation for perturbation, _ in pairs}), expected.context, sharpness,
         min(errors), errors[0], errors[-1],
     )  # fmt: skip
+
+
+def _means_of_pairs(
+    source: Source, genes: list[str], label: np.ndarray, context: np.ndarray
+) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """Return the n pairs of perturbation and context, of perturbations in two contexts or more, and their mean changes.
+
+    The means are float32 [1 + n, G], log1p, with zeros first. ``label`` and ``context`` are the ids of all conditions.
+    """
+    sums: dict[tuple[int, int], np.ndarray] = {}
+    conditions: Counter[tuple[int, int]] = Counter()
+    for condition, change in _training_changes(source, genes):
+        pair = (int(label[condition]), int(context[condition]))
+        sums[pair] = sums[pair] + change if pair in sums else change
+        conditions[pair] += 1
+    contexts = Counter(perturbation for perturbation, _ in sums)
+    pairs = [pair for pair in sums if contexts[pair[0]] > 1]
+    means = np.zeros((1 + len(pairs), len(genes)), np.float32)
+    for row, pair in enumerate(pairs, 1):
+        means[row] = sums.pop(pair) / conditions[pair]  # memory of the sums is given back one by one
+    return pairs, means
 
 
 def _control_levels(source: Source, genes: list[str], context: np.ndarray, contexts: int) -> np.ndarray:
@@ -160,7 +176,7 @@ def _left_out_error(values: np.ndarray, rows: np.ndarray, levels: np.ndarray, ne
         where = np.flatnonzero(found)
         if len(where) < 2:
             continue
-        truth, level = values[found[where]], levels[where]
+        truth, level = values[found[where]].astype(np.float64), levels[where]
         log_weight = nearness[np.ix_(where - 1, where - 1)].copy()
         np.fill_diagonal(log_weight, -np.inf)
         weight = np.exp(log_weight - log_weight.max(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""The cells that a model learns from: which are held out, the range of values, and the changes that are expected."""
+"""The cells that a model learns from: which are held out, and the range of their values."""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from perturbdiff import baselines
+from perturbdiff.baselines.external import external_stage, methods
+
 SCRIPT = Path(__file__).parents[3] / "lab" / "premise.py"
 TINY = (
     "simulate.cells=4000", "simulate.genes=30", "train.set_size=5", "train.sets_per_step=2", "model.width=16",
@@ -17,8 +20,11 @@ TINY = (
 
 def test_premise_runs_and_tells_true_sets_from_pooled_cells(tmp_path, monkeypatch, capsys):
     settings = [word for text in TINY for word in ("--set", text)]
-    given = "--levels strong --models paper family --training-sets mixed --shuffles --seeds 0"
+    given = "--levels strong --models paper family --tools state --training-sets mixed --shuffles --seeds 0"
     steps = "--steps-paper 2 --steps-family 2"
+    controls = lambda _, *files, seed: baselines.predict("control", *files, seed=seed)  # noqa: E731
+    monkeypatch.setattr(external_stage, "predict_external", controls)  # no tool is installed
+    monkeypatch.setattr(methods, "tool_method", lambda *_: None)
     monkeypatch.setattr(
         sys, "argv", [str(SCRIPT), "--out", str(tmp_path), *given.split(), *steps.split(), *settings]
     )
@@ -26,9 +32,13 @@ def test_premise_runs_and_tells_true_sets_from_pooled_cells(tmp_path, monkeypatc
     assert "recall" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "sets.csv")
     assert set(table["level"]) == {"strong"}
-    assert {"family, sets, 1 step", "paper, mixed, 2 steps, shuffled"} <= set(table["method"])
+    names = {"family, sets, 1 step", "paper, mixed, 2 steps, shuffled", "state, mixed"}
+    assert names <= set(table["method"])
     means = table.groupby("method").mean(numeric_only=True)
     true, pooled = means.loc["true sets, training wells"], means.loc["pooled training cells"]
     assert 0.7 < true["between"] / true["true_between"] < 1.4
     assert abs(pooled["between"]) < 0.2 * true["true_between"]
     assert true["recall"] > 0.8 > pooled["recall"]
+    assert (
+        abs(means.loc["state, mixed", "between"]) < 0.2 * true["true_between"]
+    )  # sets of all wells' controls
