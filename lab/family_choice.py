@@ -2,12 +2,12 @@
 
     python lab/family_choice.py --out FOLDER [--choices "noise .02" "power .5"] [--seed 100]
 
-The strong screen of `lab/premise.py`, its measures and its recipe `family`, but without noise of each gene; one thing
-is changed at a time. All sets are judged by 32 cells, whatever the size of a training set. A network whose table is in
-FOLDER is not trained again. Two choices are no settings of the package and change its code for this study: *token* adds
-to each noised cell of a set a learned linear map of √m times the mean of its cells, which is standard normal where
-sampling starts, so that the set has noise of its own at full size; *pooled* adds the squared distance to the loss (the
-power 2, which asks for the pooled distribution). Prints a table in Markdown.
+The strong screen of `lab/premise.py`, its measures and its recipe `family`; one thing is changed at a time. All sets are
+judged by 32 cells, whatever the size of a training set. A network whose table is in FOLDER is not trained again. Two
+choices are no settings of the package and change its code for this study: *token* adds to each noised cell of a set a
+learned linear map of √m times the mean of its cells, which is standard normal where sampling starts, so that the set
+has noise of its own at full size; *pooled* adds the squared distance to the loss (the power 2, which asks for the
+pooled distribution). Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from perturbdiff.model.layers import linear
 from perturbdiff.training.training_stages import train
 
 CELLS = 32
-BASE = ("model.gene_noise=false",)
 CHOICES: dict[str, tuple[str, ...]] = {
     "as it is": (),
     "as it is, other draws": ("seed=7",),
@@ -84,7 +83,7 @@ def studied(name: str, made: premise.Screen, options: argparse.Namespace) -> pd.
     if place.is_file():
         return pd.read_csv(place)
     extra = argparse.Namespace(
-        steps=options.steps, set=[f"seed={options.seed}", *BASE, *CHOICES[name], *options.set]
+        steps=options.steps, set=[f"seed={options.seed}", *CHOICES[name], *options.set]
     )
     config = premise.recipe("family", "strong", extra)
     real, training = (premise.true_sets(made, part, CELLS) for part in ("test", "train"))

@@ -59,8 +59,8 @@ MODELS = {
     "released": ("variant=released", "sample.guidance=0"),
     "recommended": (),
     "family": (
-        "data.set_key=set", "loss.mmd_statistic=set", "model.anchor=control", "sample.zeros=predicted",
-        "sample.totals=predicted",
+        "data.set_key=set", "loss.mmd_statistic=set", "model.anchor=control", "model.gene_noise=false",
+        "sample.zeros=predicted", "sample.totals=predicted",
     ),
 }  # fmt: skip
 TOOLS = {"cellflow": {}, "state": {"basal_mapping_strategy": "batch"}}  # changes to `quick`

@@ -28,6 +28,7 @@ class Recorder(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.seen = []
+        self.expected = None
         self.unit = torch.ones(())
 
     def encode(self, log1p):
