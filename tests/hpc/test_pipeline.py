@@ -78,13 +78,13 @@ def test_a_published_screen_becomes_a_report_with_the_slurm_profile_alone(workfl
     assert all(name in report for name in names)
     scores = {name: pooled(ran, name) for name in names}
     assert all(score["R2"] > 0.9 for score in scores.values())
-    # 60 steps learn the direction of the changes, and cells are still as far off as control cells; the control's value
-    # is the data's, with control cells that stand for their whole pool (drawn at random they are at 0.0995)
+    # 60 steps are enough, because cells start from controls that other replicates' changes have moved
+    # the control's value is the data's: control cells stand for their whole pool (drawn at random they are at 0.0995)
     distance, direction = (
         {name: scores[name][key] for name in scores} for key in ("energy_distance", "PDCorr")
     )
     assert distance["control"] == pytest.approx(0.0733, rel=0.02)
-    assert distance["knockouts"] == pytest.approx(distance["control"], abs=0.02)
+    assert distance["knockouts"] < distance["control"] / 2
     assert distance["ceiling"] < distance["control"] < distance["mean-perturbation"]
     assert direction["control"] < direction["knockouts"] < direction["ceiling"]
 
