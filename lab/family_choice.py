@@ -2,7 +2,7 @@
 
     python lab/family_choice.py --out FOLDER [--choices "noise .02" "power .5"] [--seed 100]
 
-The strong screen of `lab/premise.py`, its measures and its recipe `family`; one thing is changed at a time. All sets are
+The strong screen of `lab/premise.py`, its measures and its recipe `family`; one thing is changed at a time. Sets are
 judged by 32 cells, whatever the size of a training set. A network whose table is in FOLDER is not trained again. Two
 choices are no settings of the package and change its code for this study: *token* adds to each noised cell of a set a
 learned linear map of √m times the mean of its cells, which is standard normal where sampling starts, so that the set
