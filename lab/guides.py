@@ -6,9 +6,10 @@ The guides of a gene differ in efficacy, so that their cells may be different dr
 enough guides one is held out, and of the non-targeting guides a third. A family is scored by the energy score whose
 points are sets of cells, against sets of the held-out guide (`perturbdiff.evaluation.metrics.set_metrics`). It is made
 of: the sets of the seen guides; their cells, pooled and dealt into sets at random; and the sets that a model samples
-which was trained on the seen guides, by the loss of sets and by the default loss. First it is asked how much the
-guides of a gene differ at all: the variance between them beyond the draw of their cells, and how often a shuffle of the
-cells has as much.
+which was trained on the seen guides, by the loss of sets (the recipe `family` of `lab/premise.py`) and by the default
+loss. The cells of sampled sets are also dealt anew, which leaves their pooled distribution and takes the family away.
+First it is asked how much the guides of a gene differ at all: the variance between them beyond the draw of their cells,
+and how often a shuffle of the cells has as much.
 
 Prints tables in Markdown and writes `guides.csv` and `differences.csv`. What is done already is not done again.
 """
@@ -24,6 +25,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pandas as pd
+import premise
 from scipy import sparse
 
 from perturbdiff.config import recipes
@@ -46,8 +48,9 @@ RECIPE = (
     "model.covariates=[perturbation]", f"train.set_size={SIZE}", "train.sets_per_step=8", "train.max_steps=1800",
     "train.min_steps=1800",
 )  # fmt: skip
-FAMILY = ("loss.mmd_statistic=set", "sample.zeros=predicted", "sample.controls=shuffled")
+FAMILY = tuple(change for change in premise.MODELS["family"] if not change.startswith("data."))
 MODELS = {"sampled, default loss": (), "sampled, loss of sets": FAMILY}
+SEEN, POOLED = "sets of the seen guides", "pooled cells of the seen guides"
 
 Draw = Callable[[np.random.Generator], np.ndarray]
 
@@ -118,7 +121,7 @@ def real_families(made: Screen, gene: str) -> dict[str, Draw]:
     def pooled(rng: np.random.Generator) -> np.ndarray:
         return np.stack([draw(np.concatenate(guides), rng) for _ in range(SETS)])
 
-    return {"sets of the seen guides": apart, "pooled cells of the seen guides": pooled}
+    return {SEEN: apart, POOLED: pooled}
 
 
 def true_sets(made: Screen, gene: str, rng: np.random.Generator) -> np.ndarray:
@@ -151,10 +154,17 @@ def sampled(made: Screen, genes: list[str], folder: Path, config: Config, seed: 
 
 
 def score(sets: np.ndarray, true: np.ndarray) -> dict[str, float]:
-    """Return the energy score of a family, and its variance between sets in units of the draw of a set's cells."""
+    """Return the energy score of a family, its variance between sets in units of the draw of a set's cells, and how
+    far its pooled cells are from the true ones.
+    """
     across, own, _ = sm.SetDistances.of(sets, true).apart()
     noise = sv.within_variance(sets).sum() / SIZE
-    return {"score": sm.family_score(across, own), "between": float(sv.between_variance(sets).sum() / noise)}
+    pooled, cells = (side.reshape(1, -1, side.shape[2]) for side in (sets, true))
+    return {
+        "score": sm.family_score(across, own),
+        "between": float(sv.between_variance(sets).sum() / noise),
+        "distance": float(sv.distances(pooled, cells)[0, 0]),
+    }
 
 
 def differences(made: Screen, control: str, seed: int, shuffles: int = 199) -> pd.DataFrame:
@@ -192,10 +202,13 @@ def study(seed: int, options: argparse.Namespace) -> tuple[pd.DataFrame, pd.Data
             lines.append({"seed": seed, "gene": gene, "family": name, **score(draw(rng), true[gene])})
     for name, changes in MODELS.items() if options.model else ():
         own = recipes.load("papalexi21", [*RECIPE, *changes, *options.set]).model_copy(update={"seed": seed})
-        for gene, sets in sampled(
-            made, genes, folder / name.replace(", ", "-").replace(" ", "-"), own, seed
-        ).items():
-            lines.append({"seed": seed, "gene": gene, "family": name, **score(sets, true[gene])})
+        drawn = sampled(made, genes, folder / name.replace(", ", "-").replace(" ", "-"), own, seed)
+        dealt = {
+            gene: rng.permutation(x.reshape(-1, x.shape[2])).reshape(x.shape) for gene, x in drawn.items()
+        }
+        for kind, families in ((name, drawn), (f"{name}, dealt anew", dealt)):
+            for gene, sets in families.items():
+                lines.append({"seed": seed, "gene": gene, "family": kind, **score(sets, true[gene])})
     tables = pd.DataFrame(lines), differences(made, str(config.data.control), seed)
     for table, file in zip(tables, files, strict=True):
         table.to_csv(file, index=False, float_format="%.6g")
@@ -203,26 +216,41 @@ def study(seed: int, options: argparse.Namespace) -> tuple[pd.DataFrame, pd.Data
 
 
 def markdown(scores: pd.DataFrame, guides: pd.DataFrame) -> str:
-    """Return the two tables: families against pooled cells, and how much the guides differ."""
+    """Return two tables: families against real cells, and how much the guides of each gene differ."""
     wide = scores.pivot_table(index=["seed", "gene"], columns="family", values="score")
-    pooled = wide["pooled cells of the seen guides"]
     text = [
-        "| family | energy score | less that of the pooled cells | between sets / draw of cells |",
-        "|---|---|---|---|",
+        f"| family | energy score | less that of the {POOLED} | less that of {SEEN} | between sets / draw of cells | "
+        "distance |",
+        "|---|---|---|---|---|---|",
     ]
-    for name in dict.fromkeys(scores["family"]):
-        gap = (wide[name] - pooled).groupby("gene").mean().to_numpy()
-        low, high = bootstrap_mean(gap, draws=2000, seed=0)
-        between = scores.loc[scores["family"] == name, "between"].mean()
+    for name, rows in scores.groupby("family", sort=False):
+        gaps = (_gap(wide, str(name), other) for other in (POOLED, SEEN))
         text.append(
-            f"| {name} | {wide[name].mean():.3f} | {gap.mean():+.4f} [{low:+.4f}, {high:+.4f}] | {between:.2f} |"
+            f"| {name} | {wide[name].mean():.3f} | {' | '.join(gaps)} | {rows['between'].mean():.2f} | "
+            f"{rows['distance'].mean():.3f} |"
         )
-    text += ["", "| gene | guides | between guides / draw of cells | p |", "|---|---|---|---|"]
+    others = [str(name) for name in dict.fromkeys(scores["family"]) if name != POOLED]
+    heads = ["gene", "guides", "between guides / draw of cells", "p", *others]
+    text += [
+        "",
+        f"Score less that of the {POOLED}:",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    by_gene = wide[others].sub(wide[POOLED], axis=0).groupby("gene").mean()
     for gene, rows in guides.groupby("gene"):
-        text.append(
-            f"| {gene} | {rows['guides'].max()} | {rows['between / noise'].mean():.2f} | {rows['p'].median():.3f} |"
-        )
+        gaps = [f"{gap:+.4f}" for gap in by_gene.loc[gene]] if gene in by_gene.index else ["–"] * len(others)
+        between, p = rows["between / noise"].mean(), rows["p"].median()
+        text.append(f"| {gene} | {rows['guides'].max()} | {between:.2f} | {p:.3f} | {' | '.join(gaps)} |")
     return "\n".join(text)
+
+
+def _gap(wide: pd.DataFrame, name: str, other: str) -> str:
+    """Return the mean difference of two families' scores and its 95 % interval over genes."""
+    gap = (wide[name] - wide[other]).groupby("gene").mean().to_numpy()
+    low, high = bootstrap_mean(gap, draws=2000, seed=0)
+    return f"{gap.mean():+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def main() -> None:

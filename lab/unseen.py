@@ -57,16 +57,22 @@ def hold_out(made: Path, path: Path, seed: int) -> None:
 class Study:
     """One screen: its files, and the scores of each method for each perturbation."""
 
+    screen, parts = SCREEN, PARTS
+
     def __init__(self, out: Path, seed: int, overrides: list[str]) -> None:
         self.out, self.seed = out / f"seed{seed}", seed
-        recipe = recipes.load("recommended", [*SCREEN, *overrides]).model_copy(update={"seed": seed})
+        recipe = recipes.load("recommended", [*self.screen, *overrides]).model_copy(update={"seed": seed})
         metrics = recipe.evaluate.model_copy(update={"metrics": METRICS})
         self.recipe: Config = recipe.model_copy(update={"evaluate": metrics})
         simulated = simulate(self.out / "simulated", recipe.simulate, seed=seed)
         self.store = preprocess([simulated / "counts.h5ad"], self.out / "store", recipe.data)
         self.split = self.out / "split.parquet"
         if not self.split.is_file():
-            hold_out(make_split(self.store, self.out / "made.parquet", recipe), self.split, seed)
+            self.hold_out(make_split(self.store, self.out / "made.parquet", recipe))
+
+    def hold_out(self, made: Path) -> None:
+        """Write the split."""
+        hold_out(made, self.split, self.seed)
 
     def score(self, name: str, part: str, predicted: Path) -> None:
         """Score a file of predictions."""
@@ -84,21 +90,25 @@ class Study:
 
     def baseline(self, method: str, name: str, table: Path | None = None) -> None:
         """Predict with a baseline and score it."""
-        for part in PARTS:
+        for part in self.parts:
             out = self.out / f"{name}-{part}.h5ad"
             predict(method, self.store, self.split, out, part=part, seed=self.seed, embedding=table)
             self.score(name, part, out)
 
-    def model(self, anchor: str, name: str, table: Path) -> None:
-        """Train with an anchor, predict and score."""
+    def model(self, anchor: str, name: str, table: Path | None) -> None:
+        """Train with an anchor, and with vectors if there is a table of them, predict and score."""
         model = self.recipe.model.model_copy(update={"anchor": anchor})
         recipe, begin = self.recipe.model_copy(update={"model": model}), time.process_time()
-        bundle = train(self.store, self.split, self.out / name, recipe, embeddings={"perturbation": table})
+        tables = {"perturbation": table} if table else {}
+        bundle = train(self.store, self.split, self.out / name, recipe, embeddings=tables)
         print(f"{name}: {time.process_time() - begin:.0f} CPU-seconds of training", flush=True)
-        for part in PARTS:
-            out = self.out / f"{name}-{part}.h5ad"
-            sample(bundle, self.store, out, split=self.split, part=part, seed=self.seed)
-            self.score(name, part, out)
+        for part in self.parts:
+            self.score(name, part, self.sampled(bundle, name, part))
+
+    def sampled(self, bundle: Path, name: str, part: str) -> Path:
+        """Predict the conditions of a part with a network."""
+        out = self.out / f"{name}-{part}.h5ad"
+        return sample(bundle, self.store, out, split=self.split, part=part, seed=self.seed)
 
 
 def values(out: Path, part: str) -> pd.DataFrame:
