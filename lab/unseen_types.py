@@ -106,9 +106,9 @@ def scores(out: Path, how: str) -> Iterator[tuple[str, pd.DataFrame]]:
     yield KINDS[1], found[is_never]
 
 
-def show(out: Path) -> None:
+def show(out: Path, splits: list[str]) -> None:
     """Print mean scores of each method, and paired differences over perturbations with their intervals."""
-    for how in SPLITS:
+    for how in splits:
         for kind, table in scores(out, how):
             means = table.groupby(["seed", "method", "metric"])["value"].mean().unstack("metric")
             print(f"\n{how}, {kind}", means.groupby("method").mean()[list(METRICS)].round(3), sep="\n")
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="change the recipe")
     given = parser.parse_args()
     if given.table:
-        show(given.out)
+        show(given.out, given.splits)
         return
     for how in given.splits:
         Study(given.out, given.seed, how, given.set).run(given.quality, given.always_moved)
