@@ -1,6 +1,6 @@
 """Is a knock-out a family over its guides? The sets of a guide that was held out, against sampled ones.
 
-    python lab/guides.py --data papalexi21.h5ad --out FOLDER [--seeds 0 1 2] [--no-model]
+    python lab/guides.py --data papalexi21.h5ad --out FOLDER [--seeds 0 1 2] [--models sets]
 
 The guides of a gene differ in efficacy, so that their cells may be different draws of one family. Of each gene with
 enough guides one is held out, and of the non-targeting guides a third. A family is scored by the energy score whose
@@ -49,7 +49,7 @@ RECIPE = (
     "train.min_steps=1800",
 )  # fmt: skip
 FAMILY = tuple(change for change in premise.MODELS["family"] if not change.startswith("data."))
-MODELS = {"sampled, default loss": (), "sampled, loss of sets": FAMILY}
+MODELS = {"default": ("sampled, default loss", ()), "sets": ("sampled, loss of sets", FAMILY)}
 SEEN, POOLED = "sets of the seen guides", "pooled cells of the seen guides"
 
 Draw = Callable[[np.random.Generator], np.ndarray]
@@ -200,7 +200,7 @@ def study(seed: int, options: argparse.Namespace) -> tuple[pd.DataFrame, pd.Data
     for gene in genes:
         for name, draw in real_families(made, gene).items():
             lines.append({"seed": seed, "gene": gene, "family": name, **score(draw(rng), true[gene])})
-    for name, changes in MODELS.items() if options.model else ():
+    for name, changes in (MODELS[model] for model in options.models):
         own = recipes.load("papalexi21", [*RECIPE, *changes, *options.set]).model_copy(update={"seed": seed})
         drawn = sampled(made, genes, folder / name.replace(", ", "-").replace(" ", "-"), own, seed)
         dealt = {
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--no-model", dest="model", action="store_false", help="real cells only")
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS), help="by their losses")
     parser.add_argument("--set", action="append", default=[], help="change the recipes")
     options = parser.parse_args()
     both = [study(seed, options) for seed in options.seeds]

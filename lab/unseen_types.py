@@ -38,7 +38,7 @@ class Study(unseen.Study):
 
     screen = (
         "simulate.cell_types=4", "simulate.batches=1", "simulate.drugs=0", "simulate.cytokines=0",
-        "simulate.genes=300", "simulate.knockdowns=36", "simulate.cells=12000", "data.num_hvgs=null",
+        "simulate.genes=200", "simulate.knockdowns=30", "simulate.cells=8000", "data.num_hvgs=null",
         "split.context_column=cell_type", "split.num_held_out=1", "split.train_fraction=0",
         "split.valid_fraction=0",
     )  # fmt: skip

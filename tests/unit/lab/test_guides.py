@@ -38,7 +38,7 @@ def test_guides_that_differ_are_found(tmp_path, monkeypatch, capsys):
         str(tmp_path / "out"),
         "--seeds",
         "0",
-        "--no-model",
+        "--models",
     ]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *given])
     runpy.run_path(str(SCRIPT), run_name="__main__")
