@@ -147,11 +147,11 @@ class Pool(NamedTuple):
     kept: Tensor
 
 
-def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust: Tensor) -> Tensor:
-    """Scale each gene of sets of an unseen perturbation so that its mean is the expected one.
+def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, share: Tensor | float) -> Tensor:
+    """Scale each gene of sets of an unseen condition so that its mean is the expected one.
 
-    A network tells the mean of an unseen perturbation less surely than the shape of its cells. So the change of the
-    mean lies between the one that vectors tell and the network's, at ``trust`` of the way. And it is a change from the
+    A network tells the mean of an unseen condition less surely than the shape of its cells. So the change of the mean
+    lies between the one that is told otherwise and the network's, at ``share`` of the way. And it is a change from the
     mean of all matched control cells: the few that a set starts from have a mean of their own.
 
     Parameters
@@ -164,8 +164,8 @@ def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust
         Of all their matched control cells. The mean over the cells that are kept becomes the expected one, and over
         all cells if fewer than 16 are kept, which are too few to bear a mean.
     told
-        The change that vectors tell, log1p [B, G].
-    trust
+        The change that vectors or other contexts tell, log1p [B, G].
+    share
         Share of the network's change, 0 to 1.
 
     Returns
@@ -175,6 +175,6 @@ def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust
     kept = torch.where(pool.kept < _FEWEST, log1p.shape[1], pool.kept)
     counts = torch.arange(log1p.shape[1], device=log1p.device) < kept[:, None]
     mean = torch.where(counts[..., None], log1p, 0.0).sum(-2) / kept[:, None]
-    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), trust)
+    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), share)
     factor = (pool.mean + change).clamp_min(0) / mean.clamp_min(1e-6)
     return log1p * factor.clamp_max(_MOST_RAISED)[:, None]

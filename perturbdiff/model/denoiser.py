@@ -356,18 +356,17 @@ class Denoiser(nn.Module):
         known = torch.where(perturbation < len(self.size_spread), perturbation, 0)
         return cell_sizes.Spread(*self.size_spread[known, size][:, None, None].unbind(-1))
 
-    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, perturbation: Tensor) -> Tensor:
-        """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, covariates: Covariates) -> Tensor:
+        """Settle the means of conditions that training did not see (see `cell_sizes.settle_means`).
 
-        Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
-        perturbations that were seen stay as they are.
+        Cells and control cells [B, S, G] are in log1p. Sets of conditions that were seen, or of which nothing is
+        expected, stay as they are.
         """
-        if not isinstance(self.expected, PredictedChanges):
+        if self.expected is None:
             return log1p
-        told = self.expected.changes[perturbation]
-        settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
-        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1) & (self.expected.explained >= 0)
-        return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
+        told, share = self.expected.expectation(covariates, pool.mean)
+        settled = cell_sizes.settle_means(log1p, control, pool, told, share)
+        return torch.where(self.expected.unseen(covariates)[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p
