@@ -18,23 +18,36 @@ _HALVINGS = 10  # of the reach, so that levels are moved to within .01
 _EQUAL = 1e-3  # spread of log totals below which all cells have one total
 _MOST_RAISED = 3.0  # factor on the values of a gene
 _FEWEST = 16  # cells whose mean is settled
+_MIDDLE = (0.1, 0.9)  # quantiles of the sizes that tell the spread
+_NORMAL_RANGE = 2.563  # of these, of a normal distribution, in SD
 
 
 class Spread(NamedTuple):
-    """The SD of cells' sizes under a perturbation, as it follows from that of their control cells.
+    """The `spread_of` cells' sizes under a perturbation, as it follows from that of their control cells.
 
-    It is ``factor`` · SD ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls' own.
+    It is ``factor`` · spread ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls'
+    own.
     """
 
     factor: Tensor | float = 1.0
     power: Tensor | float = 1.0
 
     def of(self, control: Tensor) -> Tensor:
-        """Return the expected SD, given that of the control cells."""
+        """Return the expected spread, given that of the control cells."""
         return self.factor * control.clamp_min(1e-6) ** self.power
 
 
 _AS_CONTROLS = Spread()
+
+
+def spread_of(sizes: Tensor) -> Tensor:
+    """Return the spread of cells' sizes [..., S, 1] over a set, [..., 1, 1]: the SD of all but a few odd cells.
+
+    It is what the SD of a normal distribution with the same tenth and ninetieth percentile would be. Where these are
+    equal, it is the SD itself.
+    """
+    low, high = torch.quantile(sizes, sizes.new_tensor(_MIDDLE), dim=-2, keepdim=True)
+    return torch.where(high > low, (high - low) / _NORMAL_RANGE, sizes.std(-2, keepdim=True, correction=0))
 
 
 def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
@@ -89,7 +102,7 @@ def _kept(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread) -> Tens
     number = _count(above >= 0)
     detected = _count(control > 0)
     off = detected - detected.mean(-2, keepdim=True)
-    own = off.square().mean(-2, keepdim=True).sqrt()
+    own = spread_of(detected)
     wanted = number.mean(-2, keepdim=True) + off * spread.of(own) / own.clamp_min(1e-6)
     low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
     for _ in range(_HALVINGS):
@@ -119,7 +132,7 @@ def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) 
         Of the log totals.
     """
     total, real = _log_total(log1p), _log_total(control)
-    predicted_spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
+    predicted_spread, real_spread = spread_of(total), spread_of(real)
     off = total - total.mean(-2, keepdim=True)
     change = off * ((spread.of(real_spread) / predicted_spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
     change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
