@@ -58,7 +58,7 @@ def generate(
         What is known of the sets beyond their cells. With it, the means of conditions that training did not see are
         settled (`Denoiser.settle_means`).
     ceiling
-        Largest log1p value that a cell can have; see `depth_ceiling`.
+        Largest log1p value, or log1p total, that a cell can have; see `depth_ceiling`.
 
     Returns
     -------
@@ -81,5 +81,5 @@ def generate(
     if settings.zeros != "predicted":
         log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None, told)
     if settings.totals == "matched":
-        log1p = model.match_totals(log1p, control * model.unit, told)
+        log1p = model.match_totals(log1p, control * model.unit, told, ceiling)
     return log1p.clamp_max(ceiling)

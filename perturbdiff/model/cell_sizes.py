@@ -8,6 +8,7 @@ Dimension letters: B sets, S cells in a set, G genes.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -116,7 +117,9 @@ def _count(of: Tensor) -> Tensor:
     return of.sum(-1, keepdim=True).float()
 
 
-def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
+def match_totals(
+    log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS, largest: float = math.inf
+) -> Tensor:
     """Scale cells so that the totals of a set vary no more than those of its control cells tell.
 
     Log totals are moved towards their mean over the set, each by the same share. If the control cells have one total,
@@ -130,12 +133,15 @@ def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) 
         Their control cells, log1p [..., S, G]. Sets whose control cells are all zero are not changed.
     spread
         Of the log totals.
+    largest
+        log1p of the largest total that a cell can have.
     """
     total, real = _log_total(log1p), _log_total(control)
     predicted_spread, real_spread = spread_of(total), spread_of(real)
     off = total - total.mean(-2, keepdim=True)
     change = off * ((spread.of(real_spread) / predicted_spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
     change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
+    change = torch.minimum(change, largest - total)
     known = (real.amax(-2, keepdim=True) > 0) & (total > 0)
     factor = torch.expm1(total + change) / torch.expm1(total)
     return torch.where(known, torch.log1p(torch.expm1(log1p) * factor), log1p)

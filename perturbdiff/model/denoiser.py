@@ -22,6 +22,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -85,9 +86,9 @@ class Denoiser(nn.Module):
     zero_level
         [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
     size_spread
-        [perturbations, 2, 2]: how the SD of the cells' log totals, and of their numbers of detected genes, follows from
-        that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations that
-        were never seen.
+        [perturbations, 2, 2]: how the spread of the cells' log totals, and of their numbers of detected genes, follows
+        from that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations
+        that were never seen.
     expected
         With ``anchor: predicted`` or ``transferred``, the expected change of each perturbation; else None.
     recompute
@@ -342,12 +343,15 @@ class Denoiser(nn.Module):
             cell_sizes.match_zeros(log1p, self.zero_level, control, self._spread(perturbation, 1))
         )
 
-    def match_totals(self, log1p: Tensor, control: Tensor, perturbation: Tensor | None = None) -> Tensor:
-        """Let the totals of a set vary no more than is expected from its control cells.
+    def match_totals(
+        self, log1p: Tensor, control: Tensor, perturbation: Tensor | None = None, largest: float = math.inf
+    ) -> Tensor:
+        """Let the totals of a set vary no more than is expected from its control cells, none above the largest.
 
         See `cell_sizes.match_totals`, and `size_spread` for what the ids of the perturbations [B] tell.
         """
-        return self._bounded(cell_sizes.match_totals(log1p, control, self._spread(perturbation, 0)))
+        spread = self._spread(perturbation, 0)
+        return self._bounded(cell_sizes.match_totals(log1p, control, spread, largest))
 
     def _spread(self, perturbation: Tensor | None, size: int) -> cell_sizes.Spread:
         """Return what `size_spread` says of each set; of labels added after training what row 0 says."""

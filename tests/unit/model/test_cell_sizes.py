@@ -87,6 +87,14 @@ def test_totals_vary_no_more_than_those_of_the_controls():
     torch.testing.assert_close(match_totals(narrow, wide), narrow)
 
 
+def test_no_total_is_above_the_depth():
+    wide, control = cells(2, 1.0), cells(3, 1.0)
+    most = total(wide).median().item()
+    found = total(match_totals(wide, control, largest=most))
+    assert found.max() <= most + 1e-4
+    torch.testing.assert_close(found, total(match_totals(wide, control)).clamp_max(most))
+
+
 def test_a_perturbation_can_narrow_and_widen_what_the_controls_say():
     narrower = Spread(torch.tensor([0.5, 0.1])[:, None, None], torch.tensor([1.0, 0.0])[:, None, None])
     wide, control = cells(2, 1.0), cells(3, 0.2)
