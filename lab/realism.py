@@ -3,7 +3,8 @@
     python lab/realism.py DATA --out FOLDER --tasks kang-cd4t kang-cd14 --arms "" "train.min_steps=1400" [--seeds 0 1]
 
 DATA is the folder with the two small published screens. A task is a data set and what is held out; an arm is a list of
-settings (`--set`), separated by spaces, on top of the recipe of the task. Each is trained without validation, so that
+settings (`--set`), separated by spaces, on top of the recipe of the task. `--tasks pairs` stands for the ten pairs of
+Kang's cell types, with 1,016 genes. Each is trained without validation, so that
 the weights are those of the last step. Prints a line for each run and appends it to `runs.csv`: CPU-seconds of the
 training, slope on training and on held-out conditions, energy distance, PDCorr, DE overlap, realism of the cells, and
 the agreement of gene–gene correlations over all held-out conditions together.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+from itertools import combinations
 from pathlib import Path
 
 import anndata as ad
@@ -35,6 +37,9 @@ from perturbdiff.store.store import Store
 from perturbdiff.training.training_stages import train
 
 KANG, PAPALEXI = "kang18_ifnb_muscat.h5ad", "papalexi21_thp1_ko.h5ad"
+SHARED = Path(__file__).parents[1] / "assets" / "experiments" / "kang18_shared_genes.txt"
+TYPES = {"b": "B", "cd14": "CD14+Mono", "cd4t": "CD4T", "cd8t": "CD8T", "fcgr3a": "FCGR3A+Mono"}
+PAIRS = {f"pair-{a}-{b}": (TYPES[a], TYPES[b]) for a, b in combinations(TYPES, 2)}
 TASKS = {
     # name: file (or None: simulated), preset, settings of the data, what is held out
     "kang-cd4t": (KANG, "kang18", (), ("CD4T",)),
@@ -50,6 +55,7 @@ TASKS = {
     "papalexi-2": (PAPALEXI, "papalexi21", (), ("rep_2",)),
     "papalexi-3": (PAPALEXI, "papalexi21", (), ("rep_3",)),
     "sim": (None, "demo", ("data.num_hvgs=300", "simulate.tiny_fraction=0", "split.valid_fraction=0"), ()),
+    **{name: (KANG, "kang18", (), held) for name, held in PAIRS.items()},
 }
 BASELINES = ("control", "nearest-context", "linear")
 METRICS = (
@@ -65,11 +71,11 @@ def prepared(name: str, data: Path, out: Path) -> tuple[Path, Path, list[str]]:
     file, preset, settings, held = TASKS[name]
     config = recipes.load(preset, list(settings))
     which = file or f"simulated-{preset}"
-    store = out / f"{which.split('_')[0]}-{config.data.num_hvgs}"
+    store = out / f"{which.split('_')[0]}-{'shared' if name in PAIRS else config.data.num_hvgs}"
     if not store.exists():
         source = data / file if file else simulate(out / "simulated", config.simulate, seed=0) / "counts.h5ad"
         own = recipes.load(preset, [*settings]).data
-        preprocess([source], store, own)
+        preprocess([source], store, own, genes=SHARED if name in PAIRS else None)
     if held:
         config = config.model_copy(update={"split": config.split.model_copy(update={"held_out": held})})
     split = make_split(store, out / f"{name}.split.parquet", config)
@@ -130,13 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "pairs"], default=list(TASKS))
     parser.add_argument("--arms", nargs="+", default=[""], help="settings, or the name of a baseline")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     table = given.out / "runs.csv"
-    for task in given.tasks:
+    for task in [each for name in given.tasks for each in (PAIRS if name == "pairs" else [name])]:
         for arm in given.arms:
             for seed in given.seeds:
                 row = pd.DataFrame([run(task, arm, seed, given.data, given.out)]).reindex(columns=COLUMNS)

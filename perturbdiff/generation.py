@@ -55,10 +55,10 @@ def generate(
     guidance
         w of each set [B, 1, 1], instead of the one of ``settings``.
     pool
-        What is known of the sets beyond their cells. With it, the means of perturbations that were never seen are
+        What is known of the sets beyond their cells. With it, the means of conditions that training did not see are
         settled (`Denoiser.settle_means`).
     ceiling
-        Largest log1p value that a cell can have; see `depth_ceiling`.
+        Largest log1p value, or log1p total, that a cell can have; see `depth_ceiling`.
 
     Returns
     -------
@@ -76,10 +76,10 @@ def generate(
         estimates = Estimates(model, control, covariates, dataset, guided=guided)
         drawn = sample(estimates, draw, schedule, settings, guidance=guidance, clean=clean)
     log1p, told = model.decode(drawn), covariates.perturbation
+    if pool is not None:
+        log1p = model.settle_means(log1p, control * model.unit, pool, covariates)
     if settings.zeros != "predicted":
         log1p = model.match_zeros(log1p, control * model.unit if settings.zeros == "detected" else None, told)
     if settings.totals == "matched":
-        log1p = model.match_totals(log1p, control * model.unit, told)
-    if pool is not None:
-        log1p = model.settle_means(log1p, control * model.unit, pool, told)
+        log1p = model.match_totals(log1p, control * model.unit, told, ceiling)
     return log1p.clamp_max(ceiling)

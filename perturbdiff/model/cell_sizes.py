@@ -8,6 +8,7 @@ Dimension letters: B sets, S cells in a set, G genes.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,23 +19,36 @@ _HALVINGS = 10  # of the reach, so that levels are moved to within .01
 _EQUAL = 1e-3  # spread of log totals below which all cells have one total
 _MOST_RAISED = 3.0  # factor on the values of a gene
 _FEWEST = 16  # cells whose mean is settled
+_MIDDLE = (0.1, 0.9)  # quantiles of the sizes that tell the spread
+_NORMAL_RANGE = 2.563  # of these, of a normal distribution, in SD
 
 
 class Spread(NamedTuple):
-    """The SD of cells' sizes under a perturbation, as it follows from that of their control cells.
+    """The `spread_of` cells' sizes under a perturbation, as it follows from that of their control cells.
 
-    It is ``factor`` · SD ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls' own.
+    It is ``factor`` · spread ^ ``power``, each number [..., 1, 1] for sets [..., S, G]. By default it is the controls'
+    own.
     """
 
     factor: Tensor | float = 1.0
     power: Tensor | float = 1.0
 
     def of(self, control: Tensor) -> Tensor:
-        """Return the expected SD, given that of the control cells."""
+        """Return the expected spread, given that of the control cells."""
         return self.factor * control.clamp_min(1e-6) ** self.power
 
 
 _AS_CONTROLS = Spread()
+
+
+def spread_of(sizes: Tensor) -> Tensor:
+    """Return the spread of cells' sizes [..., S, 1] over a set, [..., 1, 1]: the SD of all but a few odd cells.
+
+    It is what the SD of a normal distribution with the same tenth and ninetieth percentile would be. Where these are
+    equal, it is the SD itself.
+    """
+    low, high = torch.quantile(sizes, sizes.new_tensor(_MIDDLE), dim=-2, keepdim=True)
+    return torch.where(high > low, (high - low) / _NORMAL_RANGE, sizes.std(-2, keepdim=True, correction=0))
 
 
 def make_zeros(log1p: Tensor, level: Tensor) -> Tensor:
@@ -89,7 +103,7 @@ def _kept(log1p: Tensor, level: Tensor, control: Tensor, spread: Spread) -> Tens
     number = _count(above >= 0)
     detected = _count(control > 0)
     off = detected - detected.mean(-2, keepdim=True)
-    own = off.square().mean(-2, keepdim=True).sqrt()
+    own = spread_of(detected)
     wanted = number.mean(-2, keepdim=True) + off * spread.of(own) / own.clamp_min(1e-6)
     low, high = torch.full_like(wanted, -_REACH), torch.full_like(wanted, _REACH)
     for _ in range(_HALVINGS):
@@ -103,7 +117,9 @@ def _count(of: Tensor) -> Tensor:
     return of.sum(-1, keepdim=True).float()
 
 
-def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) -> Tensor:
+def match_totals(
+    log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS, largest: float = math.inf
+) -> Tensor:
     """Scale cells so that the totals of a set vary no more than those of its control cells tell.
 
     Log totals are moved towards their mean over the set, each by the same share. If the control cells have one total,
@@ -117,12 +133,15 @@ def match_totals(log1p: Tensor, control: Tensor, spread: Spread = _AS_CONTROLS) 
         Their control cells, log1p [..., S, G]. Sets whose control cells are all zero are not changed.
     spread
         Of the log totals.
+    largest
+        log1p of the largest total that a cell can have.
     """
     total, real = _log_total(log1p), _log_total(control)
-    predicted_spread, real_spread = (values.std(-2, keepdim=True, correction=0) for values in (total, real))
+    predicted_spread, real_spread = spread_of(total), spread_of(real)
     off = total - total.mean(-2, keepdim=True)
     change = off * ((spread.of(real_spread) / predicted_spread.clamp_min(1e-6)).clamp_max(1.0) - 1.0)
     change = torch.where(real_spread < _EQUAL, real.mean(-2, keepdim=True) - total, change)
+    change = torch.minimum(change, largest - total)
     known = (real.amax(-2, keepdim=True) > 0) & (total > 0)
     factor = torch.expm1(total + change) / torch.expm1(total)
     return torch.where(known, torch.log1p(torch.expm1(log1p) * factor), log1p)
@@ -147,11 +166,11 @@ class Pool(NamedTuple):
     kept: Tensor
 
 
-def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust: Tensor) -> Tensor:
-    """Scale each gene of sets of an unseen perturbation so that its mean is the expected one.
+def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, share: Tensor | float) -> Tensor:
+    """Scale each gene of sets of an unseen condition so that its mean is the expected one.
 
-    A network tells the mean of an unseen perturbation less surely than the shape of its cells. So the change of the
-    mean lies between the one that vectors tell and the network's, at ``trust`` of the way. And it is a change from the
+    A network tells the mean of an unseen condition less surely than the shape of its cells. So the change of the mean
+    lies between the one that is told otherwise and the network's, at ``share`` of the way. And it is a change from the
     mean of all matched control cells: the few that a set starts from have a mean of their own.
 
     Parameters
@@ -164,8 +183,8 @@ def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust
         Of all their matched control cells. The mean over the cells that are kept becomes the expected one, and over
         all cells if fewer than 16 are kept, which are too few to bear a mean.
     told
-        The change that vectors tell, log1p [B, G].
-    trust
+        The change that vectors or other contexts tell, log1p [B, G].
+    share
         Share of the network's change, 0 to 1.
 
     Returns
@@ -175,6 +194,6 @@ def settle_means(log1p: Tensor, control: Tensor, pool: Pool, told: Tensor, trust
     kept = torch.where(pool.kept < _FEWEST, log1p.shape[1], pool.kept)
     counts = torch.arange(log1p.shape[1], device=log1p.device) < kept[:, None]
     mean = torch.where(counts[..., None], log1p, 0.0).sum(-2) / kept[:, None]
-    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), trust)
+    change = torch.lerp(told, log1p.mean(-2) - control.mean(-2), share)
     factor = (pool.mean + change).clamp_min(0) / mean.clamp_min(1e-6)
     return log1p * factor.clamp_max(_MOST_RAISED)[:, None]

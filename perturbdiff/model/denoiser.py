@@ -22,6 +22,7 @@ Dimension letters: B sets, S cells in a set, G genes, D model width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -85,9 +86,9 @@ class Denoiser(nn.Module):
     zero_level
         [G], log1p. `match_zeros` turns values below it into zeros. A gene with level 0 is not changed.
     size_spread
-        [perturbations, 2, 2]: how the SD of the cells' log totals, and of their numbers of detected genes, follows from
-        that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations that
-        were never seen.
+        [perturbations, 2, 2]: how the spread of the cells' log totals, and of their numbers of detected genes, follows
+        from that of the control cells: the factor and the power of a `cell_sizes.Spread`. Row 0 is for perturbations
+        that were never seen.
     expected
         With ``anchor: predicted`` or ``transferred``, the expected change of each perturbation; else None.
     recompute
@@ -342,12 +343,15 @@ class Denoiser(nn.Module):
             cell_sizes.match_zeros(log1p, self.zero_level, control, self._spread(perturbation, 1))
         )
 
-    def match_totals(self, log1p: Tensor, control: Tensor, perturbation: Tensor | None = None) -> Tensor:
-        """Let the totals of a set vary no more than is expected from its control cells.
+    def match_totals(
+        self, log1p: Tensor, control: Tensor, perturbation: Tensor | None = None, largest: float = math.inf
+    ) -> Tensor:
+        """Let the totals of a set vary no more than is expected from its control cells, none above the largest.
 
         See `cell_sizes.match_totals`, and `size_spread` for what the ids of the perturbations [B] tell.
         """
-        return self._bounded(cell_sizes.match_totals(log1p, control, self._spread(perturbation, 0)))
+        spread = self._spread(perturbation, 0)
+        return self._bounded(cell_sizes.match_totals(log1p, control, spread, largest))
 
     def _spread(self, perturbation: Tensor | None, size: int) -> cell_sizes.Spread:
         """Return what `size_spread` says of each set; of labels added after training what row 0 says."""
@@ -356,18 +360,17 @@ class Denoiser(nn.Module):
         known = torch.where(perturbation < len(self.size_spread), perturbation, 0)
         return cell_sizes.Spread(*self.size_spread[known, size][:, None, None].unbind(-1))
 
-    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, perturbation: Tensor) -> Tensor:
-        """Settle the means of perturbations that were never seen (see `cell_sizes.settle_means`).
+    def settle_means(self, log1p: Tensor, control: Tensor, pool: Pool, covariates: Covariates) -> Tensor:
+        """Settle the means of conditions that training did not see (see `cell_sizes.settle_means`).
 
-        Cells and control cells [B, S, G] are in log1p, ``perturbation`` holds ids [B]. Sets of the control and of
-        perturbations that were seen stay as they are.
+        Cells and control cells [B, S, G] are in log1p. Sets of conditions that were seen, or of which nothing is
+        expected, stay as they are.
         """
-        if not isinstance(self.expected, PredictedChanges):
+        if self.expected is None:
             return log1p
-        told = self.expected.changes[perturbation]
-        settled = cell_sizes.settle_means(log1p, control, pool, told, self.expected.explained)
-        unseen = (self.expected.measured[perturbation] == 0) & told.any(-1) & (self.expected.explained >= 0)
-        return torch.where(unseen[:, None, None], self._bounded(settled), log1p)
+        told, share = self.expected.expectation(covariates, pool.mean)
+        settled = cell_sizes.settle_means(log1p, control, pool, told, share)
+        return torch.where(self.expected.unseen(covariates)[:, None, None], self._bounded(settled), log1p)
 
     def _bounded(self, log1p: Tensor) -> Tensor:
         return torch.minimum(log1p, self.maximum) if self.config.clip else log1p

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from perturbdiff.model.covariates import Covariates
 
+_NETWORKS_SHARE = 2 / 3
+
 
 class PredictedChanges(nn.Module):
     """Changes that perturbations' vectors tell (``anchor: predicted``). Control cells are moved by adding them.
@@ -56,6 +58,15 @@ class PredictedChanges(nn.Module):
         """
         change = (self.left_out if in_training else self.changes)[covariates.perturbation] / unit
         return F.relu(control + (change[:, None] if change.dim() == 2 else change))
+
+    def unseen(self, covariates: Covariates) -> Tensor:
+        """Return, for ids [n], which perturbations were not in training but have a change that vectors tell."""
+        told = (self.measured == 0) & (self.explained >= 0) & self.changes.any(-1)
+        return told[covariates.perturbation]
+
+    def expectation(self, covariates: Covariates, level: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return the changes [B, G] that vectors tell, log1p, and the share that a network's own change counts."""
+        return self.changes[covariates.perturbation], self.explained
 
     def add(self, changes: Tensor) -> None:
         """Append the changes [n, G] of perturbations that training did not see."""
@@ -116,8 +127,24 @@ class TransferredChanges(nn.Module):
                 torch.stack([ids, contexts], -1).flatten(0, 1), dim=0, return_inverse=True
             )
             change, level = (each[place].view_as(control) for each in self.told(*pairs.unbind(-1)))
-        kept = 1 + change.clamp_max(0) / level.clamp_min(torch.finfo(level.dtype).tiny)
-        return torch.addcmul(F.relu(change) / unit, control, kept.clamp_min(0))
+        return torch.addcmul(F.relu(change) / unit, control, _kept(change, level))
+
+    def unseen(self, covariates: Covariates) -> Tensor:
+        """Return, for ids [n], which perturbations were not in training in their context, but were in others."""
+        known, known_contexts = self.rows.shape
+        contexts = getattr(covariates, self.context)
+        rows = self.rows[covariates.perturbation.where(covariates.perturbation < known, 0)]
+        own = rows.gather(1, contexts.where(contexts < known_contexts, 0)[:, None])[:, 0]
+        return (own == 0) & rows.any(-1)
+
+    def expectation(self, covariates: Covariates, level: Tensor) -> tuple[Tensor, float]:
+        """Return the changes [B, G] that other contexts tell of cells with the mean ``level`` [B, G], log1p.
+
+        And the share that a network's own change counts, where a condition was not in training. Both have errors of
+        about the same size there, which are not the same (lab/realism.md).
+        """
+        change, own_level = self.told(covariates.perturbation, getattr(covariates, self.context))
+        return F.relu(change) + level * (_kept(change, own_level) - 1), _NETWORKS_SHARE
 
     def told(self, ids: Tensor, contexts: Tensor, shares: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the mean change of n perturbations, and the level of the controls that it belongs to, each [n, G].
@@ -140,3 +167,8 @@ class TransferredChanges(nn.Module):
         if (saved := state.get(f"{prefix}changes")) is not None:
             self.changes = self.changes.new_zeros(*saved.shape[:1], self.changes.shape[1])
         super()._load_from_state_dict(state, prefix, *rest)  # pyright: ignore[reportArgumentType]
+
+
+def _kept(change: Tensor, level: Tensor) -> Tensor:
+    """Return the share of a gene's level that is left after a change, 1 if it rises."""
+    return (1 + change.clamp_max(0) / level.clamp_min(torch.finfo(level.dtype).tiny)).clamp_min(0)

@@ -28,7 +28,6 @@ from perturbdiff.generation import depth_ceiling, generate
 from perturbdiff.io.derived_matrices import HIGHEST
 from perturbdiff.model import Covariates
 from perturbdiff.model.cell_sizes import Pool
-from perturbdiff.model.expected_changes import PredictedChanges
 from perturbdiff.predictions import DEPTH
 from perturbdiff.runtime.errors import UserError, listing, nearest
 from perturbdiff.runtime.seeds import generator, state, words
@@ -220,20 +219,20 @@ class ConditionSampler:
             store, self.wanted, self.gene_map, size=self.size, seed=seed, choice=settings.controls,
             by_set=bundle.config.loss.mmd_statistic == "set",
         )  # fmt: skip
-        self._settles = self._settles_means()
         self._labels = conditions_of(self.wanted)
         sets = -(-self.wanted["n_cells"].to_numpy(np.int64) // self.size)
         self._first_set = np.cumsum(sets) - sets
         self._guidance = _guidance(self.wanted, settings)
         self.store = store
         self.device = bundle.model.unit.device
+        self._settles = self._settles_means()
 
     def _settles_means(self) -> bool:
-        """Return whether means are settled: of unseen perturbations, unless sets are meant to differ in them."""
+        """Return whether means are settled: of unseen conditions, unless sets are meant to differ in them."""
         expected = self.bundle.model.expected
-        if not isinstance(expected, PredictedChanges) or self.bundle.config.loss.mmd_statistic == "set":
+        if expected is None or self.bundle.config.loss.mmd_statistic == "set":
             return False
-        return bool((expected.measured[self._ids.perturbation.to(expected.measured.device)] == 0).any())
+        return bool(expected.unseen(Covariates(*(ids.to(self.device) for ids in self._ids))).any())
 
     def _blocks(self) -> list[list[int]]:
         """Return whole conditions in blocks of at least one batch of sets. Shards never split a block."""

@@ -18,7 +18,7 @@ from perturbdiff.conditions.set_units import UnitRows
 from perturbdiff.conditions.vocabulary import GeneMap
 from perturbdiff.runtime.seeds import generator, words
 from perturbdiff.store import stored_rows
-from perturbdiff.store.pseudobulk import group_means
+from perturbdiff.store.pseudobulk import ROWS_PER_READ
 from perturbdiff.store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class ControlSets:
         whole = by_set and store.sets is not None
         self._units = UnitRows(store.conditions, store.set_of(slice(None))) if whole else None
         self._balanced_rows = lru_cache(maxsize=_HELD)(self._balance)
+        self._mean_of = lru_cache(maxsize=_HELD)(self._pool_mean)
 
     def _cache_bytes(self) -> int:
         """Return the bytes of the store's cache of decoded chunks: twice the largest pool of controls.
@@ -115,21 +116,18 @@ class ControlSets:
 
     def pool_means(self, requests: list[int]) -> Tensor:
         """Return the mean of all control cells that each request draws from, log1p [requests, G]."""
-        means, place = self._pool_means
-        return torch.from_numpy(means[place[requests]])
+        return torch.from_numpy(np.stack([self._mean_of(self._pools[each].tobytes()) for each in requests]))
 
-    @cached_property
-    def _pool_means(self) -> tuple[np.ndarray, np.ndarray]:
-        """Means of the different pools, float32 [pools, G], and which of them is each request's, int64 [requests]."""
-        number = {pool.tobytes(): i for i, pool in enumerate(self._pools)}
-        different, place = np.unique([number[pool.tobytes()] for pool in self._pools], return_inverse=True)
-        groups = np.full(len(self._store.conditions), -1)
-        used = np.unique(np.concatenate(self._pools))
-        groups[used] = np.arange(len(used))
-        means, cells = group_means(self._store, groups, len(used), label="means of controls")
-        own = [groups[self._pools[request]] for request in different]
-        found = [np.average(means[conditions], axis=0, weights=cells[conditions]) for conditions in own]
-        return self.gene_map.dense(sparse.csr_matrix(np.array(found, np.float32))), place.reshape(-1)
+    def _pool_mean(self, pool: bytes) -> np.ndarray:
+        """Return the mean of the control cells of some conditions (int64 numbers as bytes), float32 [G]."""
+        conditions = np.frombuffer(pool, np.int64)
+        total = int(self._rows.count[conditions].sum())
+        sums = np.zeros(self._store.n_genes)
+        for first in range(0, total, ROWS_PER_READ):
+            places = np.arange(first, min(first + ROWS_PER_READ, total))
+            cells = self._store.expression(self._rows.pooled(conditions, places))
+            sums += np.asarray(cells.sum(axis=0, dtype=np.float64)).ravel()
+        return self.gene_map.dense(sparse.csr_matrix((sums / total).astype(np.float32)))[0]
 
     def counts(self, rows: np.ndarray) -> sparse.csr_matrix:
         """Return the counts of the store's ``rows`` [n, genes of the store]."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy import sparse
 
 from perturbdiff.conditions.control_matching import ControlPools, Rows
+from perturbdiff.model.cell_sizes import spread_of
 
 if TYPE_CHECKING:
     from perturbdiff.conditions.vocabulary import Vocabulary
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
 _FEWEST = 10  # cells of a condition
 _EQUAL = 1e-3  # spread below which all cells have one size
 _PRIOR_SD = 0.25  # of the slope, around 1
+_ERROR = 0.79  # variance of the log spread of n + 1 sizes, times n (normal distribution)
 
 
 class CellSizes:
-    """Sums over the cells of each condition, from which means and spreads of their sizes follow.
+    """Sizes of cells by their conditions, 16 bytes for each.
 
     A size is the log1p of the cell's total before log1p, or its number of detected genes.
 
@@ -33,39 +36,49 @@ class CellSizes:
     ----------
     conditions
         `Store.conditions`.
-
-    Attributes
-    ----------
-    sums
-        float64 [n_conditions, 2, 3]: of both sizes the number of cells, the sum and the sum of squares.
     """
 
     def __init__(self, conditions: pd.DataFrame) -> None:
         self._start = conditions["start"].to_numpy(np.int64)
-        self.sums = np.zeros((len(conditions), 2, 3))
+        self._condition: list[np.ndarray] = []
+        self._sizes: list[np.ndarray] = []
 
     def add(self, rows: np.ndarray, cells: sparse.csr_matrix) -> None:
         """Count cells, log1p [n, G], by their store rows [n]."""
         grown = cells.astype(np.float64)
         grown.data = np.expm1(grown.data)
         totals = np.log1p(np.asarray(grown.sum(axis=1)).ravel())
-        condition = np.searchsorted(self._start, rows, side="right") - 1
-        for at, size in enumerate((totals, np.diff(cells.indptr).astype(np.float64))):
-            for power in range(3):
-                np.add.at(self.sums[:, at, power], condition, size**power)
+        self._condition.append(np.searchsorted(self._start, rows, side="right") - 1)
+        self._sizes.append(np.stack([totals, np.diff(cells.indptr)], axis=1).astype(np.float32))
 
     def spreads(self, pools: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the SD of both sizes [n, 2] and the number of cells [n] of each of n pools of conditions."""
-        sums = np.array([self.sums[pool].sum(0) for pool in pools]).reshape(-1, 2, 3)
-        number, total, squares = np.moveaxis(sums, -1, 0)
-        variance = (squares - total**2 / np.maximum(number, 1)) / np.maximum(number - 1, 1)
-        return np.sqrt(np.maximum(variance, 0.0)), number[:, 0]
+        """Return the spread of both sizes [n, 2] and the number of cells [n] of each of n pools of conditions.
+
+        The spread is that of `perturbdiff.model.cell_sizes.spread_of`, and 0 for fewer than two cells.
+        """
+        condition = np.concatenate([np.zeros(0, np.int64), *self._condition])
+        order = np.argsort(condition, kind="stable")
+        sizes = np.concatenate([np.zeros((0, 2), np.float32), *self._sizes])[order]
+        ends = np.searchsorted(condition[order], np.arange(len(self._start) + 1))
+        spreads, number = np.zeros((len(pools), 2)), np.zeros(len(pools), np.int64)
+        last: np.ndarray | None = None
+        for at, pool in enumerate(pools):
+            if last is not None and np.array_equal(
+                pool, last
+            ):  # conditions of a context share their controls
+                spreads[at], number[at] = spreads[at - 1], number[at - 1]
+                continue
+            own = np.concatenate([sizes[ends[c] : ends[c + 1]] for c in pool])
+            number[at], last = len(own), pool
+            if len(own) > 1:
+                spreads[at] = [spread_of(torch.from_numpy(size[:, None].copy())).item() for size in own.T]
+        return spreads, number
 
 
 def size_spread(sizes: CellSizes, source: Source, vocabulary: Vocabulary) -> np.ndarray:
     """Return how the spread of both sizes under each perturbation follows from that of the control cells.
 
-    The log SD of the training conditions is a line in the log SD of their matched controls. Its slope, from 0 to 1, is
+    The log spread of the training conditions is a line in that of their matched controls. Its slope, from 0 to 1, is
     that of all perturbations. It is 1 if controls that vary more go with perturbed cells that vary more, and 0 if they
     tell nothing, as where a few odd controls make the spread. The level is that of the perturbation over its contexts,
     by their precision, moved towards the mean of all perturbations, the further the less precise it is (empirical
@@ -100,7 +113,7 @@ def size_spread(sizes: CellSizes, source: Source, vocabulary: Vocabulary) -> np.
             continue
         x, y = np.log(control[usable, size]), np.log(own[usable, size])
         power = _slope(x, y, label[usable])
-        error = 0.5 / (own_cells[usable] - 1) + power**2 * 0.5 / (control_cells[usable] - 1)  # of a log SD
+        error = _ERROR * (1 / (own_cells[usable] - 1) + power**2 / (control_cells[usable] - 1))
         mean, ids, each = _shrunk(y - power * x, error, label[usable])
         found[:, size] = np.exp(mean), power
         found[ids, size, 0] = np.exp(each)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from perturbdiff.model.cell_sizes import Spread, make_zeros, match_totals, match_zeros
+from perturbdiff.model.cell_sizes import Spread, make_zeros, match_totals, match_zeros, spread_of
 
 S, G = 64, 200
 
@@ -25,6 +25,24 @@ def total(sets):
 
 def detected(sets):
     return (sets > 0).sum(-1).float()
+
+
+def spread(sizes):
+    """Return the spread of sizes [B, S] over each set."""
+    return spread_of(sizes[..., None]).flatten()
+
+
+def test_the_spread_is_the_sd_of_all_but_a_few_odd_cells():
+    sizes = 0.3 * torch.randn(1, 2000, 1, generator=torch.Generator().manual_seed(0))
+    assert spread_of(sizes).item() == pytest.approx(0.3, rel=0.05)
+    odd = sizes.clone()
+    odd[:, :40] -= 50.0
+    assert spread_of(odd).item() == pytest.approx(0.3, rel=0.1)
+    same = torch.zeros(1, 50, 1)
+    same[:, 0] = 7.0
+    assert spread_of(same).item() == pytest.approx(same.std(correction=0).item()), (
+        "nothing else to tell it by"
+    )
 
 
 def test_zeros_without_controls_scale_what_is_left():
@@ -61,7 +79,7 @@ def test_cells_differ_in_detected_genes_as_their_controls_do():
 def test_totals_vary_no_more_than_those_of_the_controls():
     wide, narrow = cells(2, 1.0), cells(3, 0.2)
     found = match_totals(wide, narrow)
-    torch.testing.assert_close(total(found).std(1), total(narrow).std(1), rtol=0.02, atol=0)
+    torch.testing.assert_close(spread(total(found)), spread(total(narrow)), rtol=0.02, atol=0)
     torch.testing.assert_close(total(found).mean(1), total(wide).mean(1), rtol=0.01, atol=0)
     in_order = total(found).gather(1, total(wide).argsort(1))
     assert (in_order.diff(dim=1) > -1e-4).all(), "the order of the cells stays"
@@ -69,16 +87,24 @@ def test_totals_vary_no_more_than_those_of_the_controls():
     torch.testing.assert_close(match_totals(narrow, wide), narrow)
 
 
+def test_no_total_is_above_the_depth():
+    wide, control = cells(2, 1.0), cells(3, 1.0)
+    most = total(wide).median().item()
+    found = total(match_totals(wide, control, largest=most))
+    assert found.max() <= most + 1e-4
+    torch.testing.assert_close(found, total(match_totals(wide, control)).clamp_max(most))
+
+
 def test_a_perturbation_can_narrow_and_widen_what_the_controls_say():
     narrower = Spread(torch.tensor([0.5, 0.1])[:, None, None], torch.tensor([1.0, 0.0])[:, None, None])
     wide, control = cells(2, 1.0), cells(3, 0.2)
-    found = total(match_totals(wide, control, narrower)).std(1)
-    assert found[0] == pytest.approx(0.5 * total(control)[0].std().item(), rel=0.03)
+    found = spread(total(match_totals(wide, control, narrower)))
+    assert found[0] == pytest.approx(0.5 * spread(total(control))[0].item(), rel=0.03)
     assert found[1] == pytest.approx(0.1, rel=0.03), "whatever the controls say"
     predicted = torch.rand(2, S, G, generator=torch.Generator().manual_seed(0)) * 4
     control, level = cells(1, 0.3), torch.full((G,), 1.0)
     wider = Spread(torch.tensor([1.0, 1.5])[:, None, None])
-    found = detected(match_zeros(predicted, level, control, wider)).std(1) / detected(control).std(1)
+    found = spread(detected(match_zeros(predicted, level, control, wider))) / spread(detected(control))
     assert found.tolist() == pytest.approx([1.0, 1.5], abs=0.1)
 
 

@@ -105,8 +105,13 @@ def test_what_others_tell_is_not_saved(model):
     ]  # fmt: skip
 
 
+def told_of(ids, contexts=(1, 1, 1)):
+    """Return covariates of one batch."""
+    return Covariates(torch.tensor(ids), torch.tensor(contexts), torch.ones(len(ids), dtype=torch.int64))
+
+
 def test_means_of_unseen_perturbations_are_settled(model):
-    expected, ids = model.expected, torch.tensor([1, 2, 3])
+    expected, asked = model.expected, told_of([1, 2, 3])
     expected.measured[1], expected.changes[1] = 1.0, 5.0
     expected.changes[3, 0], expected.explained[...] = -9.0, 0.25
     control = torch.rand(3, 20, G, generator=torch.Generator().manual_seed(0))
@@ -116,10 +121,23 @@ def test_means_of_unseen_perturbations_are_settled(model):
     wanted = (0.6 + 0.75 * told + 0.25 * (cells[1] - control[1]).mean(0)).clamp_min(0)
     for kept, counted in ((20, 20), (17, 17), (3, 20)):  # three cells are too few to bear a mean
         pool = Pool(torch.full((3, G), 0.6), torch.tensor([20, kept, 20]))
-        settled = model.settle_means(cells, control, pool, ids)
+        settled = model.settle_means(cells, control, pool, asked)
         most = 3 * cells[1, :counted].mean(0)  # no value is raised more than three times
         torch.testing.assert_close(settled[1, :counted].mean(0), torch.minimum(wanted, most))
         torch.testing.assert_close(settled[0], cells[0])  # was seen
         assert not settled[1, 0].any()  # zeros stay
         assert not settled[2, :, 0].any()  # a mean below 0 is 0
-    torch.testing.assert_close(model.settle_means(cells, control, pool, torch.zeros_like(ids)), cells)
+    torch.testing.assert_close(model.settle_means(cells, control, pool, told_of([0, 0, 0])), cells)
+
+
+def test_means_of_perturbations_in_unseen_contexts_are_settled(model):
+    model.expected, model.num_genes = transferred(), 3
+    model.maximum = torch.full((3,), torch.inf)
+    cells = 1 + torch.rand(3, 20, 3, generator=torch.Generator().manual_seed(0))
+    control, pool = torch.ones_like(cells), Pool(torch.full((3, 3), 2.0), torch.full((3,), 20))
+    asked = told_of([1, 1, 2], contexts=(3, 1, 3))  # only the first was seen elsewhere and not here
+    settled = model.settle_means(cells, control, pool, asked)
+    others_tell = torch.tensor([1.5, 2 * 0.6 - 2, 0])
+    wanted = 2 + others_tell / 3 + 2 / 3 * (cells[0].mean(0) - 1)
+    torch.testing.assert_close(settled[0].mean(0), wanted)
+    torch.testing.assert_close(settled[1:], cells[1:])

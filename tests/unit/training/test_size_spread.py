@@ -63,8 +63,21 @@ def test_sizes_are_those_of_the_cells():
     table = source.store.conditions
     cells = np.concatenate([values[table.start[c] : table.stop[c]] for c in (1, 2)])
     assert number.tolist() == [len(cells), 50] == [450, 50]
-    totals = np.log1p(np.expm1(cells).sum(1))
-    assert spread[0].tolist() == pytest.approx([totals.std(ddof=1), (cells > 0).sum(1).std(ddof=1)])
+    totals, detected = np.log1p(np.expm1(cells).sum(1)), (cells > 0).sum(1)
+    wanted = [np.subtract(*np.quantile(each, [0.9, 0.1])) / 2.563 for each in (totals, detected)]
+    assert spread[0].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert wanted == pytest.approx([totals.std(), detected.std()], rel=0.15)
+
+
+def test_a_few_odd_cells_do_not_make_the_spread():
+    source, sizes, values = screen({"A": (50, 0.1)})
+    odd = CellSizes(source.store.conditions)
+    table = source.store.conditions
+    changed = values.copy()
+    changed[table.start[1] : table.start[1] + 2] *= 0.1  # two of fifty cells
+    odd.add(np.arange(len(values)), sparse.csr_matrix(changed))
+    pools = [np.array([1])]
+    assert odd.spreads(pools)[0][0, 0] == pytest.approx(sizes.spreads(pools)[0][0, 0], rel=0.2)
 
 
 def test_a_perturbation_that_narrows_totals_is_seen_and_few_cells_say_little():
