@@ -18,8 +18,9 @@ import struct
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -48,6 +49,7 @@ class Node:
     run: str
     rank: int
     size: int
+    _asked: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     @staticmethod
     def supported() -> bool:
@@ -60,7 +62,8 @@ class Node:
         Parameters
         ----------
         key
-            Name of the block. All processes ask for the same blocks.
+            Name of the block. All processes ask for the same blocks in the same order. A name may come again, as that
+            of a store that is given twice, and is another block then.
         size
             Size in bytes.
         fill
@@ -71,15 +74,17 @@ class Node:
         UserError
             If a process does not start, or ends.
         """
+        self._asked[key] += 1
+        address = self._address(f"{key} {self._asked[key]}")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             if self.rank:
-                self._connect(link, key)
+                self._connect(link, address)
                 file = self._receive(link)
                 try:
                     return _mapped(file, size)
                 finally:
                     os.close(file)
-            link.bind(self._address(key))
+            link.bind(address)
             link.listen(self.size)
             file = os.memfd_create(f"perturbdiff-{key}")
             try:
@@ -103,11 +108,11 @@ class Node:
         name = hashlib.sha256(f"{self.run} {os.getuid()} {key}".encode()).hexdigest()
         return f"\0perturbdiff-{name}"  # an abstract address, which creates no file
 
-    def _connect(self, link: socket.socket, key: str) -> None:
+    def _connect(self, link: socket.socket, address: str) -> None:
         end = time.monotonic() + WAIT
         while True:
             try:
-                link.connect(self._address(key))
+                link.connect(address)
                 break
             except (ConnectionRefusedError, FileNotFoundError):
                 if time.monotonic() > end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -74,6 +75,14 @@ def test_the_end_of_the_first_process_is_told(run):
     with pytest.raises(UserError, match="ended while it read the cells"):
         Node(run, 1, 2).share("x", 10, lambda block: None)
     assert first.wait() == 1
+
+
+def test_a_block_may_be_asked_for_again(run):
+    """As for a store that is given under two names."""
+    first, second = Node(run, 0, 2), Node(run, 1, 2)
+    with ThreadPoolExecutor(1) as other:
+        answers = other.submit(lambda: [second.agree("x", False) for _ in range(100)])
+        assert [first.agree("x", bool(i % 2)) for i in range(100)] == answers.result()
 
 
 def test_waiting_ends(run, monkeypatch):
